@@ -8884,8 +8884,8 @@ STX_INNER void stx__row_prefetch_next(stx__row_prefetch *a) {
     a->end += a->stride;
 }
 
-/* out[r] = a . (row r of b) for four rows. Prefetches for `next` at the same time
-   unless it is NULL. */
+/* Computes out[r] = a . (row r of b) for four rows. If `next` is not NULL, also
+   prefetches the rows that it describes. */
 STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const stx_real *b,
                                size_t ldb, size_t k, stx__row_prefetch *next) {
     stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
@@ -8925,7 +8925,7 @@ STX_INNER stx_real stx__add4(int fma, stx_real c, stx_real a0, stx_real b0, stx_
     return STX_FMA(fma, a3, b3, c);
 }
 
-/* c += the sum of a[r] (row r of b) over four rows */
+/* Adds a[r] times row r of b to c, for r = 0 .. 3. */
 STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a,
                           const stx_real *STX_RESTRICT b, size_t ldb, size_t n) {
     const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
@@ -8942,7 +8942,7 @@ STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a,
     for (; j < n; j++) c[j] = stx__add4(fma, c[j], a0, b[j], a1, b1[j], a2, b2[j], a3, b3[j]);
 }
 
-/* C += alpha A B^T, computed as dot products with four rows of B at a time */
+/* Computes C += alpha A B^T as dot products with four rows of B at a time. */
 STX_INNER void stx__gemv_dots(int fma, const stx_gemm_args *g) {
     size_t i, j, e;
     for (j = 0; j < g->N; j += 4) {
@@ -8953,14 +8953,14 @@ STX_INNER void stx__gemv_dots(int fma, const stx_gemm_args *g) {
             stx_real *c = g->C + i * g->ldc + j, t[8];
             if (n == 4)
                 stx__dot4(fma, t, a, b, g->ldb, g->K);
-            else /* repeat each row four times, which fills up to 6 elements of t */
+            else /* stride 0: all four results are for row e, and t has space for them */
                 for (e = 0; e < n; e++) stx__dot4(fma, t + e, a, b + e * g->ldb, 0, g->K);
             for (e = 0; e < n; e++) c[e] += g->alpha * t[e];
         }
     }
 }
 
-/* C += alpha A^T B^T. No caller in the library needs this case to be fast. */
+/* Computes C += alpha A^T B^T. No caller in the library needs this case to be fast. */
 STX_INNER void stx__gemv_both(const stx_gemm_args *g) {
     size_t i, j, k;
     for (j = 0; j < g->N; j++)
@@ -8971,7 +8971,7 @@ STX_INNER void stx__gemv_both(const stx_gemm_args *g) {
         }
 }
 
-/* C += alpha op(A) B, which adds four rows of B at a time. */
+/* Computes C += alpha op(A) B by adding four rows of B at a time. */
 STX_INNER void stx__gemv_axpys(int fma, const stx_gemm_args *g) {
     size_t i, j, k, e;
     for (k = 0; k < g->K; k += 4) {
@@ -8992,7 +8992,8 @@ STX_INNER void stx__gemv_axpys(int fma, const stx_gemm_args *g) {
     }
 }
 
-/* C = alpha op(A) op(B) + beta C for a few rows. If alpha is 0, A and B are not read. */
+/* Computes C = alpha op(A) op(B) + beta C for a C with few rows. If alpha is 0, A and B
+   are not read. */
 STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
     stx__gemm_scale_c(g);
     if (g->alpha == 0) return;
@@ -9006,10 +9007,10 @@ STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
 
 STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
 
-/* Computes a C of few columns as its transpose op(B)^T op(A)^T, because most of each
-   strip would be padding otherwise. The transpose is computed in blocks, each for
-   `rows` rows of C, and transposed back. Scratch: the packed op(B)^T; strips of
-   op(A)^T, with KC elements per row of C; the transpose. */
+/* Computes a C with few columns through its transpose op(B)^T op(A)^T; otherwise, most
+   of each strip would be padding. Each block of the transpose holds `rows` rows of C
+   and is transposed back into C. The scratch memory holds the packed op(B)^T, strips of
+   op(A)^T with KC elements per row of C, and the block of the transpose. */
 static void stx__gemm_transposed(const stx__gemm_part *p) {
     const stx_gemm_args *g = &p->g;
     const size_t space = (size_t)STX__SCRATCH - STX__MC * STX__KC;
@@ -9030,7 +9031,7 @@ static void stx__gemm_transposed(const stx__gemm_part *p) {
         stx_real *c = g->C + at * g->ldc;
         q.g.B = g->A + (g->ta ? at : at * g->lda);
         q.g.N = q.g.ldc = STX_MIN(rows, g->M - at);
-        if (g->N <= STX__GEMV_ROWS && p->mk->kr == 1 && g->tb) /* op(B)^T is B, in place */
+        if (g->N <= STX__GEMV_ROWS && p->mk->kr == 1 && g->tb) /* reads B in place */
             STX_CALL(p->x, stx__gemv, (&q.g));
         else
             stx__gemm_blocked(&q);
@@ -9041,35 +9042,36 @@ static void stx__gemm_transposed(const stx__gemm_part *p) {
     stx__part_epilogue(p, 0, 0, g->M, g->N);
 }
 
-/* The paths of a matmul, in the order in which stx__gemm_choose and stx__gemm_plan_of try
-   them. A gain of 1.4 means 1.4 times the speed of BLOCKED, unless stated otherwise; the
-   measurements are in docs/speed.md. */
+/* The code paths of a matmul, in the order in which stx__gemm_choose and
+   stx__gemm_plan_of try them. A gain of 1.4 means 1.4 times the speed of BLOCKED,
+   unless stated otherwise; the measurements are in docs/speed.md. */
 typedef enum stx__gemm_path {
-    /* SEQTX_CBLAS: another library computes the matmul. */
+    /* SEQTX_CBLAS is defined: another library computes the matmul. */
     STX__GEMM_CBLAS,
 
-    /* M <= STX__GEMV_ROWS (generation). Also if K or alpha is 0, or without a context
-       and thus without scratch. B, or its packed copy, is read once and in place, and
-       in f32 even with STX_PREC_BF16. Gain of prefetching: 1.4 to 3.3. */
+    /* Used if M <= STX__GEMV_ROWS (generation), if K or alpha is 0, or if there is no
+       context and therefore no scratch memory. Reads B or its packed copy once, in
+       place, and computes in f32 even with STX_PREC_BF16. Prefetching makes it 1.4 to
+       3.3 times as fast. */
     STX__GEMM_GEMV,
 
-    /* The same for A B (ta = tb = 0) with K >= 2 STX__K_PART_MIN, batch 1 and no
+    /* GEMV for A B (ta = tb = 0) if K >= 2 STX__K_PART_MIN, batch = 1 and there is no
        epilogue. K is split so that each thread reads contiguous memory, and the partial
-       sums are added in order. The number of parts depends only on the shape. */
+       sums are added in a fixed order. The number of parts depends only on the shape. */
     STX__GEMM_K_SPLIT,
 
-    /* x W^T with few rows (generation with several streams): transposing W into strips
-       would take longer than the arithmetic, so W is read in place. AVX-512 only. Gain:
-       1.1 to 2.7. */
+    /* Used for x W^T if x has few rows (generation with several streams). Transposing W
+       into strips would take longer than the arithmetic, so W is read in place. AVX-512
+       only. Gain: 1.1 to 2.7. */
     STX__GEMM_SKINNY,
 
-    /* A C of few columns is computed as its transpose. Gain: 1.4 to 2.9; 12 for one
-       column. */
+    /* A C with few columns is computed as its transpose. Gain: 1.4 to 2.9, and 12 if C
+       has only one column. */
     STX__GEMM_TRANSPOSED,
 
-    /* If several parts need the same op(B), all threads pack a block of it together
-       before they compute. The bits are those of BLOCKED. Gain: 1.02 to 1.10 if op(B)
-       is read from memory, 1.32 in a batch. */
+    /* If several parts of C need the same op(B), all threads pack a block of it
+       together before they compute. The result is bit-identical to that of BLOCKED.
+       Gain: 1.02 to 1.10 if op(B) is read from memory, 1.32 in a batch. */
     STX__GEMM_SHARED_B,
 
     /* All other matmuls: each part packs what it needs. */
@@ -9079,19 +9081,20 @@ typedef enum stx__gemm_path {
 /* How a matmul is computed and how C is split into parts. */
 typedef struct stx__gemm_plan {
     stx__gemm_path path;
-    int by_rows;                /* nonzero: parts are rows of C; 0: columns */
+    int by_rows;                /* nonzero: parts are rows of C; 0: parts are columns */
     size_t extent;              /* number of rows or columns of C to split */
     size_t per_part;            /* rows or columns per part; K_SPLIT: rows of B */
     size_t parts;               /* number of parts per matrix of the batch */
     const stx__packed *weights; /* GEMV, K_SPLIT: the packed weights that contain B, or NULL */
-    size_t weights_at;          /* the element of the packed weights where B begins */
+    size_t weights_at;          /* where B begins in the packed weights */
 } stx__gemm_plan;
 
-/* The elements of STX_WEIGHTS_INT8 that share a scale factor are a group. */
+/* STX_WEIGHTS_INT8: the number of weights in a row that share a scale factor. */
 enum { STX__INT8_GROUP = 32 };
 
-/* Returns the packed weights that contain all of op(B), or NULL. *at receives the
-   element where B begins, which must be the first of a group. */
+/* Returns the packed weights that contain all of op(B), and sets *at to the index of
+   its first element in them. Returns NULL if there are none, or if B begins inside a
+   group. */
 static const stx__packed *stx__packed_weights(const stx_ctx *x, const stx_gemm_args *g,
                                               size_t *at) {
     const size_t rows = g->tb ? g->N : g->K, cols = g->tb ? g->K : g->N;
@@ -9109,24 +9112,24 @@ static const stx__packed *stx__packed_weights(const stx_ctx *x, const stx_gemm_a
     return w;
 }
 
-/* K_SPLIT: the number of rows of B per part, or 0 if the path does not apply. */
-enum { STX__K_PARTS = 16, STX__K_PART_MIN = 128 };  /* maximum number of parts; minimum
-                                                       number of rows in one */
+/* K_SPLIT: the maximum number of parts, and the minimum number of rows of B per part.
+   stx__k_split_rows returns the rows per part, or 0 if K_SPLIT cannot be used. */
+enum { STX__K_PARTS = 16, STX__K_PART_MIN = 128 };
 
 static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
     size_t rows = (g->K + STX__K_PARTS - 1) / STX__K_PARTS;
     if (!x || !x->threads.scratch || g->M > STX__GEMV_ROWS || g->ta || g->tb || g->batch > 1)
         return 0;
     if (g->K < 2 * STX__K_PART_MIN || g->alpha == 0) return 0;
-    /* the sums are stored in scratch */
+    /* the partial sums must fit in the scratch memory */
     if (g->N > (size_t)STX__SCRATCH / STX__K_PARTS / STX__GEMV_ROWS) return 0;
     return stx__round_up(STX_MAX(rows, (size_t)STX__K_PART_MIN), 4);
 }
 
-/* SKINNY: the limits are measured. The shorter the rows of x, the larger the share of
-   the time that adding up the lanes takes. In f32, if W is exactly one strip, without
-   padding, transposing it pays off for M > NR. In bf16, the limit of M is K / 10, but
-   at least 6 and at most 32 (AVX512-BF16) or 14 (AMX). */
+/* Returns nonzero if SKINNY is the fastest path. The limits were measured: the shorter
+   the rows of x are, the larger is the share of the time spent on adding up lanes. In
+   f32, if W fills exactly one strip, transposing it pays off for M > NR. In bf16, the
+   limit for M is K / 10, clamped to 6 .. 32 (AVX512-BF16) or 6 .. 14 (AMX). */
 static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t M = g->M, K = g->K;
     if (!mk->skinny || g->ta || !g->tb) return 0;
@@ -9136,8 +9139,8 @@ static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
     return M <= STX_MIN(STX_MAX(K / 10, (size_t)6), mk->kr == 2 ? (size_t)32 : (size_t)14);
 }
 
-/* SHARED_B: the number of multiplications per block of k from which the additional
-   barrier pays off. */
+/* SHARED_B: the minimum number of multiplications per block of k. With fewer, the
+   additional barrier costs more time than shared packing saves. */
 enum { STX__SHARE_MIN = 24 << 20 };
 
 static int stx__shares_b(const stx__micro *mk, const stx_gemm_args *g, const stx__gemm_plan *p) {
@@ -9147,7 +9150,7 @@ static int stx__shares_b(const stx__micro *mk, const stx_gemm_args *g, const stx
     return g->batch * g->M * g->N * k >= STX__SHARE_MIN;
 }
 
-/* packed: op(B) is available as packed weights. */
+/* Chooses the path for g. `packed` is nonzero if op(B) is available as packed weights. */
 static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g, int packed) {
     const stx__micro *mk = stx__micro_kernel(x);
 #ifdef SEQTX_CBLAS
@@ -9160,19 +9163,20 @@ static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g,
     if (g->M <= STX__GEMV_ROWS || !g->K || g->alpha == 0 || !x || !x->threads.scratch)
         return STX__GEMM_GEMV;
     if (stx__is_skinny(mk, g)) return STX__GEMM_SKINNY;
-    /* at least half of a strip would be padding, and 4 NR rows outweigh the
-       transposition */
+    /* at least half of a strip would be padding, and with 4 NR rows or more, avoiding
+       that saves more time than the transposition costs */
     if (g->M >= 4 * mk->nr && 2 * g->N <= mk->nr) return STX__GEMM_TRANSPOSED;
     return STX__GEMM_BLOCKED;
 }
 
-/* Parts begin at multiples of this number of columns or rows of C:
-       columns   NR; for SKINNY 4, the maximum number of rows of W in a tile; for packed
-                 weights a group
-       rows      MR if it is small; 4 for MR = 14, because a smaller multiple makes the
-                 parts more equal and a short tile costs only its rows; for AMX 16, the
-                 rows of a tile register; for TRANSPOSED NR, because rows of C become
-                 columns */
+/* Returns the granularity of the parts. Each part begins at a multiple of this number
+   of columns or rows of C:
+       columns   NR; 4 for SKINNY, whose tiles have at most 4 rows of W; the size of a
+                 group for packed weights
+       rows      MR if it is at most 8; 4 for MR = 14, because smaller steps make the
+                 parts more equal, and the cost of a short tile is proportional to its
+                 rows; 16 for AMX, the rows of a tile register; NR for TRANSPOSED,
+                 because rows of C become columns */
 static size_t stx__part_multiple(const stx__micro *mk, const stx__gemm_plan *p) {
     if (p->weights) return STX__INT8_GROUP;
     if (p->path == STX__GEMM_SKINNY) return 4;
@@ -9181,14 +9185,14 @@ static size_t stx__part_multiple(const stx__micro *mk, const stx__gemm_plan *p) 
     return mk->mr > 8 ? 4 : mk->mr;
 }
 
-/* Number of multiplications. A smaller matmul is not split. */
+/* A matmul with fewer multiplications is not split. */
 enum { STX__GEMM_SPLIT_MIN = 100000 };
 
-/* Decides how g is computed. The path depends on the arguments of the whole matmul
-   (shape, ta, tb, batch, alpha, beta), on whether there are an epilogue and packed
-   weights, on the precision, and on the micro-kernel. The number of threads determines
-   only whether SHARED_B or BLOCKED is used, and both give the same bits. So the number
-   of threads changes no bit. */
+/* Decides how g is computed. The result does not depend on the number of threads: that
+   number affects only the choice between SHARED_B and BLOCKED, which give the same
+   bits. Otherwise, the path depends on the arguments of the whole matmul (shape, ta,
+   tb, batch, alpha, beta), the presence of an epilogue and of packed weights, the
+   precision and the micro-kernel. */
 static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g, int epilogue) {
     const size_t threads = (size_t)stx_threads(x), work = g->M * g->N * g->K;
     const stx__micro *mk = stx__micro_kernel(x);
@@ -9211,9 +9215,9 @@ static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g
     p.extent = p.by_rows ? g->M : g->N;
     multiple = stx__part_multiple(mk, &p);
 
-    /* One part per thread, or up to four if each of them still has 512 rows or columns.
-       A batch is divided only into its matrices: if there are fewer matrices than
-       threads, some threads idle. */
+    /* One part per thread, or up to four per thread if each still has 512 rows or
+       columns. A batch is divided only into its matrices: if there are fewer matrices
+       than threads, some threads idle. */
     if (g->batch == 1 && work >= STX__GEMM_SPLIT_MIN) {
         p.parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, p.extent / threads / 512));
         p.parts = STX_MIN(p.parts, (p.extent + multiple - 1) / multiple);
@@ -9223,7 +9227,7 @@ static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g
     return p;
 }
 
-/* A matmul and its plan, which are the job of the parallel loops below. */
+/* A matmul and its plan: the job of the parallel loops below. */
 typedef struct stx__gemm_job {
     const stx_gemm_args *g;
     const stx__micro *mk;
@@ -9233,14 +9237,14 @@ typedef struct stx__gemm_job {
     size_t shared_col;      /* the column of C where the block begins */
 } stx__gemm_job;
 
-/* Returns the scratch of a thread, or NULL. */
+/* Returns the scratch memory of a thread, or NULL if there is none. */
 static stx_real *stx__scratch(stx_ctx *x, size_t thread) {
     return x && x->threads.scratch ? x->threads.scratch + thread * STX__SCRATCH : NULL;
 }
 
 /* Sets *p to part i of a job, which belongs to matrix i / parts of the batch, and *at
-   to the element of the packed weights where its B begins. Returns 0 if the part is
-   empty. */
+   to the index of the first element of its B in the packed weights. Returns 0 if the
+   part is empty. */
 static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t i,
                              stx__gemm_part *p, size_t *at) {
     const stx_gemm_args *g = j->g;
@@ -9267,8 +9271,7 @@ static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t 
     return 1;
 }
 
-/* Computes a part of C or of K by GEMV, with or without packed weights. at: where B
-   begins in the packed weights. */
+/* Computes g by GEMV. If B is packed, reads it from index `at` of the packed weights. */
 static void stx__gemv_any(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_args *g, size_t at) {
     if (j->plan.weights)
         j->plan.weights->gemv(x, g, j->plan.weights, at);
@@ -9276,8 +9279,8 @@ static void stx__gemv_any(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_arg
         STX_CALL(x, stx__gemv, (g));
 }
 
-/* Computes parts of C. It calls the epilogue for GEMV and SKINNY; the other paths call
-   it themselves. */
+/* Computes parts of C. The epilogue is called here for GEMV and SKINNY; the other paths
+   call it themselves. */
 static void stx__gemm_parts(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
     stx__gemm_part p;
@@ -9310,7 +9313,7 @@ static void stx__gemm_all_parts(stx_ctx *x, const stx__gemm_job *j) {
     stx_parallel(x, g->batch * j->plan.parts, work, stx__gemm_parts, j);
 }
 
-/* K_SPLIT: computes a part of K in scratch. */
+/* K_SPLIT: computes the partial sums of parts [begin,end) of K in scratch memory. */
 static void stx__k_split_part(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
     size_t i;
@@ -9327,7 +9330,7 @@ static void stx__k_split_part(const stx_share *s, const void *job) {
     }
 }
 
-/* K_SPLIT: adds up the parts for columns [begin,end) of C, in order. */
+/* K_SPLIT: adds the partial sums to columns [begin,end) of C, part by part. */
 static void stx__k_split_sum(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
     const size_t M = j->g->M, N = j->g->N, n = s->end - s->begin;
@@ -9363,8 +9366,8 @@ static void stx__shared_b_pack(const stx_share *s, const void *job) {
     for (i = 0; i < (s->end - s->begin) * stride; i++) to[i] *= g->alpha;
 }
 
-/* SHARED_B: for one block after another, all threads pack op(B) into the scratch of the
-   first thread and then compute with it. */
+/* SHARED_B: for each block of op(B), all threads first pack it into the scratch memory
+   of the first thread and then compute with it. */
 static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
     const stx_gemm_args *g = job->g;
     const stx__micro *mk = job->mk;
@@ -9372,7 +9375,7 @@ static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
     stx__gemm_job j = *job;
     stx_gemm_args block = *g;
     size_t p;
-    if (!j.plan.by_rows) {  /* in a batch, a part is a whole matmul with all its rows */
+    if (!j.plan.by_rows) {  /* in a batch, a part is all rows of one matmul */
         j.plan.by_rows = 1;
         j.plan.extent = j.plan.per_part = g->M;
     }
@@ -9393,7 +9396,7 @@ static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
         }
 }
 
-/* Applies the epilogue to rows [begin,end) of the whole matrix. */
+/* Applies the epilogue to rows [begin,end) of C. */
 static void stx__gemm_epilogue_part(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
     const stx_gemm_args *g = j->g;
@@ -9423,7 +9426,7 @@ static void stx__gemm_cblas(stx_ctx *x, const stx__gemm_job *j) {
 }
 #endif
 
-/* Plans and computes a matmul, or a batch of matmuls that have separate C. */
+/* Plans and computes a matmul, or a batch of matmuls with separate C matrices. */
 static void stx__gemm_run(stx_ctx *x, stx__gemm_job *j) {
     j->plan = stx__gemm_plan_of(x, j->g, j->epilogue != NULL);
     switch (j->plan.path) {
@@ -9436,9 +9439,9 @@ static void stx__gemm_run(stx_ctx *x, stx__gemm_job *j) {
     }
 }
 
-/* stx_gemm with an epilogue for C, or NULL. If all matmuls of a batch are added up in
-   one C (sc = 0, gradients of weights), they run one after another, so that the order
-   of the sums does not depend on the threads. */
+/* Computes stx_gemm and applies an epilogue to C unless it is NULL. If all matmuls of a
+   batch are added to the same C (sc = 0, for gradients of weights), they run one after
+   another, so that the number of threads does not affect the order of the additions. */
 static void stx__gemm_fused(stx_ctx *x, const stx_gemm_args *g, const stx__epilogue *epilogue) {
     stx_gemm_args one = *g;
     stx__gemm_job j;
@@ -9470,7 +9473,7 @@ STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
 
 #if (defined(STX__X86) || defined(STX__NEON)) && !defined(SEQTX_DOUBLE)
 
-  /* Macros of this section and the next one. STX__INLINE_FOR("avx2") begins the
+  /* Macros for this section and the next one. STX__INLINE_FOR("avx2") begins the
      definition of a function that is inlined into functions for that instruction set. */
   #define STX__INLINE_FOR(isa) __attribute__((STX__TARGET(isa), always_inline)) static inline
   #if defined(STX__X86) || defined(__clang__)
@@ -9479,10 +9482,10 @@ STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
     #define STX__TARGET(isa) target("+" isa)
   #endif
 
-  /* Define micro-kernels of fixed height, so that no row is computed needlessly, and
-     stx__micro.run, which calls the one for height h. They consist of an inlined function
-     fn_rows, whose parameter n is the constant height. A and B are the types of its
-     inputs. STX__MICRO_HEIGHT(3, ..) is
+  /* These macros define one micro-kernel per height, so that no row is computed
+     needlessly, and the function for stx__micro.run, which calls the micro-kernel for
+     height h. All of them inline fn_rows, whose parameter n is the constant height. A
+     and B are the types of its inputs. STX__MICRO_HEIGHT(3, ..) expands to
 
          static void fn_3(STX__MICRO_PARAMS) { fn_rows(3, steps, (const A *)av, ..); } */
   #define STX__MICRO_HEIGHT(n, fn, isa, A, B) \
@@ -9508,7 +9511,8 @@ STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
 
 #if defined(STX__X86) && defined(SEQTX_DOUBLE)
 
-/* Double, 4 x 8: a plain loop that compilers vectorise for AVX2 and AVX-512. */
+/* The 4 x 8 micro-kernel for double: a loop that compilers vectorise for AVX2 and
+   AVX-512. */
 STX_INNER void stx__micro_wide(STX__MICRO_PARAMS) {
     const stx_real *STX_RESTRICT b = (const stx_real *)bv;
     const stx_real *STX_RESTRICT r0 = (const stx_real *)av;
@@ -9545,7 +9549,8 @@ static const stx__micro stx__micro_avx512 =
 
 #elif defined(STX__X86)
 
-/* bf16 without bf16 instructions: the portable micro-kernel, vectorised. */
+/* bf16 on processors without bf16 instructions: the portable micro-kernel, compiled for
+   AVX2 and AVX-512. */
 static const stx__micro stx__micro_generic_bf16_avx2 =
     STX__MICRO("avx2, bf16 by float", 4, 16, 2, stx__micro_pairs_avx2, stx__round_row_avx2,
                stx__pair_rows_avx2);
@@ -9553,9 +9558,9 @@ static const stx__micro stx__micro_generic_bf16_avx512 =
     STX__MICRO("avx512, bf16 by float", 4, 16, 2, stx__micro_pairs_avx512, stx__round_row_avx512,
                stx__pair_rows_avx512);
 
-/* AVX2, 6 x 16: row i of the tile is s[i], two vectors of 8 elements. Each pointer
-   serves three rows of op(A); r[q] points at row 3 q. rs and 2 rs are index registers,
-   so that two pointers reach all six rows. */
+/* The AVX2 micro-kernel, 6 x 16: row i of the tile is s[i], two vectors of 8 elements.
+   r[q] points at row 3 q of op(A). With rs and 2 rs as index registers, each pointer
+   reaches three rows, so two pointers reach all six. */
 STX__INLINE_FOR("avx2,fma") void stx__avx2_zero(size_t i, __m256 (*s)[2]) {
     s[i][0] = s[i][1] = _mm256_setzero_ps();
 }
@@ -9617,9 +9622,9 @@ static const stx__micro stx__micro_avx2 =
       height[h - 1](h, steps, av, rs, ks, bv, ldb, c, ldc, add); \
     }
 
-/* AVX-512, 14 x 32: row i of the tile is s[i], two vectors of 16 elements. Five
-   pointers reach all fourteen rows of op(A). The f32 kernel is here, the bf16 kernel
-   below. */
+/* The AVX-512 micro-kernel, 14 x 32: row i of the tile is s[i], two vectors of 16
+   elements. As in the AVX2 kernel, each pointer reaches three rows of op(A), so five
+   pointers reach all fourteen. This kernel is for f32; the one for bf16 is below. */
 STX__INLINE_FOR("avx512f") void stx__avx512_zero(size_t i, __m512 (*s)[2]) {
     s[i][0] = s[i][1] = _mm512_setzero_ps();
 }
@@ -9643,10 +9648,11 @@ STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], floa
     _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
 }
 
-/* Prefetches of the rows of C into L1 begin this many steps before the end of a tile,
-   with one row per two steps. Prefetching all rows at once would delay the loads of
-   op(B), and at the beginning of the tile they would be evicted before its end. The
-   gain is 5 % of the matmuls of a training step, the largest of all prefetches. */
+/* The prefetches of the rows of C into L1 start this many steps before the end of a
+   tile, with one row every two steps. Prefetching them all at once would delay the
+   loads of op(B). If they were prefetched at the beginning of the tile, they would be
+   evicted before its end. This saves 5 % of the matmul time of a training step, more
+   than any other prefetch. */
 enum { STX__C_AHEAD = 80 };
 
 STX__INLINE_FOR("avx512f") void stx__prefetch_c(const float *c) {
@@ -9655,7 +9661,7 @@ STX__INLINE_FOR("avx512f") void stx__prefetch_c(const float *c) {
     _mm_prefetch((const char *)(c + 31), _MM_HINT_T0);
 }
 
-/* Computes steps p .. end-1. */
+/* Computes steps p .. end-1 of a tile. */
 STX__INLINE_FOR("avx512f")
 void stx__avx512_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const float **r, size_t rs,
                        size_t ks, const float *b, size_t ldb) {
@@ -9694,8 +9700,8 @@ void stx__micro_avx512_rows(size_t n, size_t steps, const float *a, size_t rs, s
 
 STX__MICRO_RUN14(stx__micro_avx512, "avx512f", float, float)
 
-/* Transposes 16 rows of 16 units. (The masks of ones, here and below, avoid a warning:
-   without a mask, gcc's shuffles begin with an undefined vector.) */
+/* Transposes 16 rows of 16 units. (The all-ones masks here and below avoid a warning:
+   gcc implements its unmasked shuffles with an undefined vector.) */
 STX__INLINE_FOR("avx512f") void stx__transpose16(__m512i *z) {
     __m512i t[16];
     size_t q, c;
@@ -9721,7 +9727,7 @@ STX__INLINE_FOR("avx512f") void stx__transpose16(__m512i *z) {
     for (q = 0; q < 16; q++) z[q] = t[q];
 }
 
-/* Transposes 16 rows of 4 floats to 4 rows of 16 floats, which are 32 floats apart.
+/* Transposes 16 rows of 4 floats to 4 rows of 16 floats with a stride of 32 floats.
    This takes fewer shuffles per element than stx__transpose16. */
 STX__INLINE_FOR("avx512f,avx512dq")
 void stx__transpose16x4(float *to, const float *b, size_t ldb) {
@@ -9748,7 +9754,7 @@ void stx__transpose16x4(float *to, const float *b, size_t ldb) {
                                                        _mm512_castps_pd(hi1)));
 }
 
-/* stx__micro.transpose */
+/* Implements stx__micro.transpose. */
 STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t n,
                                               size_t k) {
     size_t half, p, i;
@@ -9770,12 +9776,12 @@ STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t 
     }
 }
 
-/* A mask for the first n of 16 elements. */
+/* Returns a mask that selects the first n of 16 elements. */
 STX__INLINE_FOR("avx512f") __mmask16 stx__first16(size_t n) {
     return (__mmask16)(n < 16 ? (1u << n) - 1 : 0xffff);
 }
 
-/* stx__micro.pack_at */
+/* Implements stx__micro.pack_at. */
 STX__AVX512 static void stx__pack_at_avx512(float *to, const float *A, size_t lda, size_t m,
                                             size_t k) {
     size_t i, p;
@@ -9789,8 +9795,9 @@ STX__AVX512 static void stx__pack_at_avx512(float *to, const float *A, size_t ld
     }
 }
 
-/* stx__micro.pack_strips, eight rows at a time. A whole row would write to every strip,
-   and these can be too many distant lines for L1. */
+/* Implements stx__micro.pack_strips, eight rows at a time. Packing one whole row after
+   another would write to every strip for each row, and so many distant cache lines may
+   not fit in L1. */
 STX__AVX512 static void stx__pack_strips_avx512(float *to, size_t stride, const float *B,
                                                 size_t ldb, size_t k, size_t n) {
     size_t p0, p, j;
@@ -9808,14 +9815,15 @@ STX__AVX512 static void stx__pack_strips_avx512(float *to, size_t stride, const 
         }
 }
 
-/* The path STX__GEMM_SKINNY: C = A B^T, where A is x and B is W. Each lane of a register
-   sums a sixteenth of k (in bf16: of the units of k). A tile consists of n rows of x and
-   w rows of W: in f32 4 to 7 by 4, in bf16 4 to 7 by 4 or 8 to 14 by 2. Its lanes are
-   added up at the end.
+/* The path STX__GEMM_SKINNY computes C = A B^T, where A is x and B is W. Each of the 16
+   lanes of a register adds up the products of every 16th element of k (in bf16, of
+   every 16th unit). A tile combines n rows of x with w rows of W: in f32, n is 4 to 7
+   and w is 4; in bf16, n is 4 to 7 and w is 4, or n is 8 to 14 and w is 2. The lanes
+   are added up at the end of the tile.
 
-   x is copied (in bf16: rounded), so that its rows do not collide in L1. K is split so
-   that L1 holds the rows of a tile, and W is processed in blocks that stay in L2 for all
-   tiles. */
+   x is copied (and rounded in bf16), so that its rows do not compete for the same cache
+   sets of L1. K is split so that L1 holds the rows of a tile, and W is processed in
+   blocks that stay in L2 for all tiles. */
   #define STX__SKINNY_PARAMS \
     const void *av, size_t rs, const float *b, size_t ldb, size_t k, float *c, size_t ldc, \
         size_t cols, int add
@@ -9829,8 +9837,7 @@ STX__INLINE_FOR("avx512f")
 void stx__skinny_step(size_t i, __m512 (*s)[4], const float *const *r, size_t rs, const __m512 *b,
                       __mmask16 mask) {
     __m512 a = _mm512_maskz_loadu_ps(mask, r[i / 3] + i % 3 * rs);
-    /* without this, gcc loads it for each multiplication, and the loads determine the
-       time of a step */
+    /* without this, gcc reloads a for each multiplication, which is slower */
     __asm__("" : "+v"(a));
     s[i][0] = _mm512_fmadd_ps(a, b[0], s[i][0]);
     s[i][1] = _mm512_fmadd_ps(a, b[1], s[i][1]);
@@ -9838,7 +9845,7 @@ void stx__skinny_step(size_t i, __m512 (*s)[4], const float *const *r, size_t rs
     s[i][3] = _mm512_fmadd_ps(a, b[3], s[i][3]);
 }
 
-/* Computes, in each 128 bits, the sums of the four elements of a, of b, of c and of d. */
+/* In each 128-bit lane, computes the sums of the four elements of a, b, c and d. */
 STX__INLINE_FOR("avx512f") __m512 stx__skinny_add4(__m512 a, __m512 b, __m512 c, __m512 d) {
     __m512d t = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, a, b),
                                                _mm512_maskz_unpackhi_ps(0xffff, a, b)));
@@ -9848,8 +9855,8 @@ STX__INLINE_FOR("avx512f") __m512 stx__skinny_add4(__m512 a, __m512 b, __m512 c,
                          _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, t, u)));
 }
 
-/* Adds up four registers at a time: if w = 4, those of row i; if w = 2, those of rows i
-   and i + 1, where i is even. */
+/* Adds up the lanes of four registers at a time: the registers of row i if w = 4, or
+   those of rows i and i + 1 if w = 2 and i is even. */
 STX__INLINE_FOR("avx512f")
 void stx__skinny_group(size_t i, __m512 (*s)[4], __m512 *q, size_t n, size_t w) {
     if (w > 2)
@@ -9860,7 +9867,8 @@ void stx__skinny_group(size_t i, __m512 (*s)[4], __m512 *q, size_t n, size_t w) 
         q[i / 2] = stx__skinny_add4(s[i][0], s[i][1], _mm512_setzero_ps(), _mm512_setzero_ps());
 }
 
-/* Computes a0 + a1, a2 + a3, b0 + b1 and b2 + b3, where a0 .. b3 are 128 bits each. */
+/* Returns a0 + a1, a2 + a3, b0 + b1 and b2 + b3, where a0 .. a3 and b0 .. b3 are the
+   128-bit lanes of a and b. */
 STX__INLINE_FOR("avx512f") __m512 stx__skinny_halve(__m512 a, __m512 b) {
     return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88),
                          _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd));
@@ -9902,7 +9910,7 @@ void stx__skinny_end(size_t n, __m512 (*s)[4], float *c, size_t ldc, size_t w, s
     STX__UNROLL14(n, stx__skinny_store, sum, c, ldc, w, cols, add);
 }
 
-/* Computes tiles of n rows of x by all rows of W. */
+/* Computes the tiles for n rows of x and all `cols` rows of W. */
 STX__INLINE_FOR("avx512f") void stx__skinny_avx512_rows(size_t n, STX__SKINNY_PARAMS) {
     enum { W = 4 };
 
@@ -9941,7 +9949,7 @@ STX__INLINE_FOR("avx512f") void stx__skinny_avx512_rows(size_t n, STX__SKINNY_PA
     }
 }
 
-/* Tiles of n rows are entry n - 4 of a table. */
+/* In a table of these functions, entry n - 4 is for tiles of n rows. */
 typedef void (*stx__skinny_tile)(STX__SKINNY_PARAMS);
   #define STX__SKINNY_F32(n) \
     STX__AVX512 static void stx__skinny_avx512_##n(STX__SKINNY_PARAMS) { \
@@ -9952,20 +9960,22 @@ STX__SKINNY_F32(5)
 STX__SKINNY_F32(6)
 STX__SKINNY_F32(7)
 
-/* The largest k per pass, in f32 and in bf16. The number of elements of the rows of a
-   bf16 tile (20 KB, because its rows of W pass through L1 as floats). The number of
+/* STX__SKINNY_K and STX__SKINNY_K_BF16 are the largest k per pass in f32 and bf16.
+   STX__SKINNY_X_BF16 is the maximum number of elements of x in a bf16 tile: 20 KB,
+   because the rows of W pass through L1 as floats. STX__SKINNY_W is the number of
    floats in a block of W. */
 enum { STX__SKINNY_K = 512, STX__SKINNY_K_BF16 = 1024, STX__SKINNY_X_BF16 = 10240 };
 
 enum { STX__SKINNY_W = (1 << 18) / 4 };
 
-/* The row stride of the copy of x. Even for the longest rows it is not a power of two. */
+/* Returns the row stride of the copy of x. It includes 32 additional elements, so that
+   the stride of the longest rows is not a power of two. */
 static size_t stx__skinny_stride(size_t k) {
     return stx__round_up(k, 32) + 32;
 }
 
-/* Computes all tiles for k elements of K, starting at p. x: the copy of A, with row
-   stride rs and elements of `size` bytes. kc: the largest k of a pass. */
+/* Computes all tiles for elements p .. p+k-1 of K. x is the copy of A, with a row
+   stride of rs and elements of `size` bytes. kc is the largest k of any pass. */
 static void stx__skinny_pass(const stx_gemm_args *g, const void *x, size_t rs, size_t size,
                              size_t p, size_t k, size_t kc, size_t tiles,
                              const stx__skinny_tile *tile) {
@@ -9980,7 +9990,7 @@ static void stx__skinny_pass(const stx_gemm_args *g, const void *x, size_t rs, s
         }
 }
 
-/* stx__micro.skinny */
+/* Implements stx__micro.skinny. */
 static void stx__skinny_avx512(const stx_gemm_args *g, stx_real *scratch) {
     static const stx__skinny_tile tile[4] = {stx__skinny_avx512_4, stx__skinny_avx512_5,
                                              stx__skinny_avx512_6, stx__skinny_avx512_7};
@@ -10004,21 +10014,21 @@ static const stx__micro stx__micro_avx512 = {
     stx__skinny_avx512                          /* skinny */
 };
 
-  /* bf16 */
+  /* The AVX512-BF16 kernels need clang 9 or gcc 10. */
   #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
     #define STX__BF16     1
     #define STX__BF16_ISA "avx512f,avx512bw,avx512vl,avx512bf16"
     #define STX__BF16_FN  __attribute__((target(STX__BF16_ISA)))
 
-/* Loads a unit from any address. */
+/* Loads a unit from an address that may be unaligned. */
 STX_INNER int stx__load_unit(const uint16_t *p) {
     int v;
     memcpy(&v, p, 4);
     return v;
 }
 
-/* Rounds two rows of 16 floats to 16 units, which are stored as __m512i. cvtne2 returns
-   the elements of r0, then those of r1; the permutation interleaves them. */
+/* Rounds two rows of 16 floats to 16 units in an __m512i. cvtne2 returns the elements
+   of r0 followed by those of r1; the permutation interleaves them. */
 STX__INLINE_FOR(STX__BF16_ISA) __m512i stx__zip_bf16(__m512 r0, __m512 r1) {
     const __m512i zip =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
@@ -10034,7 +10044,7 @@ void stx__avx512_bf16_step(size_t i, __m512 (*s)[2], const uint16_t *const *r, s
     s[i][1] = _mm512_dpbf16_ps(s[i][1], a, b1);
 }
 
-/* Computes steps p .. end-1. */
+/* Computes steps p .. end-1 of a tile. */
 STX__INLINE_FOR(STX__BF16_ISA)
 void stx__avx512_bf16_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const uint16_t **r,
                             size_t rs, size_t ks, const uint32_t *b, size_t ldb) {
@@ -10050,7 +10060,8 @@ void stx__avx512_bf16_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], cons
     }
 }
 
-/* AVX512-BF16, 14 x 32: stx__micro_avx512_rows for units. */
+/* The AVX512-BF16 micro-kernel, 14 x 32: like stx__micro_avx512_rows, but a step
+   multiplies units of two bf16 elements. */
 STX__INLINE_FOR(STX__BF16_ISA)
 void stx__micro_avx512_bf16_rows(size_t n, size_t steps, const uint16_t *a, size_t rs, size_t ks,
                                  const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
@@ -10075,7 +10086,8 @@ void stx__micro_avx512_bf16_rows(size_t n, size_t steps, const uint16_t *a, size
 
 STX__MICRO_RUN14(stx__micro_avx512_bf16, STX__BF16_ISA, uint16_t, uint32_t)
 
-/* stx__micro.to_bf16 and .pair. The processor treats denormals as zero. */
+/* Implement stx__micro.to_bf16 and stx__micro.pair. The conversion instructions treat
+   denormals as zero. */
 STX__BF16_FN static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
     size_t i;
     for (i = 0; i + 32 <= n; i += 32)
@@ -10105,7 +10117,7 @@ STX__BF16_FN static void stx__pair_rows_bf16(uint32_t *to, const float *r0, cons
     }
 }
 
-/* stx__micro.pack_strips, eight pairs of rows at a time, as in
+/* Implements stx__micro.pack_strips, eight pairs of rows at a time. See
    stx__pack_strips_avx512. */
 STX__BF16_FN static void stx__pack_strips_bf16(float *to, size_t stride, const float *B,
                                                size_t ldb, size_t k, size_t n) {
@@ -10116,7 +10128,7 @@ STX__BF16_FN static void stx__pack_strips_bf16(float *to, size_t stride, const f
             const __mmask16 m0 = stx__first16(w), m1 = stx__first16(w > 16 ? w - 16 : 0);
             float *t = to + j / 32 * stride + p0 / 2 * 32;
             for (p = p0; p < end; p += 2, t += 32) {
-                const int two = p + 1 < k; /* 0: the last row has no partner */
+                const int two = p + 1 < k; /* 0 if the last row has no partner */
                 const __mmask16 n0 = two ? m0 : 0, n1 = two ? m1 : 0;
                 const float *r0 = B + p * ldb + j, *r1 = r0 + (two ? ldb : 0);
                 if (p + 17 < k) {
@@ -10131,13 +10143,13 @@ STX__BF16_FN static void stx__pack_strips_bf16(float *to, size_t stride, const f
         }
 }
 
-/* The path STX__GEMM_SKINNY. Rows of W are rounded when they are read. */
+/* The path STX__GEMM_SKINNY in bf16. The rows of W are rounded as they are read. */
 STX__INLINE_FOR(STX__BF16_ISA)
 void stx__skinny_bf16_step(size_t i, __m512 (*s)[4], const uint16_t *const *r, size_t rs,
                            const __m512i *b, size_t w) {
     __m512i v = _mm512_loadu_si512(r[i / 3] + i % 3 * rs);
     __m512bh a;
-    __asm__("" : "+v"(v)); /* as in stx__skinny_step */
+    __asm__("" : "+v"(v)); /* prevents reloads, as in stx__skinny_step */
     a = (__m512bh)v;
     s[i][0] = _mm512_dpbf16_ps(s[i][0], a, (__m512bh)b[0]);
     s[i][1] = _mm512_dpbf16_ps(s[i][1], a, (__m512bh)b[1]);
@@ -10147,7 +10159,7 @@ void stx__skinny_bf16_step(size_t i, __m512 (*s)[4], const uint16_t *const *r, s
     }
 }
 
-/* Rounds n <= 32 floats and fills up with zeros. */
+/* Rounds n <= 32 floats to bf16 and pads the result with zeros. */
 STX__INLINE_FOR(STX__BF16_ISA) __m512i stx__skinny_round(const float *b, size_t n) {
     const __mmask16 m0 = stx__first16(n), m1 = stx__first16(n > 16 ? n - 16 : 0);
     return (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(m1, b + 16),
@@ -10237,11 +10249,12 @@ static const stx__micro stx__micro_avx512_bf16 = {
 };
   #endif
 
-  /* AMX, 32 x 32. A processor has eight tile registers, each with 16 rows of 64 bytes.
-     One instruction multiplies 16 rows of 32 bf16 values by 32 rows of 16 (that is, 16
-     rows of 16 units) and adds the result to 16 x 16 sums. Tiles 0 to 3 hold C, 4 and 5
-     op(A), 6 and 7 op(B). tests/inner/amx.h defines STX__AMX, STX__AMX_EMULATED and
-     stx__has_amx, to test this code on processors without AMX. */
+  /* The AMX micro-kernel, 32 x 32. A core has eight tile registers, each with 16 rows
+     of 64 bytes. One instruction multiplies a 16 x 32 matrix of bf16 values by a 32 x
+     16 matrix (stored as 16 rows of 16 units) and adds the result to 16 x 16 sums.
+     Tiles 0 to 3 hold C, 4 and 5 hold op(A), and 6 and 7 hold op(B). To test this code
+     on processors without AMX, tests/inner/amx.h defines STX__AMX, STX__AMX_EMULATED
+     and stx__has_amx. */
   #if !defined(STX__AMX) && defined(__linux__) \
       && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
     #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
@@ -10251,7 +10264,7 @@ static const stx__micro stx__micro_avx512_bf16 = {
 static int stx__has_amx(void) {
     uint32_t a = 7, b, c = 0, d;
     long r = 158;
-    if (!__builtin_cpu_supports("avx512bf16")) return 0; /* packing uses it */
+    if (!__builtin_cpu_supports("avx512bf16")) return 0; /* packing needs AVX512-BF16 */
     __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
     if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
     __asm__ volatile("syscall" : "+a"(r) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
@@ -10260,7 +10273,7 @@ static int stx__has_amx(void) {
   #endif
   #ifdef STX__AMX
 
-/* stx__micro.enter and .leave */
+/* Implement stx__micro.enter and stx__micro.leave. */
 STX__AMX static void stx__amx_enter(void) {
     uint8_t config[64] = {1}; /* palette 1 */
     int t;
@@ -10268,8 +10281,8 @@ STX__AMX static void stx__amx_enter(void) {
         config[16 + 2 * t] = 64; /* bytes per row */
         config[48 + t] = 16;     /* rows */
     }
-    /* gcc's _tile_loadconfig claims to read only 8 of the 64 bytes. Without this, gcc
-       would remove the loop */
+    /* gcc's _tile_loadconfig is declared to read only 8 of the 64 bytes. Without this,
+       gcc would remove the loop */
     __asm__ volatile("" : : "r"(config) : "memory");
     _tile_loadconfig(config);
 }
@@ -10285,8 +10298,8 @@ STX__AMX static void stx__micro_amx_run(STX__MICRO_PARAMS) {
     float t[32 * 32], *to = whole ? c : t;
     size_t ldt = whole ? ldc : 32, k, i, j;
 
-    /* Sums begin with C for every height, so that the way C is divided among the
-       threads does not change a bit. */
+    /* The sums start from C for every height, so that the result does not depend on how
+       C is divided among the threads. */
     if (!whole && add)
         for (i = 0; i < 32; i++)
             for (j = 0; j < 32; j++) t[i * 32 + j] = i < h ? c[i * ldc + j] : 0;
@@ -10330,11 +10343,11 @@ static const stx__micro stx__micro_amx = {
     "amx bf16, emulated", 32, 32, 32, stx__micro_amx_run, /* name, MR, NR, KR, run */
     stx__round_row_base, stx__pair_rows_base,             /* to_bf16, pair */
     stx__amx_enter, stx__amx_leave,                       /* enter, leave */
-    NULL, NULL, NULL, NULL                                /* portable packing */
+    NULL, NULL, NULL, NULL                                /* NULL: portable packing */
 };
     #else
-/* stx__micro.pack_at for AMX (stx__pack_at_tiles), which transposes 16 rows of 16 units
-   at a time. */
+/* Implements stx__micro.pack_at for AMX. Has the same result as stx__pack_at_tiles, but
+   transposes 16 rows of 16 units at a time. */
 STX__BF16_FN static void stx__pack_at_amx(float *to, const float *A, size_t lda, size_t m,
                                           size_t k) {
     const size_t steps = (k + 31) / 32;
@@ -10345,7 +10358,7 @@ STX__BF16_FN static void stx__pack_at_amx(float *to, const float *A, size_t lda,
             float *tile = to + ((i / 32 * steps + p) * 32 + i % 32) * 16;
             __m512i z[16];
             for (q = 0; q < 16; q++) {
-                const size_t row = 32 * p + 2 * q; /* rows after the last one are zeros */
+                const size_t row = 32 * p + 2 * q; /* missing rows are zeros */
                 const float *r0 = A + STX_MIN(row, k - 1) * lda + i;
                 const float *r1 = A + STX_MIN(row + 1, k - 1) * lda + i;
                 z[q] = stx__zip_bf16(_mm512_maskz_loadu_ps(row < k ? mask : 0, r0),
@@ -10380,9 +10393,9 @@ static const stx__micro stx__micro_amx = {
     #define STX__SIMD "simd"
   #endif
 
-/* NEON, 6 x 16: row i of the tile is s[i], four vectors. Together with four vectors of
-   op(B), these are 28 of the 32 registers. Elements of op(A) are lanes of a vector. The
-   pointers are used as in the AVX2 kernel. */
+/* The NEON micro-kernel, 6 x 16: row i of the tile is s[i], four vectors. Together with
+   four vectors of op(B), the tile takes 28 of the 32 registers. As in the AVX2 kernel,
+   each pointer reaches three rows of op(A). */
 STX_INNER void stx__neon_zero(size_t i, float32x4_t (*s)[4]) {
     s[i][0] = s[i][1] = s[i][2] = s[i][3] = vdupq_n_f32(0);
 }
@@ -10437,10 +10450,11 @@ STX__MICRO_RUN6(stx__micro_neon, STX__SIMD, float, float)
 static const stx__micro stx__micro_neon =
     STX__MICRO("neon", 6, 16, 1, stx__micro_neon_run, NULL, NULL);
 
-  /* BFDOT, 6 x 16: adds the two products of a unit to each of four sums. It is written
-     in assembler, because compilers provide the function only if the whole file may use
-     the instruction. Like AVX512-BF16, BFDOT treats denormals as zero; it rounds twice,
-     to odd. Units require a little-endian processor. */
+  /* The BFDOT micro-kernel, 6 x 16. The instruction adds the two products of a unit to
+     each of four sums. It is written in inline assembly, because compilers provide the
+     intrinsic only if the whole file may use the instruction. Like AVX512-BF16, BFDOT
+     treats denormals as zero, but it rounds twice, to odd. Units require a
+     little-endian processor. */
   #if !defined(__AARCH64EB__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 10)
     #define STX__HAS_BFDOT 1
     #define STX__BFDOT(sum, b, a) \
@@ -10494,7 +10508,7 @@ static int stx__has_bfdot(void) {
       #ifdef __cplusplus
 extern "C" {
       #endif
-/* <sys/sysctl.h> does not declare it in strict C */
+/* in strict C mode, <sys/sysctl.h> does not declare this function */
 extern int sysctlbyname(const char *, void *, size_t *, void *, size_t);
       #ifdef __cplusplus
 }
@@ -10515,8 +10529,7 @@ static int stx__has_bfdot(void) {
 
 // >>gemm: choice of the micro-kernel
 
-/* Chooses the micro-kernel for a precision on this processor, for stx_create. isa:
-   STX__ISA_*. */
+/* Returns the micro-kernel for a precision and an instruction set (STX__ISA_*). */
 static const stx__micro *stx__choose_micro(int precision, int isa) {
     (void)isa;
     (void)precision;
@@ -10564,15 +10577,16 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 // >>gemm: packed weights
 
 /* GEMV with the weights of stx_params_pack: C = alpha A op(B) + beta C, where op(B) is
-   a part of a matrix of packed weights. It reads 2 or 1.125 bytes per weight. Sums have
-   the order of stx__gemv, so the results are bit-identical to those with the rounded
-   weights, unless the compiler contracts expressions (gcc without -std=c99). */
+   a part of a matrix of packed weights. It reads 2 (bf16) or 1.125 (int8) bytes per
+   weight. Sums are added in the same order as in stx__gemv, so the result is
+   bit-identical to that of stx__gemv with the rounded weights, unless the compiler
+   contracts floating-point expressions (gcc without -std=c99). */
 
 static size_t stx__int8_groups(size_t C) {
     return (C + STX__INT8_GROUP - 1) / STX__INT8_GROUP;
 }
 
-/* stx__dot4 for bf16 rows. */
+/* Like stx__dot4, but b has bf16 elements. */
 STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const uint16_t *b,
                               size_t ldb, size_t k) {
     stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
@@ -10598,13 +10612,13 @@ STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const u
     out[3] = t3 + stx_fast_lanes(s3);
 }
 
-/* stx__dot4 for int8 rows b and the factors f of their groups, which have the row
-   stride ldf. Both begin at a group. */
+/* The parameters of stx__dot4_int8. Like stx__dot4, but b has int8 rows. f contains the
+   scale factors of their groups, with row stride ldf. Both b and f begin at a group. */
 #define STX__DOT4_INT8_PARAMS \
   stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, \
       size_t k
 
-/* The end of stx__dot4_int8: adds up the lanes s and the elements after the last 16. */
+/* Finishes stx__dot4_int8: adds up the lanes s and the last k % 16 products. */
 STX_INNER void stx__dot4_int8_end(stx_real (*s)[16], STX__DOT4_INT8_PARAMS) {
     size_t j, p;
     for (j = 0; j < 4; j++) {
@@ -10634,12 +10648,12 @@ STX_INNER void stx__dot4_int8(int fma, STX__DOT4_INT8_PARAMS) {
 STX_EACH_ISA(stx__dot4_int8, (STX__DOT4_INT8_PARAMS), out, a, b, ldb, f, ldf, k)
 #else
 
-/* With intrinsics, because compilers convert int8 to float in several steps. */
+/* Intrinsics are used below, because compilers convert int8 to float in several steps. */
 static void stx__dot4_int8_base(STX__DOT4_INT8_PARAMS) {
     stx__dot4_int8(0, out, a, b, ldb, f, ldf, k);
 }
 
-/* Multiplies 16 or 8 elements of q by f. */
+/* stx__int8_x16 and stx__int8_x8 return 16 and 8 elements of q, multiplied by f. */
 STX__INLINE_FOR("avx512f") __m512 stx__int8_x16(const int8_t *q, float f) {
     __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)q);
     return _mm512_mul_ps(_mm512_set1_ps(f), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
@@ -10660,7 +10674,7 @@ STX__AVX512 static void stx__dot4_int8_avx512(STX__DOT4_INT8_PARAMS) {
         const __m512 v = _mm512_loadu_ps(a + p);
         const float *fp = f + p / STX__INT8_GROUP;
         if (p % 64 == 0) stx__row_prefetch_next(&next);
-        /* 512 weights have 16 factors, which take 64 bytes */
+        /* the 16 factors of 512 weights take 64 bytes, one cache line */
         if (p % 512 == 0) stx__row_prefetch_next(&factors);
         s0 = _mm512_fmadd_ps(v, stx__int8_x16(b + p, fp[0]), s0);
         s1 = _mm512_fmadd_ps(v, stx__int8_x16(b + ldb + p, fp[ldf]), s1);
@@ -10686,7 +10700,7 @@ STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
         const int8_t *b0 = b + p, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
         const float *fp = f + p / STX__INT8_GROUP;
         if (p % 64 == 0) stx__row_prefetch_next(&next);
-        /* 512 weights have 16 factors, which take 64 bytes */
+        /* the 16 factors of 512 weights take 64 bytes, one cache line */
         if (p % 512 == 0) stx__row_prefetch_next(&factors);
         s0 = _mm256_fmadd_ps(v, stx__int8_x8(b0, fp[0]), s0);
         s1 = _mm256_fmadd_ps(v, stx__int8_x8(b1, fp[ldf]), s1);
@@ -10709,8 +10723,8 @@ STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
 }
 #endif
 
-/* stx__axpy4 for rows row[0 .. 3] of the packed weights w. Column col, the first one,
-   begins a group. */
+/* The parameters of the functions that are like stx__axpy4, but add rows row[0] ..
+   row[3] of the packed weights w. The first column, col, must begin a group. */
 #define STX__AXPY4_PACKED_PARAMS \
   stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *row, \
       size_t col, size_t n
@@ -10748,7 +10762,7 @@ STX_INNER void stx__axpy4_int8(int fma, STX__AXPY4_PACKED_PARAMS) {
         const stx_real f0 = (stx_real)f[row[0] * G], f1 = (stx_real)f[row[1] * G];
         const stx_real f2 = (stx_real)f[row[2] * G], f3 = (stx_real)f[row[3] * G];
         if (j % (2 * STX__INT8_GROUP) == 0) stx__row_prefetch_next(&next);
-        if (j + STX__INT8_GROUP <= n) /* a constant length is vectorised better */
+        if (j + STX__INT8_GROUP <= n) /* compilers vectorise a constant length better */
             for (e = 0; e < STX__INT8_GROUP; e++)
                 c[j + e] = stx__add4(fma, c[j + e], a0, f0 * (stx_real)q0[e], a1,
                                      f1 * (stx_real)q1[e], a2, f2 * (stx_real)q2[e], a3,
@@ -10765,7 +10779,7 @@ STX_EACH_ISA(stx__axpy4_int8, (STX__AXPY4_PACKED_PARAMS), c, a, w, row, col, n)
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
 
-/* With intrinsics, as in stx__dot4_int8. */
+/* Uses intrinsics for the same reason as stx__dot4_int8_avx512. */
 STX__AVX512 static void stx__axpy4_int8_intrinsics(STX__AXPY4_PACKED_PARAMS) {
     const size_t C = w->C, G = stx__int8_groups(C), whole = n / STX__INT8_GROUP * STX__INT8_GROUP;
     const __m512 a0 = _mm512_set1_ps(a[0]), a1 = _mm512_set1_ps(a[1]);
@@ -10820,15 +10834,15 @@ static stx__int8_kernels stx__int8_kernels_for(int isa) {
     return k;
 }
 
-/* C += alpha A B^T, where B is the part of w that begins at element `at`. */
+/* Computes C += alpha A B^T, where B is the part of w that begins at element `at`. */
 STX_INNER void stx__gemv_packed_dots(int fma, const stx_gemm_args *g, const stx__packed *w,
                                      size_t at, stx__int8_kernels int8) {
     const size_t C = w->C, G = stx__int8_groups(C), row = at / C, col = at % C;
     size_t i, j, e;
     for (j = 0; j < g->N; j += 4) {
         const size_t n = STX_MIN((size_t)4, g->N - j);
-        /* if there are fewer than four rows, each is computed four times, so that t has
-           up to 6 elements */
+        /* if fewer than four rows are left, each is computed four times, and t has
+           space for the copies */
         const size_t step = n == 4 ? 4 : 1, ldb = n == 4 ? C : 0, ldf = n == 4 ? G : 0;
         const size_t b = (row + j) * C + col;
         const size_t f = (row + j) * G + col / STX__INT8_GROUP;
@@ -10845,10 +10859,10 @@ STX_INNER void stx__gemv_packed_dots(int fma, const stx_gemm_args *g, const stx_
     }
 }
 
-/* C += alpha A B, where B is the part of w that begins at element `at`. */
+/* Computes C += alpha A B, where B is the part of w that begins at element `at`. */
 STX_INNER void stx__gemv_packed_axpys(int fma, const stx_gemm_args *g, const stx__packed *w,
                                       size_t at, stx__int8_kernels int8) {
-    enum { COLUMNS = 1024 }; /* columns of C, which stay in L1 */
+    enum { COLUMNS = 1024 }; /* columns of C per pass, which stay in L1 */
 
     const size_t row = at / w->C, col = at % w->C;
     size_t i, j, k, e;
@@ -10883,7 +10897,7 @@ STX_EACH_ISA(stx__gemv_packed,
              (const stx_gemm_args *g, const stx__packed *w, size_t at, stx__int8_kernels int8), g,
              w, at, int8)
 
-/* stx__packed.gemv */
+/* Implements stx__packed.gemv. */
 static void stx__gemv_packed_run(stx_ctx *x, const stx_gemm_args *g, const stx__packed *w,
                                  size_t at) {
     STX_CALL(x, stx__gemv_packed, (g, w, at, stx__int8_kernels_for(stx_isa(x))));
@@ -10902,8 +10916,8 @@ static void stx__pack_row_bf16(stx_real *w, size_t C, uint16_t *h) {
     }
 }
 
-/* Rounds a row of C weights in place and stores it as int8 in q, with one factor per
-   group in f: 1/127 of the largest absolute value of the group. */
+/* Rounds a row of C weights in place and stores it as int8 in q. Stores one factor per
+   group in f: 1/127 of the largest absolute value in the group. */
 static void stx__pack_row_int8(stx_real *w, size_t C, int8_t *q, float *f) {
     size_t i, g;
     for (g = 0; g < C; g += STX__INT8_GROUP, f++) {
@@ -10920,7 +10934,8 @@ static void stx__pack_row_int8(stx_real *w, size_t C, int8_t *q, float *f) {
     }
 }
 
-/* Rounds and packs the rows of one matrix; w->from is the parameter's data. */
+/* Rounds rows [begin,end) of a parameter in place and packs them into w. w->from points
+   to the data of the parameter. */
 static void stx__pack_matrix_part(const stx_share *s, const void *job) {
     const stx__packed *w = (const stx__packed *)job;
     stx_real *data = (stx_real *)(uintptr_t)w->from;
@@ -10933,7 +10948,7 @@ static void stx__pack_matrix_part(const stx_share *s, const void *job) {
                                (float *)(uintptr_t)w->f + r * stx__int8_groups(w->C));
 }
 
-/* Describes the packed weights of t and allocates their values. */
+/* Fills in *w for tensor t and allocates its memory. Returns 0 on failure. */
 static int stx__packed_init(stx_ctx *x, stx__packed *w, const stx_tensor *t, int kind) {
     size_t factors = 0;
     char *block;
@@ -10956,7 +10971,7 @@ static int stx__packed_init(stx_ctx *x, stx__packed *w, const stx_tensor *t, int
     return 1;
 }
 
-/* Checks that all weights can be packed: finite, and no overflow when rounded to bf16. */
+/* Checks that all weights are finite and do not overflow when rounded to bf16. */
 static int stx__params_packable(stx_ctx *x, const stx_params *p) {
     size_t i, j;
     for (i = 0; i < p->count; i++)
@@ -10964,8 +10979,9 @@ static int stx__params_packable(stx_ctx *x, const stx_params *p) {
             double v = (double)p->tensor[i]->data[j];
             if (stx__finite(v) && fabs(v) <= 3.3e38) continue;
             stx_fail(x, STX_ERR_ARG,
-                     "stx_params_pack: element %zu of \"%s\": expected a finite value, at most "
-                     "3.3e38 in size, got %g: the model has diverged, or its file is damaged",
+                     "stx_params_pack: element %zu of \"%s\": expected a finite value of "
+                     "magnitude 3.3e38 or less, got %g: the model has diverged or its file is "
+                     "damaged",
                      j, p->name[i], v);
             return 0;
         }
@@ -10989,8 +11005,7 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
     if (!stx_ok(x)) return 0;
     if (stx__on_gpu(x)) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_params_pack: expected a context on a CPU, got one on a GPU: use "
-                 "STX_PREC_BF16 there");
+                 "stx_params_pack: not available on a GPU: use STX_PREC_BF16 instead");
         return 0;
     }
     if (kind < STX_WEIGHTS_F32 || kind > STX_WEIGHTS_INT8) {
@@ -10999,7 +11014,7 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
     }
     if (kind && !stx__params_packable(x, p)) return 0;
 
-    /* the new list contains the matrices of other parameter lists and those of p. All
+    /* The new list holds the matrices of other parameter lists and those of p. All
        memory is allocated before the first weight changes */
     for (i = 0; i < p->count; i++) stx__param_written(x, p->tensor[i]->data);
     n = old = x->packed.count;
@@ -11033,10 +11048,10 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
 typedef struct stx__matmul_save {
     int ta, tb;
     size_t batch, M, N, K;
-    size_t sb;      /* stride of the matrices of b; 0: one matrix for the whole batch */
+    size_t sb;      /* stride of the matrices of b; 0: the batch shares one b */
 } stx__matmul_save;
 
-/* d op(A) = dY op(B)^T, transposed back if op transposes. */
+/* Computes the gradient of a: d op(A) = dY op(B)^T, transposed if op transposes A. */
 static void stx__matmul_back_a(stx_ctx *x, const stx__node *n, stx_real *da, int accumulate) {
     const stx__matmul_save *s = (const stx__matmul_save *)n->save;
     const stx_real *b = n->in[1]->data, *dy = n->y->grad;
@@ -11053,8 +11068,8 @@ static void stx__matmul_back_a(stx_ctx *x, const stx__node *n, stx_real *da, int
     STX_RUN(x, stx_gemm, (x, &g));
 }
 
-/* d op(B) = op(A)^T dY, transposed back if op transposes. If a batch shares one B, the
-   contributions are added one after another. */
+/* Computes the gradient of b: d op(B) = op(A)^T dY, transposed if op transposes B. If a
+   batch shares one B, its contributions are added one after another. */
 static void stx__matmul_back_b(stx_ctx *x, const stx__node *n, stx_real *db, int accumulate) {
     const stx__matmul_save *s = (const stx__matmul_save *)n->save;
     const size_t M = s->M, N = s->N, K = s->K, calls = s->sb ? 1 : s->batch;
@@ -11137,12 +11152,12 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
 // >>linear
 
 typedef struct stx__linear_save {
-    stx_real *pre;      /* in W^T + b before the activation, for gelu; else NULL */
+    stx_real *pre;      /* in W^T + b, the input of GELU; NULL for other activations */
     int act;
 } stx__linear_save;
 
-/* The flag `deferred` of stx_linear_bwd_args: gradients of parameters can be summed
-   later. */
+/* Returns the flags for stx_linear_bwd_args.deferred: the gradients of W and b that
+   belong to parameters can be summed later. */
 static int stx__linear_deferred(const stx_tensor *W, const stx_tensor *b) {
     return (b && stx__has_param_grad(b) ? STX_DEFER_DB : 0)
            | (stx__has_param_grad(W) ? STX_DEFER_DW : 0);
@@ -11173,8 +11188,8 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
 }
 
 /* stx_linear with `padding` additional outputs (see "Padded logits" in >>adaptive input
-   and output). W and b have capacity for them (tensor.padding): their padding is 0, and
-   its gradients must be 0. */
+   and output). W and b are followed by zeros for them (tensor.padding), and the
+   gradients of these zeros must be zero. */
 static stx_tensor *stx__linear_padded(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b,
                                       int act, size_t padding) {
     stx_linear_args a;
@@ -11190,7 +11205,7 @@ static stx_tensor *stx__linear_padded(stx_ctx *x, stx_tensor *in, stx_tensor *W,
               "stx_linear: bias: expected one element per output of the weight %s, got %zu",
               stx__shape(W, t), b->size);
     STX__NEED(x, act >= STX_ACT_NONE && act <= STX_ACT_SIGMOID, STX_ERR_ARG,
-              "stx_linear: act: expected STX_ACT_*, got %d", act);
+              "stx_linear: act: expected one of STX_ACT_*, got %d", act);
 
     memset(&a, 0, sizeof a);
     a.N = stx__rows(in);
@@ -11291,8 +11306,8 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
     return stx__save(x, node, &X, sizeof X) ? y : NULL;
 }
 
-/* Returns parameters of equal width as one tensor, a view, if both they and their
-   gradients are adjacent in memory. Otherwise returns NULL. */
+/* If `count` parameters of equal width are adjacent in memory, and their gradients are
+   too, returns a view of all of them as one tensor. Otherwise, returns NULL. */
 static stx_tensor *stx__adjacent(stx_ctx *x, stx_tensor *const *t, int count) {
     stx_tensor *y;
     size_t n = t[0]->size, rows = t[0]->dim[0];
@@ -11317,8 +11332,9 @@ static stx_tensor *stx__adjacent(stx_ctx *x, stx_tensor *const *t, int count) {
     return y;
 }
 
-/* Returns all weights as one tensor, and all biases in *bias, if both are adjacent.
-   *bias is NULL if there are no biases. */
+/* If all weights are adjacent in memory, and all biases are too, returns the weights as
+   one tensor and sets *bias to the biases as one tensor, or to NULL if there are none.
+   Otherwise, returns NULL. */
 static stx_tensor *stx__adjacent_linears(stx_ctx *x, stx_tensor *const *W, stx_tensor *const *b,
                                          int count, stx_tensor **bias) {
     stx_tensor *w = stx__adjacent(x, W, count);
@@ -11328,8 +11344,8 @@ static stx_tensor *stx__adjacent_linears(stx_ctx *x, stx_tensor *const *W, stx_t
     return *bias ? w : NULL;
 }
 
-/* Checks that W are matrices (.,Ci), of any common width if Ci is 0, and that b has a
-   bias either for each of them or for none. */
+/* Checks that all W are matrices (O,Ci) and that b has a bias for each of them or for
+   none. If Ci is 0, any common width is accepted. */
 static int stx__linears_fit(stx_ctx *x, const char *op, stx_tensor *const *W, stx_tensor *const *b,
                             int count, size_t Ci) {
     char s[96];
@@ -11377,23 +11393,23 @@ STX_DEF stx_tensor *stx_linear_concat(stx_ctx *x, stx_tensor *in, stx_tensor *co
     return y;
 }
 
-/* The cached rows that a linear layer reads: the rows of parts[0], then those of
-   parts[1], and so on. */
+/* The cached rows that a linear layer reads: the rows of part[0], then those of
+   part[1], and so on. */
 typedef struct stx__linear_cached_save {
-    stx_cached_rows part[STX_MAX_CACHED];   /* none of them empty */
+    stx_cached_rows part[STX_MAX_CACHED];   /* parts without rows are omitted */
     int parts;
-    size_t B, m;                            /* B: streams; m: rows per stream, of all
-                                               parts together */
+    size_t B, m;                            /* B: streams; m: rows per stream */
 } stx__linear_cached_save;
 
-/* Nonzero if a single GEMM computes all rows. This must not depend on where the rows
-   are stored: they can be contiguous after a checkpoint was loaded where they were not
+/* Returns nonzero if a single GEMM computes all rows. This must not depend on where the
+   rows are stored: after a checkpoint is loaded, rows can be contiguous that were not
    before, and the same step must give the same bits. */
 static int stx__cached_in_one(const stx__linear_cached_save *s) {
     return s->parts == 1 && s->B == 1;
 }
 
-/* y = X W^T + b:   dW += dy^T X, one batched GEMM per part ; db += sum of dy's rows */
+/* Backward of y = X W^T + b: dW += dy^T X, with one batched GEMM per part, and db +=
+   the sum of the rows of dy. */
 static void stx__linear_cached_back(stx_ctx *x, stx__node *n) {
     const stx__linear_cached_save *s = (const stx__linear_cached_save *)n->save;
     const int in_one = stx__cached_in_one(s);
@@ -11468,12 +11484,12 @@ static stx_tensor *stx__linear_cached(stx_ctx *x, const stx__linear_cached_save 
     return y;
 }
 
-/* Checks cached rows of width Ci for B streams. */
+/* Checks the data and, for B > 1 streams, the stride of cached rows of width Ci. */
 static int stx__cached_rows_ok(stx_ctx *x, const char *op, int part, const stx_cached_rows *rows,
                                size_t B, size_t Ci) {
     if (!rows->data) {
-        stx_fail(x, STX_ERR_ARG, "%s: cached rows %d: expected %zu rows, got data NULL", op, part,
-                 rows->rows);
+        stx_fail(x, STX_ERR_ARG, "%s: cached rows %d: expected data for %zu rows, got NULL", op,
+                 part, rows->rows);
         return 0;
     }
     if (B > 1 && rows->stride < rows->rows * Ci) {
@@ -11516,8 +11532,8 @@ STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, i
     return y;
 }
 
-/* The distinct windows of the heads, in descending order, and the number of heads that
-   have each of them. */
+/* The distinct windows of the heads, in descending order, and the number of heads with
+   each. */
 typedef struct stx__windows {
     size_t count, rows[256], heads[256];
 } stx__windows;
@@ -11574,7 +11590,8 @@ STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m,
             if (i == 0 || STX_MIN(m, need[h]) <= g->rows[i]) g->of[h] = (uint8_t)i;
 }
 
-/* Copies blocks [begin, end): where block i of y comes from and its gradient goes to. */
+/* Forward (dy is NULL), copies blocks of a and b to blocks [begin,end) of y. Backward,
+   adds blocks [begin,end) of dy to da and db. */
 static void stx__heads_part(const stx_share *s, const void *job) {
     const stx__heads_args *h = (const stx__heads_args *)job;
     size_t i, c;
@@ -11603,11 +11620,11 @@ static void stx__heads_bwd(stx_ctx *x, const stx__heads_args *h) {
     stx_parallel(x, h->count, h->count * h->n, stx__heads_part, h);
 }
 
-/* Keys and values by groups of heads: y_g = X_g W_g^T, where W_g consists of the rows
-   of wk and wv for the group's heads, keys first. Backward: dW_g = dy_g^T X_g, whose
-   rows are then added to the gradients of wk and wv. */
+/* Computes the keys and values of each group g of heads: y_g = X_g W_g^T, where W_g
+   consists of the rows of wk and wv for the group's heads, keys first. Backward:
+   dW_g = dy_g^T X_g, whose rows are then added to the gradients of wk and wv. */
 typedef struct stx__linear_heads_save {
-    stx__heads_args h;                  /* the order of the heads, and copies of rows */
+    stx__heads_args h;                  /* the order of the heads, and the copied rows */
     size_t B, Ci, count;
     size_t rows[STX_HEAD_GROUPS];       /* cached rows per stream that the group reads */
     size_t O[STX_HEAD_GROUPS];          /* number of outputs */
@@ -11615,8 +11632,8 @@ typedef struct stx__linear_heads_save {
     stx_cached_rows X[STX_HEAD_GROUPS]; /* (B,rows,Ci) */
 } stx__linear_heads_save;
 
-/* The GEMM of group g: y = X W^T or, if dW is not NULL, dW = dy^T X. If the rows were
-   copied (h.len), those of all streams form one matrix. */
+/* Runs the GEMM of group g: y = X W^T or, if dW is not NULL, dW = dy^T X. If the rows
+   were copied (h.len is not 0), the rows of all streams form one matrix. */
 static void stx__linear_heads_gemm(stx_ctx *x, const stx__linear_heads_save *s, size_t g,
                                    const stx_real *W, stx_real *dW) {
     const size_t rows = s->rows[g], O = s->O[g], Ci = s->Ci, at_once = s->h.len[g] ? s->B : 1;
@@ -11664,8 +11681,9 @@ static int stx__linear_heads_ok(stx_ctx *x, const stx_cached_rows *past, size_t 
     if (!stx__linears_fit(x, op, w, NULL, 2, 0)) return 0;
     if (!B || !heads || heads > 256 || wk->dim[0] % heads || !stx__same(wk, wv)) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "%s: expected at least one stream, and 1 to 256 heads that divide the rows of wk "
-                 "and wv equally, got %zu streams, %zu heads, %zu and %zu rows", op, B, heads,
+                 "%s: expected at least one stream, and wk and wv of equal shape whose rows divide "
+                 "equally into 1 to 256 heads, got %zu streams, %zu heads, wk with %zu rows and "
+                 "wv with %zu rows", op, B, heads,
                  wk->dim[0], wv->dim[0]);
         return 0;
     }
@@ -11685,7 +11703,8 @@ static int stx__linear_heads_ok(stx_ctx *x, const stx_cached_rows *past, size_t 
     return 1;
 }
 
-/* Describes group i of g in s and creates its result. Returns 0 after an error. */
+/* Fills in s for group i of g and creates the group's output. Returns 0 after an
+   error. */
 static int stx__linear_heads_group(stx_ctx *x, stx__linear_heads_save *s, const stx_head_groups *g,
                                    size_t i, const stx_cached_rows *past) {
     const size_t heads = s->h.half, before = s->h.count;
@@ -11707,7 +11726,7 @@ static int stx__linear_heads_group(stx_ctx *x, stx__linear_heads_save *s, const 
     s->X[i].data = stx_offset_ptr(x, past->data, (past->rows - s->rows[i]) * s->Ci);
     s->X[i].stride = past->stride;
 
-    /* The newest rows of all streams are copied into one matrix if that takes less
+    /* The newest rows of all streams are copied into one matrix if the copy takes less
        memory than the group saves. */
     if (!i || s->B == 1 || s->rows[i] * s->Ci > (s->rows[0] - s->rows[i]) * s->O[i]) return 1;
     s->h.len[i] = s->X[i].stride = s->rows[i] * s->Ci;
@@ -11743,8 +11762,8 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, 
         out[i] = s->y[i];
     }
     if (s->h.count != 2 * heads) {
-        stx_fail(x, STX_ERR_ARG, "stx_linear_heads: expected a group below %zu for each head, got "
-                 "another one", g->count);
+        stx_fail(x, STX_ERR_ARG, "stx_linear_heads: groups: expected a group index below %zu for "
+                 "each head, but a head has a larger one", g->count);
         return 0;
     }
 
@@ -11756,7 +11775,7 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, 
     if (node) node->save = s;
 
     mark = stx__step_mark(x);
-    s->h.y = stx_step_activations(x, s->h.n * s->h.count);  /* backward does not need it */
+    s->h.y = stx_step_activations(x, s->h.n * s->h.count);  /* released below */
     if (s->h.y) {
         STX_RUN(x, stx__heads_fwd, (x, &s->h));
         for (i = at = 0; i < g->count; at += s->O[i++] * s->Ci)
@@ -11766,7 +11785,8 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, 
     return stx_ok(x);
 }
 
-/* y = act(y + b) in place, for a row of y (N,C). pre, unless NULL, receives y + b. */
+/* Computes y = act(y + b) in place for a row of y (N,C). If pre is not NULL, stores
+   y + b in it. */
 STX_INNER void stx__bias_act_row(int fma, stx_real *STX_RESTRICT y, stx_real *STX_RESTRICT pre,
                                  const stx_real *STX_RESTRICT b, size_t C, int act) {
     size_t c;
@@ -11781,7 +11801,7 @@ STX_EACH_ISA(stx__bias_act_row,
               size_t C, int act),
              y, pre, b, C, act)
 
-/* The epilogue of stx_linear_fwd. pre has the layout of C. */
+/* The argument of the epilogue of stx_linear_fwd. pre has the layout of C. */
 typedef struct stx__bias_act {
     const stx_real *b;  /* or NULL */
     stx_real *pre;      /* or NULL */
@@ -11811,7 +11831,8 @@ STX_DEF void stx_linear_fwd(stx_ctx *x, const stx_linear_args *a) {
     stx__gemm_fused(x, &g, a->b || a->pre || a->act ? &epilogue : NULL);
 }
 
-/* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
+/* Backward of y = act(in W^T + b): da = dy act' ; dx (+)= da W ; dW += da^T in ; db +=
+   sum_n da */
 STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
     const size_t O = a->O - a->padding;
     stx_gemm_args g;
@@ -11846,7 +11867,7 @@ STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
     }
     if (a->db && !a->padding) {
         stx_sum_rows(x, a->db, a->da, a->N, O);
-    } else if (a->db) {     /* on a CPU, only tests have padding */
+    } else if (a->db) {     /* on a CPU, only the tests use padding */
         size_t n;
         for (n = 0; n < a->N; n++) stx_axpy(x, a->db, a->da + n * a->O, O, 1, 1);
     }
@@ -12091,15 +12112,15 @@ STX_DEF void stx_add_means_bwd(stx_ctx *x, const stx_means_args *m) {
 
 // >>cross_entropy
 
-/* All losses over tokens run stx_token_loss_fwd and _bwd. Without weights, each row has
-   the weight 1 / divisor. */
+/* All token losses use stx_token_loss_fwd and _bwd. Without weights, each row has the
+   weight 1 / divisor. */
 typedef struct stx__token_loss_save {
     stx_token_loss_args args;
     int inplace;    /* backward may write the gradient over the logits */
 } stx__token_loss_save;
 
-/* Nonzero if the gradient of a may overwrite a, because the op that created a does not
-   need its result in the backward pass. */
+/* Returns nonzero if the gradient of a may overwrite a, because the op that created a
+   does not need its result in the backward pass. */
 static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
     const stx__node *n;
     for (n = x->tape.last; n && n->y != a; n = n->prev) {
@@ -12123,8 +12144,8 @@ static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
     if (a.dlogits) STX_RUN(x, stx_token_loss_bwd, (x, &a));
 }
 
-/* Computes the loss of logits (N,ld). `a` contains V, targets, weights, nll and
-   divisor. */
+/* Computes the loss of logits (N,ld). The caller sets V, targets, weights, nll and
+   divisor in `a`. */
 static stx_tensor *stx__run_token_loss(stx_ctx *x, stx_tensor *logits,
                                        const stx_token_loss_args *a, int inplace) {
     stx__token_loss_save s;
@@ -12147,8 +12168,8 @@ static stx_tensor *stx__run_token_loss(stx_ctx *x, stx_tensor *logits,
     return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-/* Computes sum nll / divisor for V classes. logits (N,..) may have more columns.
-   targets (N) are on the device. A divisor of 0 means N. */
+/* Computes sum nll / divisor for V classes, where a divisor of 0 means N. logits (N,..)
+   may have more than V columns. targets (N) must be in device memory. */
 static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t V,
                                          const int32_t *targets, double divisor, int inplace) {
     STX__FP_SCOPE;
@@ -12161,7 +12182,8 @@ static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t 
     return stx__run_token_loss(x, logits, &a, inplace);
 }
 
-/* Computes sum weights nll, with weights (N) and the resulting nll (N) on the device. */
+/* Computes sum_n weights[n] nll[n] and nll (N). weights (N) and nll are in device
+   memory. */
 static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, size_t V, const int32_t *targets,
                                    const stx_real *weights, stx_real *nll) {
     stx_token_loss_args a;
@@ -12175,8 +12197,8 @@ static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, size_t V, con
     return stx__run_token_loss(x, logits, &a, 0);
 }
 
-/* Checks that there is one target per row of logits, and that each is below V or equals
-   the ignored id of `how`. */
+/* Checks that there is one target per row of logits and that each target is below V or
+   equals the ignored id of `how`. */
 static int stx__targets_fit(stx_ctx *x, const char *op, const stx_tensor *logits, size_t V,
                             const stx_ids *targets, const stx_token_loss *how) {
     const size_t N = stx__rows(logits);
@@ -12184,7 +12206,7 @@ static int stx__targets_fit(stx_ctx *x, const char *op, const stx_tensor *logits
     char t[96];
     if (N != targets->B * targets->T) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "%s: expected one target per row of the logits %s, got %zu x %zu", op,
+                 "%s: expected one target per row of the logits %s, got %zu x %zu targets", op,
                  stx__shape(logits, t), targets->B, targets->T);
         return 0;
     }
@@ -12230,8 +12252,8 @@ static int stx__token_loss_ok(stx_ctx *x, const char *op, size_t N, const stx_to
     if (how->mean && how->divisor > 0)
         return stx_bad_value(x, op, "divisor", how->divisor, "0 with mean");
     if (how->weights && how->weights->size != N) {
-        stx_fail(x, STX_ERR_SHAPE, "%s: weights: expected one element per target, got %zu for %zu",
-                 op, how->weights->size, N);
+        stx_fail(x, STX_ERR_SHAPE, "%s: weights: expected one element per target, got %zu for %zu "
+                 "targets", op, how->weights->size, N);
         return 0;
     }
     if (how->weights && how->weights->needs_grad) {
@@ -12263,9 +12285,9 @@ static void stx__loss_weights(stx_ctx *x, const stx__loss_weights_args *a) {
     }
 }
 
-/* Computes the weights of the rows and the valid targets, on the device. Returns 0
-   after an error. In a group, the divisor of a mean is N times the mean of the weights
-   over the rows of all ranks. */
+/* Computes the weight of each row in *w, and its target, or -1 if it is ignored, in
+   *known, both in device memory. Returns 0 after an error. In a group, the divisor of a
+   mean is N times the mean of the weights over the rows of all ranks. */
 static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets,
                               const stx_token_loss *how, stx_real **w, int32_t **known) {
     STX__FP_SCOPE;
@@ -12329,9 +12351,10 @@ typedef struct stx__token_loss_job {
     stx_real scale;     /* backward: dloss / divisor */
 } stx__token_loss_job;
 
-/* nll of row n = row_max - log inv_sum - logits[n,target], where row_max = max_v logits
-   and inv_sum = 1 / sum_v e^(logits - row_max). Both are stored separately: a stored
-   logarithm of the sum would lose digits in the backward pass. */
+/* Computes the nll of row n, row_max - log inv_sum - logits[n,target], where
+   row_max = max_v logits and inv_sum = 1 / sum_v e^(logits - row_max). row_max and
+   inv_sum are stored separately, because storing only row_max - log inv_sum would lose
+   digits in the backward pass. */
 STX_INNER double stx__token_loss_row(int fma, const stx_token_loss_args *a, size_t n) {
     const stx_real *row = a->logits + n * a->ld;
     const stx_real max = stx__max(row, a->V);
@@ -12376,7 +12399,8 @@ STX_DEF void stx_token_loss_fwd(stx_ctx *x, const stx_token_loss_args *a) {
     *a->loss = (stx_real)(sum / a->divisor);
 }
 
-/* d (+)= f e^(row - max). Without accumulate, d may be the same array as row. */
+/* Sets d to f e^(row - max) or, if accumulate is set, adds that to d. Without
+   accumulate, d may be equal to row. */
 STX_INNER void stx__token_loss_bwd_n(int fma, stx_real *d, const stx_real *row, size_t V,
                                      stx_real max, stx_real f, int accumulate) {
     size_t v;
@@ -12392,8 +12416,8 @@ STX_INNER void stx__token_loss_bwd_apart(int fma, stx_real *STX_RESTRICT d,
     stx__token_loss_bwd_n(fma, d, row, V, max, f, accumulate);
 }
 
-/* dlogits[n,v] (+)= g (e^(logits - row_max) inv_sum - [v = target]), where
-   g = weights[n] dloss / divisor */
+/* dlogits[n,v] (+)= g (e^(logits[n,v] - row_max) inv_sum - [v = target]), where
+   g = weights[n] dloss / divisor and (+)= adds if accumulate is set */
 STX_INNER void stx__token_loss_bwd_loop(int fma, const stx_share *s, const void *job) {
     const stx__token_loss_job *j = (const stx__token_loss_job *)job;
     const stx_token_loss_args *a = j->a;
@@ -12450,7 +12474,7 @@ STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     return y;
 }
 
-/* sum (a - b)^2, in double */
+/* Returns sum (a - b)^2, added up in double. */
 STX_INNER double stx__square_n(const stx_real *a, const stx_real *b, size_t n) {
     double lane[16] = {0}, sum = 0, d;
     size_t i, e;
@@ -12507,7 +12531,7 @@ STX_INNER void stx__mse_bwd_loop(int fma, const stx_share *s, const void *job) {
 
 STX_LOOP(stx__mse_bwd_loop)
 
-/* da += 2 (a - b) dloss / n ; db -= the same */
+/* With g = 2 dloss / n, da += g (a - b) ; db -= g (a - b) */
 STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss,
                          const stx_real *a, const stx_real *b, size_t n) {
     STX__FP_SCOPE;
@@ -12527,22 +12551,22 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 
 // >>attention
 
-/* In this order:
+/* The sections on attention are in this order:
        op                    checks, arguments, node: stx_attention, stx__attention_back
        plain definition      the formulas, and stx_attention_plain, which evaluates them
        tiles                 overview of the kernels; buffers, packing
        scores and weights    one tile: bounds, q . k + qv . pe, running softmax
        forward               stx__attn_fwd_unit
-       few queries           up to 3 queries without dropout: nothing is packed
+       few queries           up to 3 queries without dropout, without packing
        units and work        how a call is divided among the threads
        backward              formulas; stx__attn_bwd_unit
-   Names with stx__attention_ belong to the op, names with stx__attn_ to the CPU kernels.
-   "The block" means the keys and values in k and v of stx_attention_args, as opposed to
-   the older, cached ones. */
+   Names with stx__attention_ belong to the op, names with stx__attn_ to the CPU
+   kernels. In comments, "the block" means the keys and values in k and v of
+   stx_attention_args, as opposed to the older, cached ones. */
 
 enum { STX__MAX_HEADS = 256 }; /* entries of stx_attention_args.head_group */
 
-/* For functions that return 1, or 0 after setting an error. */
+/* Sets an error and returns 0 if cond is false, in functions that return 1 on success. */
 #define STX__CHECK(x, cond, code, ...) \
   do { \
     if (!(cond)) { \
@@ -12551,8 +12575,8 @@ enum { STX__MAX_HEADS = 256 }; /* entries of stx_attention_args.head_group */
     } \
   } while (0)
 
-/* Returns the group of head h, and its index among the heads of that group. Without
-   groups, all heads are in group 0. */
+/* stx__head_group returns the group of head h, and stx__head_index its index in that
+   group. Without groups, all heads are in group 0. */
 static size_t stx__head_group(const stx_attention_args *a, size_t h) {
     return a->groups > 1 ? a->head_group[h] : 0;
 }
@@ -12571,13 +12595,13 @@ static int stx__overwrites(const stx_attention_args *a, int bits) {
     return (a->overwrite & bits) != 0;
 }
 
-/* The number of keys before key 0, whose keys and values are zero. */
+/* Returns the number of zero keys: keys before key 0, whose vectors are zero. */
 static size_t stx__zero_keys(ptrdiff_t first_key) {
     /* -first_key, without overflow for PTRDIFF_MIN */
     return first_key < 0 ? (size_t)(-(first_key + 1)) + 1 : 0;
 }
 
-/* Where keys and values are:
+/* Keys and values are described, from the API to the kernels, by:
 
        stx_attention_in       tensors
        stx__kv_source         tensor, offset and rows
@@ -12586,20 +12610,20 @@ static size_t stx__zero_keys(ptrdiff_t first_key) {
        stx__attn_tile_rows    one tile, in one array
        packed operands        of stx__attn_scratch */
 
-/* Rows 0 .. S-1 of the keys or values of one head, or of their gradient. Rows from
-   block_first on are in the block, and rows cached_first .. block_first - 1 are in the
+/* Rows 0 .. S-1 of the keys or values of one head, or of their gradient. Rows
+   block_first .. S-1 are in the block. Rows cached_first .. block_first - 1 are in the
    cache of the head's group. Rows below cached_first are not stored, because no query
-   of the group sees them. Without cached rows, both are 0. A pointer is NULL if the
-   gradient is not required. */
+   of the group sees them. Without cached rows, block_first and cached_first are 0. A
+   pointer is NULL if its gradient is not required. */
 typedef struct stx__kv_rows {
     stx_real *cached, *block;
     size_t    cached_stride, block_stride;
     ptrdiff_t cached_first, block_first;
-    int       overwrite_cached, overwrite_block;    /* for gradients; otherwise added to */
+    int       overwrite_cached, overwrite_block;    /* for gradients: overwrite or add */
 } stx__kv_rows;
 
-/* The rows of head h of batch row b, in the arrays of the block and of the head's
-   group. */
+/* Returns the rows of head h of batch row b. `block` and `cached` are the arrays of the
+   block and of the cached rows of the head's group. */
 static stx__kv_rows stx__kv_rows_of(const stx_attention_args *a, size_t b, size_t h,
                                     const stx_real *block, const stx_real *cached) {
     const stx_attention_kv *c = &a->cached[stx__head_group(a, h)];
@@ -12643,7 +12667,7 @@ static stx__kv_rows stx__dvalue_rows(const stx_attention_args *a, size_t b, size
     return r;
 }
 
-/* The rows of a single array, which are all in the block. */
+/* Returns the rows of a single array, all of which are in the block. */
 static stx__kv_rows stx__kv_rows_block(const stx_real *rows, size_t stride) {
     stx__kv_rows r;
     memset(&r, 0, sizeof r);
@@ -12659,7 +12683,7 @@ static stx_real *stx__kv_row(const stx__kv_rows *r, ptrdiff_t j) {
     return r->cached + (size_t)(j - r->cached_first) * r->cached_stride;
 }
 
-/* With span_shared, all heads use the same element. */
+/* Returns the span_fraction of head h. With span_shared, all heads use element 0. */
 static stx_real stx__attn_span_fraction(const stx_attention_args *a, size_t h) {
     return a->span_fraction[a->span_shared ? 0 : h];
 }
@@ -12682,9 +12706,9 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
     stx__step_release(x, mark);
 }
 
-/* Inputs of the op on the tape. K is NULL if q also contains the keys and values (qkv);
-   V is NULL if k also contains the values (kv). CACHED is the first of STX_HEAD_GROUPS
-   inputs. */
+/* Indices of the op's inputs on the tape. K is NULL if q also contains the keys and
+   values (qkv). V is NULL if k also contains the values (kv). CACHED is the first of
+   STX_HEAD_GROUPS inputs. */
 enum {
     STX__ATTN_Q,
     STX__ATTN_K,
@@ -12699,7 +12723,7 @@ enum {
 };
 
 /* Returns the gradient buffer of t, or NULL if t requires no gradient. If the buffer is
-   new, the kernel must overwrite it, so `bits` are set in a->overwrite. */
+   new, sets `bits` in a->overwrite, so that the kernel overwrites it. */
 static stx_real *stx__attention_grad(stx_ctx *x, stx_attention_args *a, stx_tensor *t, int bits) {
     int fresh;
     stx_real *g = stx__grad_fresh(x, t, &fresh);
@@ -12707,10 +12731,10 @@ static stx_real *stx__attention_grad(stx_ctx *x, stx_attention_args *a, stx_tens
     return g;
 }
 
-/* Sets dq, dk and dv of the block. If the queries are also keys or values, the kernel's
-   threads would add to one buffer at the same time. In that case, dq is a separate
-   buffer, which is returned, and the caller adds it to the gradient of q. Otherwise
-   returns NULL. */
+/* Sets dq, dk and dv of the block. If q is the same tensor as k or v, the kernel's
+   threads would add to one buffer at the same time. In this case, dq is a separate
+   buffer, which is returned and which the caller must add to the gradient of q.
+   Otherwise, returns NULL. */
 static stx_real *stx__attention_block_grads(stx_ctx *x, stx__node *n, stx_attention_args *a) {
     stx_tensor *q = n->in[STX__ATTN_Q], *k = n->in[STX__ATTN_K], *v = n->in[STX__ATTN_V];
     const size_t C = a->H * a->D;
@@ -12726,7 +12750,7 @@ static stx_real *stx__attention_block_grads(stx_ctx *x, stx__node *n, stx_attent
         a->dk = stx__attention_grad(x, a, k, STX_OVERWRITE_DK | STX_OVERWRITE_DV);
         a->dv = stx_offset_ptr(x, a->dk, C);
     } else if (k == v) {
-        a->dk = a->dv = stx__grad(x, k); /* both gradients are added to one buffer */
+        a->dk = a->dv = stx__grad(x, k); /* dk and dv are added to the same buffer */
     } else {
         a->dk = stx__attention_grad(x, a, k, STX_OVERWRITE_DK);
         a->dv = stx__attention_grad(x, a, v, STX_OVERWRITE_DV);
@@ -12770,30 +12794,30 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
     stx__grad_give(x, (stx_real *)a->work, work, 1);
 }
 
-/* The number of Philox calls per row of attention weights. One call serves 8 weights.
-   In its row, key j has the number span + j (zero keys have j >= -span), and persistent
-   vector n has the number span + S + n. One or two calls at the end of a row are never
-   used; without them, the masks would change. */
+/* Returns the number of Philox calls per row of attention weights. Each call yields the
+   random bits of 8 weights. Within a row, key j has index span + j (zero keys have j >=
+   -span), and persistent vector n has index span + S + n. The last one or two calls of
+   a row are never used, but omitting them would change the dropout masks. */
 static uint64_t stx__attn_philox_calls(const stx_attention_args *a) {
     return ((uint64_t)a->S + a->span + a->N) / 8 + 2;
 }
 
-/* A source of keys and values: `rows` rows of the tensors k and v, starting at
-   first_row. k and v are the same tensor if a row contains both. In a row, the key
-   begins at element k_offset and the value at v_offset. Strides are in elements. */
+/* A source of keys and values: rows first_row .. first_row + rows - 1 of the tensors k
+   and v, which are the same tensor if each row contains both. A row has its key at
+   element k_offset and its value at v_offset. Strides are in elements. */
 typedef struct stx__kv_source {
     stx_tensor *k, *v;
     size_t first_row, rows, k_offset, v_offset, row_stride, batch_stride;
 } stx__kv_source;
 
-/* The queries, keys and values of a call, independent of the fields of stx_attention_in
-   that contain them. kv[0] is the block: the newest keys of all heads. kv[1 + g] are
-   the cached rows before the block for the heads of group g. */
+/* The queries, keys and values of a call, regardless of which fields of
+   stx_attention_in they are in. kv[0] is the block, the newest keys of all heads.
+   kv[1 + g] contains the cached rows before the block for the heads of group g. */
 typedef struct stx__attention_sources {
     stx_tensor    *q;                    /* the queries are the first C channels */
-    size_t         C, S;                 /* S: cached rows and the block together */
-    size_t         groups, cached_rows;  /* 0 without cached rows; cached_rows: the
-                                            maximum over groups */
+    size_t         C, S;                 /* S: keys in the cached rows and in the block */
+    size_t         groups, cached_rows;  /* both 0 without cached rows; cached_rows:
+                                            maximum over the groups */
     stx__kv_source kv[1 + STX_HEAD_GROUPS];
 } stx__attention_sources;
 
@@ -12811,9 +12835,8 @@ static stx__kv_source stx__kv_source_of(stx_tensor *k, stx_tensor *v, size_t k_o
     return s;
 }
 
-/* Converts the four forms of stx_attention_in to sources: q, k, v; q, kv; qkv; qkv and
-   cached. If both qkv and kv are given, qkv contains only the queries. Shapes are
-   checked later. */
+/* Maps the four forms of stx_attention_in (q, k and v; q and kv; qkv; qkv and cached)
+   to sources. If both qkv and kv are set, only the queries of qkv are used. */
 static stx__attention_sources stx__attention_sources_of(const stx_attention_in *in,
                                                         size_t kv_batch_stride) {
     stx__attention_sources s;
@@ -12846,29 +12869,30 @@ static stx__attention_sources stx__attention_sources_of(const stx_attention_in *
     return s;
 }
 
-/* Checks which fields are set. cache: nonzero for calls of stx_cache_attention, which
-   pass the queries in qkv and the keys in kv. They compute no gradient. */
+/* Checks which fields are set. `cache` is nonzero for calls by stx_cache_attention, which
+   passes the queries in qkv, the keys and values in kv, and computes no gradient. */
 static int stx__attention_check_form(stx_ctx *x, const stx_attention_in *in, int cache) {
     STX__CHECK(x, cache || !in->qkv || !in->kv || (!in->qkv->needs_grad && !in->cached[0]),
                STX_ERR_ARG,
-               "stx_attention: kv with qkv: expected a constant qkv and no cached rows; "
-               "otherwise pass qkv alone");
+               "stx_attention: kv with qkv: expected a qkv that requires no gradient, and no "
+               "cached rows: otherwise, pass qkv alone");
     STX__CHECK(x, !in->qkv || (!in->q && !in->k && !in->v), STX_ERR_ARG,
-               "stx_attention: q, k or v with qkv: expected qkv alone");
+               "stx_attention: q, k or v with qkv: expected qkv alone, since it contains them");
     STX__CHECK(x, !in->kv || (!in->k && !in->v), STX_ERR_ARG,
-               "stx_attention: k or v with kv: expected q with kv, or q with k and v");
+               "stx_attention: k or v with kv: expected either kv or both k and v");
     STX__CHECK(x, !in->cached[0] || (in->qkv && !in->kv), STX_ERR_ARG,
-               "stx_attention: cached: expected qkv, since k and v, or kv, have all keys");
+               "stx_attention: cached: expected qkv without kv: otherwise, pass the cached keys "
+               "and values in kv, or in k and v");
     STX__CHECK(x, in->kv_rows ? in->kv != NULL : !in->kv_first, STX_ERR_ARG,
-               "stx_attention: kv_first, kv_rows: expected both 0, or kv and at least one row, "
-               "got %zu, %zu%s", in->kv_first, in->kv_rows, in->kv ? "" : " without kv");
+               "stx_attention: kv_first, kv_rows: expected both 0, or kv and kv_rows > 0, got "
+               "%zu, %zu%s", in->kv_first, in->kv_rows, in->kv ? "" : " without kv");
     STX__CHECK(x, !in->kv_rows || cache || !in->kv->needs_grad, STX_ERR_ARG,
-               "stx_attention: kv_rows: expected a constant kv, since its gradient covers all "
-               "rows: stx_detach kv, or pass 0 for all rows");
+               "stx_attention: kv_rows: expected a kv that requires no gradient: use "
+               "stx_detach, or set kv_rows = 0 to attend to all rows");
     return 1;
 }
 
-/* Checks the shapes of the queries, and of the keys and values of the block. */
+/* Checks the shape of the queries and the shapes of the keys and values of the block. */
 static int stx__attention_check_block(stx_ctx *x, const stx_attention_in *in,
                                       const stx_attention_desc *d,
                                       const stx__attention_sources *s) {
@@ -12890,14 +12914,13 @@ static int stx__attention_check_block(stx_ctx *x, const stx_attention_in *in,
                s->kv[0].rows <= k->dim[1] && s->kv[0].first_row <= k->dim[1] - s->kv[0].rows,
                STX_ERR_ARG,
                "stx_attention: kv_first, kv_rows: expected a range of the %zu rows of kv, "
-               "got %zu rows from row %zu on", k->dim[1], s->kv[0].rows, s->kv[0].first_row);
+               "got %zu rows starting at row %zu", k->dim[1], s->kv[0].rows, s->kv[0].first_row);
     STX__CHECK(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE,
-               "stx_attention: heads: expected 1 to %d that divide the %zu channels, got %zu",
+               "stx_attention: heads: expected 1 to %d heads that divide the %zu channels, got %zu",
                (int)STX__MAX_HEADS, C, H);
     STX__CHECK(x, d->not_causal || s->S >= q->dim[1], STX_ERR_SHAPE,
-               "stx_attention: expected at least as many keys as queries, since the last keys "
-               "of causal attention are those of the queries; got %zu keys, %zu queries", s->S,
-               q->dim[1]);
+               "stx_attention: causal attention requires at least as many keys as queries, got "
+               "%zu keys and %zu queries", s->S, q->dim[1]);
     return 1;
 }
 
@@ -12917,7 +12940,7 @@ static int stx__attention_check_cached(stx_ctx *x, const stx_attention_in *in,
                    || (in->span_fraction && !(d->eps > 0) && !d->no_renorm && d->first_key >= 0),
                STX_ERR_ARG,
                "stx_attention: groups: %zu groups require a learned span (span_fraction) "
-               "without eps, no_renorm and negative first_key", groups);
+               "without eps, no_renorm or a negative first_key", groups);
     for (h = 0; h < d->heads; h++) {
         g = in->groups ? in->groups->of[h] : 0;
         STX__CHECK(x, g < groups, STX_ERR_ARG,
@@ -12930,14 +12953,14 @@ static int stx__attention_check_cached(stx_ctx *x, const stx_attention_in *in,
         STX__CHECK(x,
                    t && t->ndim == 3 && t->dim[0] == B && t->dim[2] == 2 * D * heads[g] && heads[g],
                    STX_ERR_SHAPE,
-                   "stx_attention: cached[%zu]: expected (%zu,m,%zu), keys and values of the "
+                   "stx_attention: cached[%zu]: expected (%zu,m,%zu), the keys and values of the "
                    "group's %zu heads, got %s", g, B, 2 * D * heads[g], heads[g],
                    t ? stx__shape(t, shape) : "NULL");
     }
     return 1;
 }
 
-/* Checks the optional inputs, and the fields of the desc that belong to them. */
+/* Checks the optional inputs and the fields of the desc that are related to them. */
 static int stx__attention_check_options(stx_ctx *x, const stx_attention_in *in,
                                         const stx_attention_desc *d,
                                         const stx__attention_sources *s) {
@@ -12953,10 +12976,10 @@ static int stx__attention_check_options(stx_ctx *x, const stx_attention_in *in,
                "stx_attention: span_fraction requires max_span > 0 and ramp > 0, got %g and %g",
                d->max_span, d->ramp);
     STX__CHECK(x, !d->not_causal || (!z && !pe && !d->span && d->first_key >= 0), STX_ERR_ARG,
-               "stx_attention: not_causal: expected no span_fraction, pe, span or negative "
-               "first_key, since there are no distances");
+               "stx_attention: not_causal cannot be combined with span_fraction, pe, span or a "
+               "negative first_key, which depend on distances");
     STX__CHECK(x, !pe || (pe->ndim == 2 && (pe->dim[1] == D || pe->dim[1] == C)), STX_ERR_SHAPE,
-               "stx_attention: pe: expected (P,%zu) or (P,%zu), got %s", D, C,
+               "stx_attention: pe: expected shape (P,%zu) or (P,%zu), got %s", D, C,
                stx__shape(pe, shape));
     bias[0] = in->content_bias;
     bias[1] = in->position_bias;
@@ -12965,9 +12988,9 @@ static int stx__attention_check_options(stx_ctx *x, const stx_attention_in *in,
                    "stx_attention: %s: expected (%zu), got %s",
                    i ? "position_bias" : "content_bias", C, stx__shape(bias[i], shape));
     STX__CHECK(x, !in->position_bias || pe, STX_ERR_SHAPE,
-               "stx_attention: position_bias: expected pe, got pe = NULL");
+               "stx_attention: position_bias requires pe, got pe = NULL");
     STX__CHECK(x, !pk == !pv, STX_ERR_SHAPE,
-               "stx_attention: persistent_k, persistent_v: expected both or none, got only %s",
+               "stx_attention: persistent_k, persistent_v: expected both or neither, got only %s",
                pk ? "persistent_k" : "persistent_v");
     STX__CHECK(x,
                !pk || (pk->ndim == 3 && pk->dim[0] == H && pk->dim[2] == D && stx__same(pk, pv)),
@@ -12980,7 +13003,7 @@ static int stx__attention_check_options(stx_ctx *x, const stx_attention_in *in,
     return 1;
 }
 
-/* Runs all checks of an attention call. Returns 1, or 0 after setting an error. */
+/* Runs all checks of an attention call. Returns 1, or 0 after an error. */
 static int stx__attention_check(stx_ctx *x, const stx_attention_in *in,
                                 const stx_attention_desc *d, const stx__attention_sources *s,
                                 int cache) {
@@ -12995,11 +13018,11 @@ static int stx__attention_check(stx_ctx *x, const stx_attention_in *in,
     if (!(d->eps >= 0)) return stx_bad_value(x, "stx_attention", "eps", d->eps, "0 or more");
     if (d->no_renorm && d->eps > 0)
         return stx_bad_value(x, "stx_attention", "eps with no_renorm", d->eps,
-                             "0, since no_renorm omits the normalisation to which eps belongs");
+                             "0, since eps is used only in the renormalisation");
     return 1;
 }
 
-/* Sets the pointers and strides of queries, keys and values. */
+/* Sets the pointers and strides of the queries, keys and values. */
 static void stx__attention_resolve_sources(stx_ctx *x, const stx_attention_in *in,
                                            const stx__attention_sources *s,
                                            stx_attention_args *a) {
@@ -13031,13 +13054,13 @@ static void stx__attention_resolve_sources(stx_ctx *x, const stx_attention_in *i
     }
 }
 
-/* Sets the range of keys: zero keys, the largest distance, positions. */
+/* Sets the fields that determine which keys are seen: first_key, span and pe. */
 static void stx__attention_resolve_range(const stx_attention_in *in, const stx_attention_desc *d,
                                          stx_attention_args *a) {
     const size_t zero_keys = stx__zero_keys(d->first_key);
     a->delta_min = d->delta_min;
     a->not_causal = d->not_causal;
-    a->first_key = STX_MIN(d->first_key, (ptrdiff_t)a->S); /* S: no key exists */
+    a->first_key = STX_MIN(d->first_key, (ptrdiff_t)a->S); /* S if no key exists */
     a->span = a->S + zero_keys;                            /* all keys */
     if (d->span && d->span < a->span) a->span = d->span;
     /* zero keys that no query can reach are dropped */
@@ -13047,12 +13070,12 @@ static void stx__attention_resolve_range(const stx_attention_in *in, const stx_a
     a->P = in->pe->dim[0];
     a->pe_heads = in->pe->dim[1] == a->D ? 1 : (int)a->H;
     a->pe = in->pe->data;
-    /* a key for whose distance pe has no row does not exist */
+    /* keys at distances for which pe has no row do not exist */
     if (a->P) a->span = STX_MIN(a->span, a->P + (size_t)d->delta_min - 1);
 }
 
-/* Fills in everything in *a that follows from the call. Outputs, dropout and gradients
-   remain zero. */
+/* Sets all fields of *a that follow from the arguments of the call. Outputs, dropout
+   and gradients remain zero. */
 static void stx__attention_resolve(stx_ctx *x, const stx_attention_in *in,
                                    const stx_attention_desc *d, const stx__attention_sources *s,
                                    stx_attention_args *a) {
@@ -13073,7 +13096,7 @@ static void stx__attention_resolve(stx_ctx *x, const stx_attention_in *in,
     if (in->span_fraction) {
         a->span_fraction = in->span_fraction->data;
         a->span_shared = in->span_fraction->size != a->H;
-        a->no_renorm = d->no_renorm != 0; /* without a mask, it has no effect */
+        a->no_renorm = d->no_renorm != 0; /* has no effect without span_fraction */
     }
     if (in->persistent_k) {
         a->N = in->persistent_k->dim[1];
@@ -13092,7 +13115,7 @@ static void stx__attention_record(stx_ctx *x, stx_tensor *y, const stx_attention
     stx__node *node;
     size_t g;
     ins[STX__ATTN_Q] = s->q;
-    /* with an offset, the row begins with an input that is already in the list */
+    /* a nonzero offset means that the tensor is already an input, as q or as k */
     ins[STX__ATTN_K] = s->kv[0].k_offset ? NULL : s->kv[0].k;
     ins[STX__ATTN_V] = s->kv[0].v_offset ? NULL : s->kv[0].v;
     ins[STX__ATTN_PE] = in->pe;
@@ -13106,8 +13129,8 @@ static void stx__attention_record(stx_ctx *x, stx_tensor *y, const stx_attention
     if (node) node->save = a;
 }
 
-/* kv_batch_stride: the number of elements between the batch rows of k, v or kv, if they
-   are views of the longer buffers of stx_cache_attention; 0 in all other calls. */
+/* kv_batch_stride: number of elements between the batch rows of k, v or kv if they are
+   views of the longer buffers of stx_cache_attention; 0 in all other calls. */
 static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
                                   const stx_attention_desc *d, size_t kv_batch_stride) {
     STX__FP_SCOPE;
@@ -13152,11 +13175,11 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
 
 // >>attention: plain definition
 
-/* What attention computes, for one batch row and one head with its D channels of q, k, v
-   and y, with dropout and all special cases (>>api: attention has the formulas). There
-   are S keys: the cached rows, if any, and then those of the block. Query i = 0 .. T-1 is
-   at the position of key S - T + i. Its distance to key j, and the row of pe for that
-   distance, are
+/* What attention computes for one head of one batch row, that is, for D channels of q,
+   k, v and y. This extends the formulas in >>api: attention by dropout and all special
+   cases. There are S keys: the cached rows, if any, and then those of the block. Query
+   i = 0 .. T-1 is at the position of key S - T + i. Its distance to key j, and the row
+   of pe for that distance, are
 
        delta = S - T + i - j
        p     = P - 1 + delta_min - delta
@@ -13166,8 +13189,8 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
        a_ij = m_ij e^s_ij / (sum_j m_ij e^s_ij + eps sum_j e^s_ij)
        y_i  = sum_j r_ij a_ij v_j
 
-   r is dropout: 0 or 1 / (1 - dropout), and 1 without dropout. Absent biases are 0,
-   without pe the second term of s is omitted, and without span_fraction m = 1. With
+   r is dropout: 0 or 1 / (1 - dropout), and 1 without dropout. Missing biases are 0.
+   Without pe, the second term of s is omitted. Without span_fraction, m = 1. With
    no_renorm,
 
        a_ij = m_ij e^s_ij / sum_j e^s_ij
@@ -13182,16 +13205,16 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
                             persistent_v_n, m = 1, and no biases and no position:
                             s_in = scale sqrt(D) q_i . persistent_k_n
 
-   Keys with m = 0 are not seen, except with eps > 0 or no_renorm, where they count in the
-   denominator. A query that sees no key has y = 0.
+   Keys with m = 0 are not seen, except with eps > 0 or no_renorm, where they contribute
+   to the denominator. A query that sees no key has y = 0.
 
-   The functions below evaluate this directly and in double. The kernels compute the same
-   without ever storing a row of scores. */
+   The functions below evaluate this directly and in double. The kernels compute the
+   same results without ever storing a whole row of scores. */
 STX_DEF size_t stx_attention_keys(const stx_attention_args *a) {
     return a->S + a->N + stx__zero_keys(a->first_key);
 }
 
-/* (q + bias) . k over D channels; bias may be NULL. */
+/* Returns (q + bias) . k over D channels. bias may be NULL. */
 static double stx__attn_plain_dot(const stx_real *q, const stx_real *bias, const stx_real *k,
                                   size_t D) {
     double s = 0;
@@ -13225,7 +13248,7 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
                                    double *w, double *raw_m) {
     STX__FP_SCOPE;
     const size_t D = a->D, keys = stx_attention_keys(a), zero = stx__zero_keys(a->first_key);
-    const size_t persistent = zero + a->S; /* n of the first persistent vector */
+    const size_t persistent = zero + a->S; /* index n of the first persistent vector */
     const stx_real *q = a->q + b * a->q_batch_stride + i * a->q_row_stride + h * D;
     const stx__kv_rows rows = stx__key_rows(a, b, h);
     double span = 0, max = -HUGE_VAL, norm = 0;
@@ -13246,9 +13269,9 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
             if (!a->not_causal && (delta < a->delta_min || delta > (ptrdiff_t)a->span)) continue;
             if (a->span_fraction)
                 raw_m[n] = (span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
-            /* if m < 0 before clamping, the score must not affect the maximum, because
-               it can be far larger than the others. A key with exactly 0 is kept, for
-               dspan_fraction */
+            /* If m < 0 before clamping, the score must not enter the maximum, because
+               it can be far larger than the others. A key with m = 0 exactly is kept:
+               dspan_fraction needs it */
             if (raw_m[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;
             w[n] = (double)a->scale * stx__attn_plain_score(a, &rows, q, h, j, delta);
         }
@@ -13262,8 +13285,8 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
     for (n = 0; n < keys; n++) w[n] = norm > 0 ? w[n] / norm : 0;
 }
 
-/* Turns w into r_ij a_ij, from the softmax w and raw_m of stx_attention_weights. row:
-   the row of the (B,H,T) queries. Each weight uses 16 random bits; see
+/* Turns the softmax w and raw_m of stx_attention_weights into the weights r_ij a_ij, in
+   w. `row` is the row of the query in (B,H,T). Each weight uses 16 random bits; see
    stx__attn_philox_calls. */
 static void stx__attn_plain_mask(const stx_attention_args *a, size_t row, double *w,
                                  const double *raw_m) {
@@ -13293,7 +13316,7 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
         stx_attention_weights(a, b, h, i, w, raw_m);
         stx__attn_plain_mask(a, row, w, raw_m);
         for (d = 0; d < D; d++) {
-            double y = 0; /* starts at key 0: the values of zero keys are 0 */
+            double y = 0; /* starts at key 0, since the values of zero keys are 0 */
             for (n = zero; n < persistent; n++) {
                 /* the value of a key that is padded or before first_key may be NaN */
                 const stx_real *v = w[n] > 0 ? stx__kv_row(&values, (ptrdiff_t)(n - zero)) : NULL;
@@ -13311,15 +13334,17 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
 
 // >>attention: tiles
 
-/* How the kernels compute attention. Forward, a work unit is a few tiles of up to BQ
-   queries of one head of one batch row. (Backward, it is all queries of a head and a
-   range of its keys: see stx__attn_unit.) It walks through the keys in tiles of up to BK,
-   from the oldest that the head reaches to the newest that its last query sees, rounded
-   outwards to multiples of KEY_ALIGN. Other keys are not read. Each tile of keys is
-   packed once and is then used by all tiles of queries of the unit.
+/* How the kernels compute attention. In the forward pass, a work unit is a few tiles of
+   up to BQ queries of one head of one batch row. (In the backward pass, it is all
+   queries of a head and a range of its keys; see stx__attn_unit.) The unit processes
+   the keys in tiles of up to BK, from the oldest key that the head reaches to the
+   newest key that the unit's last query sees. This range is rounded outwards to
+   multiples of KEY_ALIGN, and other keys are not read. Each tile of keys is packed once
+   and then used by all query tiles of the unit.
 
-   Keys that are seen (x) by T = 4 queries with S = 11, delta_min = 1 and distances up to
-   6. All of them are in one tile, with j0 = 0, so that a column is a key:
+   Example: x marks the keys that T = 4 queries see with S = 11, delta_min = 1 and
+   distances up to 6. All keys are in one tile with j0 = 0, so column numbers are key
+   numbers:
 
        key       0  1  2  3  4  5  6  7  8  9 10
        query 0   .  x  x  x  x  x  x  .  .  .  .      lo = 1, hi = 7
@@ -13327,9 +13352,9 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
        query 2   .  .  .  x  x  x  x  x  x  .  .
        query 3   .  .  .  .  x  x  x  x  x  x  .
 
-   For a tile of queries (rows r) and a tile of keys (columns c), with the packed queries
-   q = scale (q + content_bias) and qv = scale (q + position_bias), and with p0, the row
-   of pe for the distance between row 0 and column 0:
+   For a tile of queries (rows r) and a tile of keys (columns c), with the packed
+   queries q = scale (q + content_bias) and qv = scale (q + position_bias), and with p0,
+   the row of pe for the distance between row 0 and column 0:
 
        s[r][c]  = q_r . k_c                              GEMM
        s[r][c] += qv_r . pe_p,  p = p0 + c - r           GEMM, skewed
@@ -13338,16 +13363,18 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
        sum_r    = f sum_r + sum_c w[r][c]
        y_r      = f y_r + sum_c w[r][c] v_c              GEMM
 
-   After the last tile, y_r is divided by sum_r. Forward, q, k, s, v and y of a unit fit
-   in an L2 cache of 1 MB: with D = 64 they take 0.7 MB in f32, and qv another 0.13 MB.
+   After the last tile, y_r is divided by sum_r. In the forward pass, q, k, s, v and y
+   of a unit fit in an L2 cache of 1 MB: with D = 64, they take 0.7 MB in f32, and qv
+   takes another 0.13 MB.
 
-   The micro-kernel computes MR rows and NR columns at a time, only in columns that one of
-   the MR rows sees. [lo,hi) are the columns that a row sees; its weights outside of them
+   The micro-kernel computes MR rows and NR columns at a time and skips columns that
+   none of the MR rows sees. A row sees columns [lo,hi); its weights in other columns
    are set to zero.
 
-   The skew. The second GEMM yields E[r][p] = qv_r . pe_p, which belongs to column c = p -
-   p0 + r of s: row r of E is moved r columns to the right. It costs nothing: the GEMM
-   writes to s + (p - p0) with a row stride of LDS + 1 instead of LDS.
+   The skew. The second GEMM yields E[r][p] = qv_r . pe_p, which belongs in column
+   c = p - p0 + r of s, so row r of E must move r columns to the right. This costs
+   nothing, because the GEMM writes to s + (p - p0) with a row stride of LDS + 1 instead
+   of LDS.
 
        E                            s
            p0  +1  +2                   c  0   1   2   3   4
@@ -13356,7 +13383,7 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
        r 2  g   h   i               r 2            g   h   i
 
    In the backward pass, the gradient of E is ds read with a row stride of LDS + 1.
-   Elements that are computed outside of the tile go to the PAD columns between the rows.
+   Elements outside the tile are written to the PAD columns between the rows.
 
    Easy to get wrong
        - The running maximum must skip keys with m = 0: their scores can exceed all
@@ -13367,28 +13394,28 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
          including those with m = 0.
        - dspan_fraction includes both ends of the ramp: 0 <= m <= 1 before clamping. */
 enum {
-    STX__BQ    = 128,                /* queries of a tile */
-    STX__BK    = 384,                /* keys of a tile */
-    STX__GROUP = 4 * STX__BQ,        /* most queries of a unit in the forward pass */
+    STX__BQ    = 128,                /* queries per tile */
+    STX__BK    = 384,                /* keys per tile */
+    STX__GROUP = 4 * STX__BQ,        /* maximum number of queries of a forward unit */
 
-    /* Tiles begin and end at its multiples; NR and KR divide it. */
+    /* Tiles of keys begin and end at multiples of KEY_ALIGN. NR and KR divide it. */
     STX__KEY_ALIGN = 32,
 
-    /* The margin between the rows of a tile: at least MR + NR - 2, by which a skewed
-       strip can exceed the tile on either side. */
+    /* The margin between the rows of a tile. Must be at least MR + NR - 2, the most by
+       which a skewed strip can exceed the tile on either side. */
     STX__PAD = 96,
     STX__LDS = STX__BK + STX__PAD,   /* row stride of a tile */
 
-    /* Added to the row strides of transposed matrices, which would often be multiples of
-       large powers of 2: then a column would occupy few cache sets. */
+    /* Added to the row strides of transposed matrices. Without it, these would often be
+       multiples of large powers of 2, and a column would occupy few cache sets. */
     STX__STAGGER = 16,
     STX__LDK = STX__BK + STX__STAGGER    /* row stride of transposed gradients of keys */
 };
 
-/* Distances beyond e = ceil(z max_span) + ceil(ramp) have m = 0: there (1 - delta + z
-   max_span) / ramp <= -1. With the rounding errors of the kernels, too: integers above
-   2^24 are rounded by at most 1 part in 2^24, and 1 part in 2^22 covers the few roundings
-   of m. */
+/* At distances beyond e = ceil(z max_span) + ceil(ramp), m is 0, because (1 - delta + z
+   max_span) / ramp <= -1. e is increased by 1 part in 2^22 to allow for the rounding
+   errors of the kernels: integers above 2^24 are rounded by at most 1 part in 2^24, and
+   the rest covers the few other rounding errors in m. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
     STX__FP_SCOPE;
     double e = ceil(z * max_span) + ceil(ramp);
@@ -13400,7 +13427,8 @@ STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_
     return e < (double)most ? (size_t)e : most;
 }
 
-/* Whether the normaliser includes all keys of the window, even those with m = 0. */
+/* Returns nonzero if the normaliser includes all keys within span, even those with
+   m = 0. */
 static int stx__attn_norm_has_masked(const stx_attention_args *a) {
     return a->eps > 0 || a->no_renorm;
 }

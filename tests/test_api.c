@@ -653,7 +653,7 @@ static void errors_of_linear_heads(void) {
     g.of[1] = 1;
     g.of[2] = 2;
     EXPECT_OF(stx_linear_heads(ex, &past, 2, wt[0], wt[1], 3, &g, got), STX_ERR_ARG,
-              "stx_linear_heads", "got another one", "a group below 2");
+              "stx_linear_heads", "a larger one", "a group index below 2");
     g.of[1] = 1;
     EXPECT_OF(stx_linear_heads(ex, &past, 2, wt[0], wt[0], 3, &g, got), STX_ERR_ARG,
               "stx_linear_heads", "overlaps", "separate wk and wv");
@@ -662,7 +662,7 @@ static void errors_of_linear_heads(void) {
               "stx_linear_heads", "got 1", "a stride of at least 12");
     past.data = NULL;
     EXPECT_OF(stx_linear_heads(ex, &past, 2, wt[0], wt[1], 3, &g, got), STX_ERR_ARG,
-              "stx_linear_heads", "NULL", "expected 3 rows");
+              "stx_linear_heads", "NULL", "expected data for 3 rows");
 }
 
 static void errors_of_backward(void) {
@@ -721,9 +721,9 @@ static void errors_of_attention_inputs(void) {
     EXPECT(ATTEND(&d, .content_bias = T_(7, 0, 0, 0)), STX_ERR_SHAPE, "stx_attention",
            "content_bias: expected (8)", "got (7)");
     EXPECT(ATTEND(&d, .position_bias = T_(8, 0, 0, 0)), STX_ERR_SHAPE, "stx_attention",
-           "position_bias: expected pe", "pe = NULL");
+           "position_bias requires pe", "pe = NULL");
     EXPECT(ATTEND(&d, .persistent_k = T_(2, 3, 4, 0)), STX_ERR_SHAPE, "stx_attention", "persistent",
-           "both or none");
+           "both or neither");
     EXPECT(ATTEND(&d, .persistent_k = T_(2, 3, 4, 0), .persistent_v = T_(2, 2, 4, 0)),
            STX_ERR_SHAPE, "stx_attention", "persistent", "(H,N,D)");
     EXPECT(ATTEND(&d, .persistent_k = T_(1, 3, 4, 0), .persistent_v = T_(1, 3, 4, 0)),
@@ -835,10 +835,10 @@ static void errors_of_attention_ranges(void) {
     enum { QKV_GRADIENT, FIRST_ROW, ROWS, KV_GRADIENT, NO_ROWS, NO_KV, CASES };
 
     static const char *const says[CASES][2] = {
-        {"kv with qkv", "a constant qkv"},
-        {"a range of the 5 rows", "4 rows from row 2"},
-        {"a range of the 5 rows", "6 rows from row 1"},
-        {"kv_rows: expected a constant kv", "stx_detach"},
+        {"kv with qkv", "requires no gradient"},
+        {"a range of the 5 rows", "4 rows starting at row 2"},
+        {"a range of the 5 rows", "6 rows starting at row 1"},
+        {"kv_rows: expected a kv that requires no gradient", "stx_detach"},
         {"kv_first, kv_rows: expected both 0", "got 1, 0"},
         {"kv_first, kv_rows: expected both 0", "got 1, 4 without kv"}};
     int i;
