@@ -56,9 +56,11 @@
        y_i = sum_t a_t v_{i-t}
        loss = mean nll + span_loss sum_l L mean_heads z
 
-   The mask, the attention weights and the penalty are those of 1905.07799. The
-   persistent vectors and the layer without a feed-forward network are those of
-   1907.01470.
+   The mask, the attention weights and the penalty are those of 1905.07799, except that
+   the mask reaches one token further (see Fidelity). The persistent vectors and the layer
+   without a feed-forward network are those of 1907.01470. The position term of s_t, the
+   window S and the cache length C are those of the authors' code. With fixed spans, m = 1
+   for t = 1..L.
 
    With pers = N > 0, a layer has no feed-forward network and no LN2. Every head also
    attends to N learned key-value pairs (all-attention), with keys sqrt(D) pers_key and
@@ -99,9 +101,10 @@
        step. Projecting the cached inputs with the current weights keeps old and new keys
        consistent, and lets the cached rows contribute to the gradients of Wk and Wv.
 
-   Gradients of one head. Let g be the gradient of the loss with respect to y_i, and let
-   norm = sum_u m_u exp(s_u). Sums over u include the persistent vectors, with m = 1.
-   Below, v_t stands for v_{i-t} and y for y_i. Then
+   Gradients of one head without dropout, derived from the formulas above. Let g be the
+   gradient of the loss with respect to y_i, and let norm = sum_u m_u exp(s_u). Sums over
+   u include the persistent vectors, with m = 1. Below, v_t stands for v_{i-t} and y for
+   y_i. Then
 
        ds_t = a_t g.(v_t - y)
        dm_t = (exp(s_t) / norm) g.(v_t - y)
@@ -209,12 +212,12 @@
            loss_of(model, text, old);
 
            for (size_t l = 0; stx_ok(x) && l < d.layers; l++) {
-               size_t rows = old->memory->layer[l].logical_count;
+               size_t cache_length = old->memory->layer[l].logical_count;
                size_t n = old->memory->layer[l].count;
                size_t bytes = old->B * n * d.dim * sizeof(stx_real);      // (B,n,d)
                stx_real *data = (stx_real *)malloc(bytes);
                if (data && stx_span_state_get(old, l, data))
-                   stx_span_state_set(copy, l, rows, data, n);
+                   stx_span_state_set(copy, l, cache_length, data, n);
                free(data);
            }
 
@@ -248,8 +251,9 @@
 
    dropout acts on attention weights and inside the feed-forward network; emb_dropout acts
    on the embedding and the last hidden state. The papers train their character-level
-   models with Adagrad, at a learning rate of 0.07 after a linear warm-up, and clip the
-   gradient of each tensor to norm 0.03.
+   models with Adagrad, at a learning rate of 0.07 after a linear warm-up. The gradient of
+   each tensor is clipped to norm 0.03 for the step, but not for Adagrad's sum of squares
+   (see stx_optim_desc).
 
    adapt_io requires a vocabulary sorted by decreasing frequency, because a cluster is a
    range of ids. The first cluster holds the frequent words at full width and is computed
@@ -284,7 +288,8 @@
    and 8 D sum_heads S_head bytes of keys and values per layer. With several streams, the
    weights are read once for all of them.
 
-   Fidelity to the authors' code for 1905.07799 and 1907.01470
+   Fidelity to the authors' code for 1905.07799 and 1907.01470 (github.com/
+   facebookresearch/adaptive-span, commit 27b815f)
        In double precision, losses, caches, all gradients and optimiser updates agree to
        within 1e-10 with those of an independent float64 implementation. Windows,
        initialisers, positions and presets are those of the authors' code. Weights and
@@ -315,15 +320,17 @@
 
        Omitted: dynamic spans, where z depends on the input.
 
-   Fidelity to fairseq's examples/adaptive_span, a different model, also based on
-   1905.07799. The weights of the two models are not interchangeable.
+   Fidelity to fairseq's examples/adaptive_span (commit 3d262bb), a different model, also
+   based on 1905.07799. The weights of the two models are not interchangeable.
        Supported:
            no_renorm         the mask multiplies the softmax over the window, without
-                             renormalisation: a_t = m_t exp(s_t) / sum_{u=1..S} exp(s_u)
+                             renormalisation: a_t = m_t exp(s_t) / sum_{u=1..S} exp(s_u).
+                             With pers, which fairseq lacks, the sum includes the
+                             persistent vectors
            span_per_layer    all heads of a layer share one z, of shape (1)
-           fairseq_init      projections and embedding normal with standard deviation
-                             1/sqrt(d), W1 and W2 uniform in [-r, r] with
-                             r = sqrt(6 / (d + f)); the rest as in the authors' code
+           fairseq_init      projections and, without adapt_io, the embedding normal with
+                             standard deviation 1/sqrt(d), W1 and W2 uniform in [-r, r]
+                             with r = sqrt(6 / (d + f)); the rest as in the authors' code
            STX_SPAN_LITERAL_MEMORY   fairseq, too, reads unwritten rows as zeros
        To reproduce fairseq, set adapt_span = no_renorm = fairseq_init = 1 and literal =
        STX_SPAN_LITERAL.
@@ -333,8 +340,8 @@
        of a layer negative, fairseq's S and C are smaller than ours for one step, by up to
        R rounded up to a multiple of 64. z in a fairseq checkpoint can be outside [0,1].
 
-       Omitted: fairseq's data loader never uses the last token of a block as a target,
-       but includes it in the divisor, so its losses are (T - 1) / T of the true values.
+       Omitted: in fairseq's data loader, the last position of a block has no target but
+       counts in the divisor, so its losses are (T - 1) / T of the true values.
        Its memories carry over from training into validation and back. Its vocabulary has
        four extra special symbols and is padded to a multiple of 8.
 
@@ -385,7 +392,8 @@
          Caching the keys instead would define a different model.
        - A layer's cache is written from the layer's input, before the layer runs. The
          cache of layer 0 stores the embedding after dropout.
-       - A token does not attend to itself: t starts at 1.
+       - A token does not attend to itself: t starts at 1. The first token of a text has
+         no key at all, unless there are persistent vectors; then y = 0.
        - The mask multiplies exp(s) and the weights are renormalised. Adding the ramp to
          the scores is not equivalent.
        - The window S follows the longest span of the layer's heads, in steps of 64.
@@ -415,8 +423,9 @@
 
    The compile-time options are described in seqtx.h.
 
-   Reading order: stx__span_layer (a layer), stx_span_forward (the loop over layers and
-   the memory), stx__span_sizes (spans), stx__span_gen_step (generation).
+   Reading order: stx__span_layer (a layer; stx_attention in seqtx.h computes the
+   formulas above), stx_span_forward (the loop over layers and the memory),
+   stx__span_sizes (spans), stx__span_gen_step (generation).
 */
 #define STX__LETTERS 1
 #include "seqtx.h"      /* hides single-letter macros; see the end of seqtx.h */
@@ -535,8 +544,10 @@ typedef struct stx_span_state {
     stx_span   *model;
     size_t      B;
     stx_memory *memory; /* storage: n = layer[l].count rows of layer inputs, (B,n,d),
-                           oldest first. layer[l].logical_count is the cache length: C,
-                           or less while the cache refills after a span has grown. Rows
+                           oldest first. layer[l].logical_count is the cache length, as
+                           in the authors' code: C, or less while the cache refills after
+                           a span has grown. It affects only keys of steps, copies and
+                           checkpoints, not results. Rows
                            of the window that are not stored are ignored; with
                            STX_SPAN_LITERAL_MEMORY, they are read as zeros */
 } stx_span_state;
@@ -627,7 +638,8 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
                               const stx_span_state *s, uint64_t salt);
 
 /* Returns the span z L of one head in tokens, without the ramp. Returns L if spans are
-   fixed, and 0 if l or head is out of range. */
+   fixed, and 0 if l or head is out of range. On a GPU, this and the next three functions
+   wait until the spans of the previous step are known. */
 STX_DEF double stx_span_head_span(const stx_span *m, size_t l, size_t head);
 
 /* Return S, the number of tokens that layer l can look back, and C, the length of its
@@ -689,7 +701,8 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m);
 #define SEQTX_ATTN_SPAN_IMPLEMENTATION_DONE
 
 #define STX_LOOPS
-#include "seqtx.h"      /* included again for STX__FP_SCOPE; see STX_LOOPS in seqtx.h */
+#include "seqtx.h"      /* included again for STX__FP_SCOPE, which sets the library's
+                           floating-point environment in a function; see STX_LOOPS */
 
 #include <math.h>
 #include <stdio.h>
@@ -872,9 +885,8 @@ static void stx__span_create_layer(stx_span *m, size_t l) {
     }
 
     /* Wq, Wk and Wv are adjacent in memory so that one GEMM computes q, k and v. The
-       authors' code initialises in the order q, o, v, k. The offsets, each of which
-       affects only the next parameter, give wk and wo the same random numbers as
-       there. */
+       random numbers are drawn in the order q, o, v, k, as in the authors' code. Each
+       offset affects only the next parameter. */
     if (!stx_params_make_contiguous(m->params, stx_bytes_of(3, d->dim, d->dim))) return;
     p->wq = stx__span_param(m, l, "attn.wq", proj, scale_d, d->dim, d->dim, 0);
     stx_params_rng_offset(m->params, 2);
@@ -976,8 +988,8 @@ static void stx__span_sizes(const stx_span *m, size_t l, size_t *S, size_t *C) {
    - Keys beyond a head's span affect the result: no_renorm or STX_SPAN_LITERAL_EPS.
    - Zero keys precede the cached rows, which stx_attention does not support together
      with groups: STX_SPAN_LITERAL_MEMORY.
-   - Streams have different numbers of cached rows (masked): a head with a short span
-     might see no key.
+   - Streams have different numbers of cached rows (masked). This ends when the emptied
+     rows have moved out of the cache.
    - Grouping would save too few rows to pay for reordering the weights, which happens
      once in the forward pass and once in the backward pass.
    Measured gain: 14 % of a training step (enwik8_small on Zen 4, one head per layer with
@@ -1003,9 +1015,9 @@ static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows,
     stx_head_groups_choose(need, d->heads, rows, &several);
 
     /* A rule of thumb. For each row in `saved`, grouping avoids computing B D elements of
-       k, and as many of v. These must be at least as many elements as are moved when a
-       weight matrix is reordered in a step, about 3 d^2: B D saved >= 3 d^2, where d = H
-       D. */
+       k and of v. Grouping reorders Wk and Wv in forward and backward, and adds up their
+       gradients: about 3 d^2 elements each are moved. So B D saved >= 3 d^2, where d = H
+       D, is required. */
     for (head = 0; head < d->heads; head++) saved += rows - several.rows[several.of[head]];
     if (several.count > 1 && B * saved >= 3 * d->heads * d->dim) *g = several;
 }
@@ -1211,8 +1223,8 @@ static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h,
 
 /* Runs the rest of a layer after the attention, whose output is y:
        h'  = LN1(h + Wo y)
-       h'' = LN2(h' + W2 relu(W1 h' + b1) + b2)     omitted with pers
-   There is no dropout on the residual branches. */
+       h'' = LN2(h' + W2 dropout(relu(W1 h' + b1)) + b2)    omitted with pers
+   There is no other dropout on the residual branches. */
 static stx_tensor *stx__span_tail(stx_span *m, size_t l, stx_tensor *h, stx_tensor *y) {
     stx_ctx *x = m->ctx;
     const stx_span_layer *p = &m->layer[l];
