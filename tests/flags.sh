@@ -59,10 +59,10 @@ refuse() {
 }
 
 try clang -std=gnu99 -O2 -ffast-math
-try gcc -std=gnu99 -O1 -ffast-math -fno-finite-math-only
 try gcc -std=gnu99 -O1 -m32 -mfpmath=387
-try clang -std=gnu99 -O1 -m32 -mno-sse
 if [ -n "$FULL" ]; then
+    try gcc -std=gnu99 -O1 -ffast-math -fno-finite-math-only
+    try clang -std=gnu99 -O1 -m32 -mno-sse
     for cc in "gcc -fno-finite-math-only" clang; do
         for flags in -O0 "-O2" "-O3 -ffast-math -march=native" \
             -Ofast "-O2 -ffinite-math-only" "-O2 -funsafe-math-optimizations" "-O0 -ffast-math" \

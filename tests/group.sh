@@ -507,7 +507,7 @@ not_so "rank 1 of 2, on $host: --checkpoint is none here, but given on rank 0" 1
 not_so "no-such-option" 1 -np 3 "$mpi" $all --no-such-option
 not_so "rank 1 of 2, on $host: .*no-such-option" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all \
     --no-such-option
-not_so "[A-Z]_SIZE says that .*make MPI=1" 1 -np 2 "$bin" $all
+not_so "[A-Z]_SIZE is 2, .*make MPI=1" 1 -np 2 "$bin" $all
 
 section "options of the file"
 # These need another context than the open one.
