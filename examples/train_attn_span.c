@@ -465,8 +465,9 @@ static void plan(tr_lm *t) {
     const tr_opt *niter = tr_find_option(&options, "niter", sizeof "niter" - 1);
     const uint64_t tenth = opt.nbatches < 10 ? 1 : opt.nbatches / 10;
 
-    /* --niter on the command line overrides --steps from the checkpoint */
-    if (steps->from == TR_FROM_CHECKPOINT && niter->from > TR_FROM_CHECKPOINT) opt.lm.steps = 0;
+    /* --niter on the command line overrides --steps from the checkpoint; that of a preset
+       does not */
+    if (steps->from == TR_FROM_CHECKPOINT && niter->from == TR_FROM_ARGS) opt.lm.steps = 0;
 
     t->steps = opt.lm.steps ? opt.lm.steps : opt.niter * opt.nbatches;
     t->log_every = opt.lm.log_every ? opt.lm.log_every : 10;

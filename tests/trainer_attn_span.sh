@@ -100,6 +100,11 @@ family_more() {
     good "12 steps" niter --data ../t.txt --checkpoint run.st $full --steps 12
     good "then 5 iterations of 4" niter --checkpoint run.st --niter 5 --nbatches 4 --threads 1
     check "12 steps, then 5 iterations of 4: 20 steps" [ "$(meta niter/run.st step)" = 20 ]
+    # but not --niter of a preset
+    preset="--preset reference $full --tokens bytes"
+    good "a preset, 3 steps" niter --data ../t.txt --checkpoint preset.st $preset --steps 3
+    good "the preset again" niter --checkpoint preset.st $preset
+    check "a preset's --niter: still 3 steps" [ "$(meta niter/preset.st step)" = 3 ]
     # spans of all heads: the same in the log, in the curves and at the end
     spans() { events "$1" | tail -n 1 | sed 's/.*"spans":.\([^]]*\).*/\1/'; }
     good "spans of all heads" niter --data ../t.txt $full --nlayers 3 --nheads 2 --steps 20 \
