@@ -27,27 +27,31 @@ static struct {
 static tr_opt table[] = {
     TR_TEXT("counts", TR_LOCAL, &opt.counts,
         "file with the count of each word in the text, in the order of the words' ids"),
-    TR_TEXT("ids", TR_LOCAL, &opt.ids, "or the text itself, as ids separated by white space"),
+    TR_TEXT("ids", TR_LOCAL, &opt.ids,
+        "instead of --counts: the text itself, as ids separated by white space"),
     TR_TEXT("text", TR_LOCAL, &opt.text,
-        "or the training text, whose words get ids as in train_par: by falling count, <eos> "
-        "first"),
-    TR_CHOICE("tokens", TR_LOCAL, &opt.tokens, "words|chars", "text: what a word is"),
+        "instead of --counts: the training text, whose words get the same ids as in train_par "
+        "(<eos> first, then by decreasing count)"),
+    TR_CHOICE("tokens", TR_LOCAL, &opt.tokens, "words|chars", "with --text: what a word is"),
     TR_SIZE("min-count", TR_LOCAL, &opt.min_count, 0, TR_INF,
-        "text: words with a smaller count become <unk>, as in train_par"),
+        "with --text: words with a smaller count become <unk>, as in train_par"),
     TR_SIZE("vocab", TR_LOCAL, &opt.vocab, 0, 1u << 30,
-        "ids: size of the vocabulary; 0: the largest id + 1"),
-    TR_FLAG("sort", TR_LOCAL, &opt.sort, "first renumber the words by falling count"),
+        "with --ids: size of the vocabulary; 0: the largest id + 1"),
+    TR_FLAG("sort", TR_LOCAL, &opt.sort, "first renumber the words by decreasing count"),
     TR_SIZE("clusters", TR_LOCAL, &opt.clusters, 1, STX_MAX_CLUSTERS,
-        "number of clusters, including the head: one more than cutoffs"),
+        "number of clusters, including the head: one more than the number of cutoffs"),
     TR_CHOICE("cost", TR_LOCAL, &opt.cost, "macs|time|reference",
-        "multiply-adds per token; time, by matrix multiplications measured on this machine; the "
-        "cost of PAR's reference, in which only its own tokens pay for the head"),
+        "cost that is minimised. macs: multiply-adds per token. time: time of the matrix "
+        "multiplications, as measured on this machine. reference: the cost of PAR's reference, "
+        "in which only the tokens of the head pay for it"),
     TR_SIZE("dim", TR_LOCAL, &opt.dim, 1, 1u << 28, "model dimension D"),
     TR_REAL_OPEN("factor", TR_LOCAL, &opt.factor, 0, 1, 1e6, "tail k has width D / factor^k"),
-    TR_TEXT("proj-dims", TR_LOCAL, &opt.proj_dims, "the width of each tail instead, such as 64,16"),
-    TR_SIZE("rows", TR_LOCAL, &opt.rows, 1, 1u << 20, "time: tokens per step"),
-    TR_TEXT("against", TR_LOCAL, &opt.against, "print the cost of these cutoffs, too"),
-    TR_SIZE("threads", TR_LOCAL, &opt.threads, 0, 4096, "time: threads; 0: all"),
+    TR_TEXT("proj-dims", TR_LOCAL, &opt.proj_dims,
+        "width of each tail, instead of --factor, such as 64,16"),
+    TR_SIZE("rows", TR_LOCAL, &opt.rows, 1, 1u << 20, "with --cost time: tokens per step"),
+    TR_TEXT("against", TR_LOCAL, &opt.against, "also print the cost of these cutoffs"),
+    TR_SIZE("threads", TR_LOCAL, &opt.threads, 0, 4096,
+        "with --cost time: number of threads; 0: all"),
     TR_END
 };
 
@@ -59,8 +63,8 @@ static tr_options options = {
 
 // >>time of a matrix multiplication
 
-/* max(floor, fixed + slope m) for m multiply-adds: convex and increasing, so that the
-   cutoffs are optimal. rows: of the batch. */
+/* A matrix multiplication of m multiply-adds takes max(floor, fixed + slope m) seconds.
+   For this form, stx_par_cuts finds the optimum. rows: tokens per step. */
 typedef struct gemm_time {
     double floor, fixed, slope, rows;
 } gemm_time;
@@ -71,7 +75,8 @@ static double time_of(void *user, size_t columns, size_t inner, double share) {
     return t > g->floor ? t : g->floor;
 }
 
-/* The shortest time of several runs of (rows,inner) (inner,columns); 0 after an error */
+/* Multiplies (rows,inner) by (inner,columns) several times and returns the shortest time
+   in seconds, or 0 after an error. */
 static double shortest(stx_ctx *x, const stx_real *data, size_t rows, size_t inner,
                        size_t columns) {
     double best = HUGE_VAL, spent = 0;
@@ -91,7 +96,8 @@ static double shortest(stx_ctx *x, const stx_real *data, size_t rows, size_t inn
     return stx_ok(x) ? best : 0;
 }
 
-/* Fits fixed and slope to measured times t, weighted by 1 / t^2 (relative errors). */
+/* Fits g->fixed and g->slope to measured times t by least squares. Weights of 1 / t^2
+   minimise the relative errors. */
 static void fit(gemm_time *g, stx_ctx *x, const stx_real *data) {
     static const size_t shape[6][2] = {     /* inner, columns */
         {64, 64}, {64, 512}, {128, 1024}, {128, 4096}, {256, 4096}, {512, 4096}
@@ -114,7 +120,7 @@ static void fit(gemm_time *g, stx_ctx *x, const stx_real *data) {
     if (!(g->fixed > 0)) g->fixed = 0;
 }
 
-/* Measures the times of this machine. Returns 0 and err. */
+/* Measures the times of this machine. Returns 0 and sets err on failure. */
 static int measure(gemm_time *g, char err[TR_ERR]) {
     const size_t rows = (size_t)opt.rows, most = STX_MAX(rows, 4096) * 512;
     stx_real *data = (stx_real *)malloc(most * sizeof *data);
@@ -127,7 +133,7 @@ static int measure(gemm_time *g, char err[TR_ERR]) {
     x = stx_create(&d);
     ok = x && data;
     if (!ok) {
-        tr_fail(err, TR_ERR, "--cost time: no memory for the measurement");
+        tr_fail(err, TR_ERR, "--cost time: out of memory: cannot measure");
     } else {
         for (i = 0; i < most; i++)
             data[i] = (stx_real)((double)(i * 2654435761u % 1000) / 500 - 1);
@@ -150,22 +156,23 @@ typedef struct counts {
     size_t    size, capacity;
 } counts;
 
-/* Makes space for word i. Returns 0 and err if there is no memory. */
+/* Makes space for word i. Returns 0 and sets err if memory runs out. */
 static int reserve(counts *c, size_t i, const char *path, char err[TR_ERR]) {
     size_t capacity = c->capacity ? c->capacity : 1024;
     uint64_t *n;
     while (capacity <= i) capacity *= 2;
     if (capacity == c->capacity) return 1;
     n = (uint64_t *)realloc(c->n, capacity * sizeof *n);
-    if (!n) return tr_fail(err, TR_ERR, "%s: no memory for %zu words", path, capacity);
+    if (!n)
+        return tr_fail(err, TR_ERR, "%s: out of memory: cannot count %zu words", path, capacity);
     memset(n + c->capacity, 0, (capacity - c->capacity) * sizeof *n);
     c->n = n;
     c->capacity = capacity;
     return 1;
 }
 
-/* Adds one number of a file, which ends before byte `at`: a count, or an id to be
-   counted. */
+/* Adds one number, which ends before byte `at` of the file: a count, or an id to be
+   counted. Returns 0 and sets err on failure. */
 static int add(counts *c, const char *number, int ids, const char *path, uint64_t at,
                char err[TR_ERR]) {
     const uint64_t limit = opt.vocab ? opt.vocab : 1u << 30;
@@ -186,8 +193,8 @@ static int add(counts *c, const char *number, int ids, const char *path, uint64_
     return 1;
 }
 
-/* Reads counts, or ids that are counted, separated by white space; a byte-order mark at
-   the start is skipped. Returns 0 and err. */
+/* Reads counts, or counts ids, which are separated by white space. A byte-order mark at
+   the start is skipped. Returns 0 and sets err on failure. */
 static int read_counts(counts *c, const char *path, int ids, char err[TR_ERR]) {
     static const unsigned char mark[3] = {0xEF, 0xBB, 0xBF};
     const char *option = ids ? "ids" : "counts";
@@ -227,7 +234,8 @@ static int read_counts(counts *c, const char *path, int ids, char err[TR_ERR]) {
     return ok;
 }
 
-/* Counts the tokens of a text by its vocabulary. */
+/* Counts each token of a text. Returns 0 and sets err, or the context's error, on
+   failure. */
 static int count_text(counts *c, const stx_vocab *v, stx_corpus *text, char err[TR_ERR]) {
     const size_t size = stx_corpus_size(text);
     int32_t id[4096];
@@ -242,8 +250,8 @@ static int count_text(counts *c, const stx_vocab *v, stx_corpus *text, char err[
     return 1;
 }
 
-/* Counts the words of --text in the order of the vocabulary that train_par builds from
-   it. Returns 0 and err. */
+/* Counts the words of --text, in the order of the vocabulary that train_par would build
+   from it. Returns 0 and sets err on failure. */
 static int read_text(counts *c, stx_ctx *x, char err[TR_ERR]) {
     struct stat st;
     stx_vocab_desc d;
@@ -277,7 +285,7 @@ static int falling(const void *a, const void *b) {
 
 // >>cost
 
-/* Share of the text of each cluster */
+/* Computes the share of the text that is in each cluster. */
 static void shares(const counts *c, const size_t *cut, size_t cuts, double *share) {
     double sum[STX_MAX_CLUSTERS] = {0}, all = 0;
     size_t i, k = 0;
@@ -289,13 +297,13 @@ static void shares(const counts *c, const size_t *cut, size_t cuts, double *shar
     for (k = 0; k <= cuts; k++) share[k] = all > 0 ? sum[k] / all : 0;
 }
 
-/* Number of words in cluster k */
+/* Returns the number of words in cluster k. */
 static size_t words_in(const counts *c, const size_t *cut, size_t cuts, size_t k) {
     return (k < cuts ? cut[k] : c->size) - (k ? cut[k - 1] : 0);
 }
 
-/* The cost of cutoffs as seqtx_par.h defines it. widths: of the tails, or NULL. time:
-   NULL unless --cost time */
+/* Returns the cost of cutoffs as seqtx_par.h defines it. widths: the widths of the tails,
+   or NULL to derive them from --factor. time: NULL unless --cost is time. */
 static double cost_of(const counts *c, const size_t *cut, size_t cuts, const size_t *widths,
                       gemm_time *time, const double *share) {
     const size_t D = (size_t)opt.dim;
@@ -344,7 +352,7 @@ static void print_cost(const counts *c, const char *what, const size_t *cut, siz
 typedef struct job {
     size_t tails;
     size_t width[STX_MAX_CLUSTERS], widths;         /* --proj-dims, and their number */
-    size_t against[STX_MAX_CLUSTERS], againsts;     /* --against */
+    size_t against[STX_MAX_CLUSTERS], againsts;     /* --against, and their number */
 } job;
 
 static int read_widths(job *j, char err[TR_ERR]) {
@@ -373,7 +381,8 @@ static int read_against(job *j, size_t words, char err[TR_ERR]) {
                        "--against %.100s: expected increasing numbers from 1 to %zu, separated by "
                        "commas", opt.against, words - 1);
     if (j->widths && j->againsts && j->widths != j->againsts)
-        return tr_fail(err, TR_ERR, "--against %.100s: expected %zu cutoffs, like --proj-dims",
+        return tr_fail(err, TR_ERR,
+                       "--against %.100s: expected %zu cutoffs, as many as --proj-dims has widths",
                        opt.against, j->widths);
     return 1;
 }
@@ -407,7 +416,7 @@ static int solve(const job *j, counts *c, stx_ctx *x, char err[TR_ERR]) {
     if (j->againsts) print_cost(c, "against:", j->against, j->againsts, widths, time);
     print_cost(c, "one:", cut, 0, NULL, time);
     if (fflush(stdout) || ferror(stdout))
-        return tr_fail(err, TR_ERR, "cannot print: %s", strerror(errno));
+        return tr_fail(err, TR_ERR, "cannot write to standard output: %s", strerror(errno));
     return 1;
 }
 
@@ -419,7 +428,7 @@ static int run(char err[TR_ERR]) {
     memset(&j, 0, sizeof j);
     memset(&c, 0, sizeof c);
     j.tails = (size_t)opt.clusters - 1;
-    ok = x ? read_widths(&j, err) : tr_fail(err, TR_ERR, "no memory");
+    ok = x ? read_widths(&j, err) : tr_fail(err, TR_ERR, "out of memory: cannot create a context");
     if (ok && opt.text) ok = read_text(&c, x, err);
     if (ok && opt.ids) ok = read_counts(&c, opt.ids, 1, err);
     if (ok && opt.counts) ok = read_counts(&c, opt.counts, 0, err);
@@ -431,7 +440,7 @@ static int run(char err[TR_ERR]) {
 
 static int check(char err[TR_ERR]) {
     if (!opt.counts + !opt.ids + !opt.text != 2)
-        return tr_fail(err, TR_ERR, "expected one of --counts, --ids and --text");
+        return tr_fail(err, TR_ERR, "expected exactly one of --counts, --ids and --text");
     if (!opt.text && (tr_given(&options, "tokens") || opt.min_count))
         return tr_fail(err, TR_ERR, "--tokens and --min-count require --text");
     if (!opt.ids && opt.vocab) return tr_fail(err, TR_ERR, "--vocab requires --ids");

@@ -5,8 +5,8 @@
        cc -O2 own_family.c -lm -o own_family && ./own_family own_family.c
        cc -O2 -DSEQTX_DOUBLE own_family.c -lm -o own_check && ./own_check
 
-   The first trains on a file (own_family FILE [STEPS]), the second checks the gradients
-   and the memory.
+   The first program trains on a file (own_family FILE [STEPS]). The second checks the
+   gradients and the memory.
 
    The model is a stack of gated convolutions over time, each with twice the reach of the
    one below (the gates of WaveNet, van den Oord et al. 2016, 1609.03499). Layer l
@@ -76,15 +76,15 @@ static stx_memory *conv_memory(const conv *m, size_t B) {
     d.B = B;
     d.width = D;
     stx_memory *s = stx_memory_create(m->x, &d);
-    if (!zeros) stx_fail(m->x, STX_ERR_MEMORY, "conv_memory: out of memory");
+    if (!zeros) stx_fail(m->x, STX_ERR_MEMORY, "out of memory: cannot create the zero rows");
     for (size_t l = 0; l < L && stx_ok(m->x); l++)
         stx_memory_set(s, l, (size_t)1 << l, zeros, (size_t)1 << l);
     free(zeros);
     return s;
 }
 
-/* ids (B,T) -> logits (B,T,V). Reads the memory in and writes the one after these tokens
-   to out, which may be in, or NULL to keep none. */
+/* Computes logits (B,T,V) from ids (B,T). Reads the memory `in` and writes the memory
+   after these tokens to `out`, which can be the same one, or NULL. */
 static stx_tensor *conv_forward(const conv *m, const stx_ids *ids, const stx_memory *in,
                                 stx_memory *out) {
     stx_ctx *x = m->x;
@@ -108,7 +108,7 @@ static stx_tensor *conv_forward(const conv *m, const stx_ids *ids, const stx_mem
     return stx_linear(x, h, m->out, m->out_b, STX_ACT_NONE);
 }
 
-/* Mean negative log-likelihood of next (B,T), nats per token -> (1) */
+/* Returns the mean negative log-likelihood of next (B,T), in nats per token. */
 static stx_tensor *conv_loss(const conv *m, const stx_ids *ids, const stx_ids *next,
                              const stx_memory *in, stx_memory *out) {
     return stx_cross_entropy(m->x, conv_forward(m, ids, in, out), next, 0);
@@ -116,14 +116,14 @@ static stx_tensor *conv_loss(const conv *m, const stx_ids *ids, const stx_ids *n
 
 #ifdef SEQTX_DOUBLE
 
-/* Loss of text[1 .. n], given text[0 .. n-1] */
+/* Returns the loss of text[1 .. n], given text[0 .. n-1]. */
 static stx_tensor *loss_of(const conv *m, const int32_t *text, size_t n, const stx_memory *in,
                            stx_memory *out) {
     return conv_loss(m, stx_tokens(m->x, text, 1, n), stx_tokens(m->x, text + 1, 1, n), in, out);
 }
 
-/* The largest error of about eight elements of parameter p's gradient against central
-   differences of the loss, relative to the largest element of the gradient. */
+/* Compares about eight elements of parameter p's gradient with central differences of the
+   loss. Returns the largest error, relative to the largest element of the gradient. */
 static double gradient_error(const conv *m, size_t p, const int32_t *text, size_t n,
                              const stx_memory *memory) {
     static stx_real value[V * D], grad[V * D];
@@ -155,7 +155,8 @@ static double gradient_error(const conv *m, size_t p, const int32_t *text, size_
     return error;
 }
 
-/* Checks the gradients, and that a text read in two parts has the loss of the whole. */
+/* Checks the gradients, and that a text has the same loss when it is read in two parts.
+   */
 int main(void) {
     enum { T = 64, PART = 40 };
 

@@ -5,9 +5,9 @@
        ./plot long.jsonl short.jsonl --log-x --smooth 50 --title "two spans" -o spans.svg
        ssh machine cat run.jsonl | ./plot - -o run.svg
 
-   There is a panel for everything that a run has logged: loss by step and by time, in
-   the unit of the run; learning rate, tokens per second and norm of the gradient; the
-   spans of all heads; the probabilities of PAR's blocks; compression. */
+   The picture has a panel for everything that the runs have logged: loss by step and by
+   time, in the unit of the run; learning rate, tokens per second and gradient norm; the
+   spans of all heads; the probabilities of PAR's blocks; the losses of compression. */
 #include "train.h"
 #include "svg.h"
 #include "../seqtx.h"
@@ -20,19 +20,20 @@ static struct {
 
 static tr_opt table[] = {
     TR_TEXT_ALSO("out", "o", TR_LOCAL, &opt.out,
-                 "the SVG to write; - is standard output. Also -o FILE"),
-    TR_TEXT("title", TR_LOCAL, &opt.title, "the title; default: the model that was trained"),
+                 "the SVG file to write; -: standard output. Can be abbreviated to -o"),
+    TR_TEXT("title", TR_LOCAL, &opt.title,
+            "title of the picture; default: the model that was trained"),
     TR_SIZE("smooth", TR_LOCAL, &opt.smooth, 0, 1u << 30,
-            "draw means of this many records of the log, and the records faintly; 1 means no "
-            "smoothing, 0 a fortieth of each log"),
-    TR_FLAG("log-x", TR_LOCAL, &opt.log_x, "logarithmic axis of steps"),
+            "draw means over this many records of the log, with the records themselves as faint "
+            "lines; 1: no smoothing; 0: a fortieth of each log"),
+    TR_FLAG("log-x", TR_LOCAL, &opt.log_x, "use a logarithmic axis for steps"),
     TR_FLAG("version", TR_LOCAL, &opt.version, "print the version and exit"),
     TR_END};
 
 static tr_options options = {
     "plot",
-    "Draws the logs of training runs: plot run.jsonl [more.jsonl ..] -o run.svg; a log named - is "
-    "standard input.",
+    "Draws the logs of training runs: plot run.jsonl [more.jsonl ..] -o run.svg. A log named - is "
+    "read from standard input.",
     table,
     NULL,
     "",
@@ -42,7 +43,7 @@ static tr_options options = {
 
 // >>logs
 
-/* the columns of a record of training, and their names in the log */
+/* the columns of a training record, and their names in the log */
 enum { STEP, SECONDS, METRIC, LR, SPEED, NORM, SPAN, TAU, LATENCY, COLUMNS };
 
 static const char *const column[COLUMNS] = {"step",     "seconds",      NULL,
@@ -65,10 +66,10 @@ static const struct {
 } unit[UNITS] = {{"bpb", "bits per byte", 0},
                  {"bpc", "bits per character", 0},
                  {"ppl", "perplexity", 1},
-                 {"word_ppl", "perplexity of a word", 1},
+                 {"word_ppl", "perplexity per word", 1},
                  {"loss", "loss, nats per token", 0}};
 
-/* Rows of `width` values; the first is the step, which increases from row to row. */
+/* Rows of `width` values. The first is the step, which increases from row to row. */
 typedef struct rows {
     double *v;
     size_t n, capacity, width;
@@ -81,12 +82,12 @@ typedef struct run {
     size_t layers;
     char memories[200];                    /* --memory-layers */
     rows train, list[LISTS], eval[SPLITS]; /* no value of a list is negative */
-    double before;                         /* seconds of the starts before the last one */
-    double clock;                          /* seconds of the last start, so far */
-    int timed;                             /* the log has seconds */
+    double before;                         /* seconds before the run was last resumed */
+    double clock;                          /* seconds since then */
+    int timed;                             /* the log contains seconds */
 } run;
 
-/* All runs; `here` of them are of the log that is being read. */
+/* All runs; the last `here` of them are from the log that is being read. */
 typedef struct runs {
     run *v;
     size_t n, here;
@@ -96,7 +97,7 @@ static double *row_of(const rows *t, size_t i) {
     return t->v + i * t->width;
 }
 
-/* Appends a row; NULL if there is no memory. */
+/* Appends a row and returns it, or NULL if memory runs out. */
 static double *add_row(rows *t) {
     if (t->n == t->capacity) {
         size_t capacity = t->capacity ? 2 * t->capacity : 64;
@@ -108,7 +109,7 @@ static double *add_row(rows *t) {
     return row_of(t, t->n++);
 }
 
-/* A run was resumed at `step`: removes the records of an earlier start after it. */
+/* Removes the records after `step`, at which a run was resumed. */
 static void go_back(run *r, double step) {
     rows *t[1 + LISTS + SPLITS];
     size_t k, n = 0;
@@ -119,7 +120,7 @@ static void go_back(run *r, double step) {
         while (t[k]->n && row_of(t[k], t[k]->n - 1)[0] > step) t[k]->n--;
 }
 
-/* The time of the last record that has one */
+/* Returns the seconds of the last record that has them, or 0. */
 static double so_far(const run *r) {
     size_t n = r->train.n;
     while (n && isnan(row_of(&r->train, n - 1)[SECONDS])) n--;
@@ -156,7 +157,7 @@ static double number_of(const member *m) {
     return svg_read(m->value, &x) == m->p ? x : (double)NAN;
 }
 
-/* Copies the inside of a string, with its escapes, truncated to fit. */
+/* Copies a string without its quotes, truncated to fit. Escapes are not decoded. */
 static void text_of(const member *m, char *out, size_t size) {
     size_t n = *m->value == '"' ? (size_t)(m->p - m->value) - 2 : 0;
     if (n >= size) n = size - 1;
@@ -204,7 +205,8 @@ static void configure(run *r, const char *config) {
                  word);
 }
 
-/* The unit of a run is that of its first record. */
+/* Returns the metric of a record, in the unit of the run, which is the unit of the run's
+   first record. */
 static double metric_of(run *r, const double *v, const int *there) {
     int k;
     for (k = 0; r->unit < 0 && k < UNITS; k++)
@@ -212,16 +214,16 @@ static double metric_of(run *r, const double *v, const int *there) {
     return r->unit >= 0 ? v[r->unit] : (double)NAN;
 }
 
-/* What a line of a log says. */
+/* The content of a line of a log. */
 typedef struct record {
     char event[16], split[16];
     double v[COLUMNS];              /* NaN: not in the line */
     double metric[UNITS];
-    int there[UNITS];               /* metric[k] is in the line */
+    int there[UNITS];               /* whether metric[k] is in the line */
     const char *list[LISTS];        /* the text of a list, or NULL */
 } record;
 
-/* Another run starts in the same log. 0 if there is no memory. */
+/* Adds another run that starts in the same log. Returns 0 if memory runs out. */
 static int start_run(runs *all) {
     run *more = (run *)realloc(all->v, (all->n + 1) * sizeof *more), *r;
     char number[32];
@@ -238,7 +240,7 @@ static int start_run(runs *all) {
     return 1;
 }
 
-/* Reads a line into *c, and the options of a run into *r. */
+/* Reads a line into *c, and the options and the number of parameters into *r. */
 static void read_record(run *r, const char *line, record *c) {
     member m = {line, NULL, NULL, 0};
     int k;
@@ -264,8 +266,9 @@ static void read_record(run *r, const char *line, record *c) {
     if (!(c->v[SECONDS] >= 0 && c->v[SECONDS] < 1e12)) c->v[SECONDS] = (double)NAN;
 }
 
-/* Inserts an evaluation by step, because an older checkpoint can be evaluated later. The
-   last evaluation of a step counts. 0 if there is no memory. */
+/* Inserts an evaluation in the order of steps, because an older checkpoint can be
+   evaluated later. It replaces an earlier evaluation of the same step. Returns 0 if
+   memory runs out. */
 static int add_evaluation(rows *t, double step, double metric) {
     double *row;
     size_t i;
@@ -283,11 +286,12 @@ static int add_evaluation(rows *t, double step, double metric) {
     return 1;
 }
 
-/* Makes the seconds of a training record count from the first start of the run. A log
-   without seconds has tokens per second. */
+/* Changes the seconds of a training record, which begin when a run starts or resumes, to
+   those since the run first started. If there are none, estimates them from the tokens
+   per second. */
 static void set_seconds(run *r, double *v) {
     if (isfinite(v[SECONDS])) {
-        /* time went backwards: another start, whose record is missing */
+        /* time went backwards: the run was resumed, but no record says so */
         if (v[SECONDS] < r->clock) r->before = so_far(r);
         r->clock = v[SECONDS];
         v[SECONDS] += r->before;
@@ -299,7 +303,8 @@ static void set_seconds(run *r, double *v) {
     }
 }
 
-/* Adds the list k of a training record. -1 if there is no memory, 0 if it is too long. */
+/* Adds list k of a training record. Returns 1, 0 if the list is malformed, or -1 if
+   memory runs out. */
 static int add_list(run *r, int k, const record *c) {
     rows *t = &r->list[k];
     const char *text = c->list[k];
@@ -318,7 +323,7 @@ static int add_list(run *r, int k, const record *c) {
     return 1;
 }
 
-/* Adds a training record. Returns as take. */
+/* Adds a training record. Returns the same values as take. */
 static int add_training(run *r, record *c) {
     double *row;
     int k;
@@ -336,8 +341,8 @@ static int add_training(run *r, record *c) {
     return 1;
 }
 
-/* Adds one record. Returns 1, also if it has nothing to draw; 0 if it is damaged; -1 if
-   there is no memory. */
+/* Adds one record. Returns 1 (even if there is nothing to draw), 0 if the line is
+   damaged, or -1 if memory runs out. */
 static int take(runs *all, const char *line) {
     run *r = &all->v[all->n - 1];
     record c;
@@ -374,8 +379,8 @@ static void free_run(run *r) {
     for (k = 0; k < SPLITS; k++) free(r->eval[k].v);
 }
 
-/* Reads the run of a log, or several runs if it has several starts. Returns 1, or 0 with
-   a message in err. */
+/* Reads the runs of a log, which has one run per record of a start. Returns 1, or 0
+   with a message in err. */
 static int read_log(runs *all, const char *path, const char *name, char err[TR_ERR]) {
     FILE *in = strcmp(path, "-") ? fopen(path, "rb") : stdin;
     char *line = NULL;
@@ -401,9 +406,9 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     }
     while (got >= 0 && (errno = 0, len = getline(&line, &room, in)) > 0) {
         lines++;
-        /* safetensors: the length of the header in eight bytes, then the header */
+        /* a safetensors file begins with the length of its header, in eight bytes */
         tensors |= lines == 1 && len > 9 && line[8] == '{' && !line[7];
-        /* a byte-order mark */
+        /* ignore a byte-order mark */
         if (lines == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0) memset(line, ' ', 3);
         if (line[strspn(line, " \t\r\n")] == 0 && (size_t)len == strlen(line)) continue;
         got = strlen(line) == (size_t)len ? take(all, line) : 0;
@@ -411,7 +416,7 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
         if (lines == bad && lines > 1000) break; /* this is not a log */
     }
     if (got < 0)
-        tr_fail(err, TR_ERR, "%.300s: out of memory", path);
+        tr_fail(err, TR_ERR, "%.300s: out of memory: cannot read the log", path);
     else if (ferror(in))
         got = tr_fail(err, TR_ERR, "%.300s: %s", path, strerror(errno)) - 1;
     free(line);
@@ -419,24 +424,24 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     if (got < 0) return 0;
     for (i = n0; i < all->n; i++)
         drawn |= all->v[i].train.n || all->v[i].eval[VALID].n || all->v[i].eval[TEST].n;
-    if (!lines) return tr_fail(err, TR_ERR, "%.300s: it is empty", path);
+    if (!lines) return tr_fail(err, TR_ERR, "%.300s: expected a log, got an empty file", path);
     if (tensors)
         return tr_fail(err, TR_ERR,
-                       "%.300s: it is a safetensors file, such as a checkpoint; give "
-                       "the log of the run, which --log of the trainers writes (with --out DIR: "
-                       "DIR/log.jsonl)",
+                       "%.300s: expected a log, got a safetensors file, such as a checkpoint: give "
+                       "the file that the trainer's --log names (with --out DIR: DIR/log.jsonl)",
                        path);
     if (lines == bad)
         return tr_fail(err, TR_ERR,
-                       "%.300s: expected a log (JSON lines, as --log of the trainers writes them)",
+                       "%.300s: expected a log, got a file without the JSON lines that the "
+                       "trainers' --log writes",
                        path);
     if (!drawn)
-        return tr_fail(err, TR_ERR, "%.300s: the log has no record of training or evaluation yet",
+        return tr_fail(err, TR_ERR, "%.300s: the log contains no training or evaluation yet",
                        path);
     if (bad)
-        fprintf(stderr, "plot: %.300s: %zu damaged line%s skipped, the first is line %zu\n", path,
+        fprintf(stderr, "plot: %.300s: skipped %zu damaged line%s, the first is line %zu\n", path,
                 bad, bad > 1 ? "s" : "", first_bad);
-    /* remove runs without records */
+    /* remove the runs that have nothing to draw */
     for (i = all->n; i-- > n0;)
         if (!all->v[i].train.n && !all->v[i].eval[VALID].n && !all->v[i].eval[TEST].n) {
             free_run(&all->v[i]);
@@ -449,8 +454,8 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
 
 // >>panels
 
-/* Okabe and Ito's colours, which colour-blind readers can distinguish, without the
-   yellow, which is faint on white. After seven runs they repeat with dashes. */
+/* The colours of Okabe and Ito, which colour-blind readers can distinguish, except
+   yellow, which is faint on white. After seven runs, they repeat with dashed lines. */
 static const char *const colour[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7",
                                      "#E69F00", "#56B4E9", "#000000"};
 
@@ -459,7 +464,8 @@ enum { COLOURS = sizeof colour / sizeof *colour };
 static const char *const dash[] = {"", " stroke-dasharray=\"6 3\"", " stroke-dasharray=\"2 2\"",
                                    " stroke-dasharray=\"8 3 2 3\""};
 
-/* series.style: smoothed; as it is; with dots; diamonds without a line */
+/* series.style: a smoothed line; an unsmoothed line; a line with dots; diamonds without a
+   line */
 enum { NOISY, PLAIN, DOTS, DIAMONDS };
 
 typedef struct series {
@@ -469,7 +475,7 @@ typedef struct series {
     const char *colour, *dash;
 } series;
 
-/* panel.log_y: logarithmic if values are spread widely, see spread */
+/* panel.log_y: a logarithmic axis if the values are widely spread (see spread) */
 enum { MAYBE = 2 };
 
 typedef struct panel {
@@ -479,14 +485,16 @@ typedef struct panel {
     double lo, hi;     /* range of the horizontal axis */
     const char *title, *below;
     int log_x, log_y;
-    int zero;     /* the axis of values starts at 0 unless it is logarithmic */
-    svg_axis *as; /* shared axis of values: used if it has a range, else set; or NULL */
+    int zero;     /* the vertical axis starts at 0 unless it is logarithmic */
+    svg_axis *as; /* a vertical axis to share: used if it has a range, otherwise set; NULL:
+                     none */
 } panel;
 
-/* Set when an allocation for the picture fails: then no picture is written. */
+/* Set if an allocation for the picture fails. Then no picture is written. */
 static int no_memory;
 
-/* Adds an empty series with capacity for n points. NULL if n is 0, or without memory. */
+/* Adds an empty series with capacity for n points. Returns NULL if n is 0 or memory runs
+   out. */
 static series *add_series(panel *p, size_t n, int style, const char *ink, const char *strokes) {
     series *v = n ? (series *)realloc(p->v, (p->n + 1) * sizeof *v) : NULL, *s;
     no_memory |= n && !v;
@@ -519,9 +527,10 @@ static void free_panel(panel *p) {
     memset(p, 0, sizeof *p);
 }
 
-/* Computes means over N points around each point, equally many on both sides, hence fewer
-   near the ends; geometric means on a logarithmic axis. With logarithmic steps the first
-   points are far apart, so fewer of them are averaged. */
+/* Computes the mean of about N points around each point. Near the ends there are fewer,
+   because both sides have the same number of points. If logs is 1, the means are
+   geometric. On a logarithmic axis of steps the first points are far apart, so fewer of
+   them are averaged. */
 static void smooth(series *s, int logs) {
     size_t n = s->n, N = opt.smooth ? (size_t)opt.smooth : n / 40, i, k;
     double *sum = s->style == NOISY && N > 1 && n > 2 ? (double *)malloc((n + 1) * sizeof *sum)
@@ -540,8 +549,8 @@ static void smooth(series *s, int logs) {
     free(sum);
 }
 
-/* The points of a series that share a few pixels: their range and mean; falls: the
-   highest comes before the lowest. */
+/* The points of a series that are drawn within BIN pixels: their range and mean. falls is
+   1 if the highest point comes before the lowest. */
 typedef struct bin {
     double x, lo, hi, mean;
     int falls;
@@ -549,6 +558,7 @@ typedef struct bin {
 
 enum { BIN = 2, MOST_BINS = 1000 };
 
+/* Collects the points of a series in bins b and returns the number of bins. */
 static size_t gather(const series *s, const svg_axis *x, bin *b) {
     size_t i, n = 0, count = 0;
     double at = -1e9;
@@ -585,8 +595,8 @@ static int ascending(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Whether more than a few values are far above most of them: then a logarithmic axis
-   shows more. */
+/* Nonzero if more than 3 % of the values are above 20 times the median, so that a
+   logarithmic axis shows more. */
 static int spread(const panel *p) {
     size_t n = 0, i;
     double *v;
@@ -604,7 +614,7 @@ static int spread(const panel *p) {
     return is;
 }
 
-/* A value and the width over which it is drawn */
+/* A value, and the width over which it is drawn. */
 typedef struct weighted {
     double v, width;
 } weighted;
@@ -613,9 +623,9 @@ static int falling(const void *a, const void *b) {
     return ascending(&((const weighted *)b)->v, &((const weighted *)a)->v);
 }
 
-/* Sets the range of the axis of values: from the lowest to the highest, except that
-   outliers on 3 % of the width, such as those of the first steps, can be cut off. Returns
-   0 if there is nothing to draw. */
+/* Sets the range of the vertical axis: from the lowest to the highest value, except that
+   outliers on up to 3 % of the width, such as those of the first steps, are cut off if
+   the rest is then drawn much larger. Returns 0 if there is nothing to draw. */
 static int range(const panel *p, const svg_axis *x, bin *b, svg_axis *y) {
     size_t room = 0, n = 0, i, k, m;
     weighted *v;
@@ -714,9 +724,9 @@ static int draw_panel(tr_buf *out, panel *p) {
         out,
         "<clipPath id=\"c%s\"><rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\"/></clipPath>\n",
         number, x.from, y.to, x.to - x.from + 4,
-        y.from - y.to); /* 4: the last point is seen whole */
+        y.from - y.to); /* 4 more pixels, so that the last point is not clipped */
     svg_add(out, "<g clip-path=\"url(#c%s)\">\n", number);
-    for (pass = 0; pass < 2; pass++) /* faint lines first, below all others */
+    for (pass = 0; pass < 2; pass++) /* faint lines first, so that others cover them */
         for (i = 0; i < p->n; i++) {
             const series *s = &p->v[i];
             int means = s->style == NOISY && memcmp(s->y, s->mean, s->n * sizeof *s->y) != 0;
@@ -760,7 +770,8 @@ typedef struct page {
     const runs *all;
 } page;
 
-/* The colour of a run. If there is only one, its evaluations have another colour. */
+/* Returns the colour of run i. If there is only one run, its evaluations have another
+   colour. */
 static const char *ink(const page *g, size_t i, int evaluation) {
     return colour[(g->all->n == 1 && evaluation ? 1 : i) % COLOURS];
 }
@@ -785,7 +796,8 @@ static void own_steps(const rows *t, svg_axis *x) {
     x->log = opt.log_x;
 }
 
-/* The time of a step, interpolated between two records */
+/* Returns the time of a step in seconds, interpolated between two records, or NaN if it
+   is unknown. */
 static double when(const run *r, double step) {
     size_t lo = 0, hi = r->train.n;
     const double *a, *b;
@@ -804,8 +816,8 @@ static double when(const run *r, double step) {
     return a[SECONDS] + (b[SECONDS] - a[SECONDS]) * (step - a[STEP]) / (b[STEP] - a[STEP]);
 }
 
-/* Adds the losses of the runs that report them in this unit. time is the length of a
-   unit of time in seconds, or 0 to draw by steps. Returns 0 if there are none. */
+/* Adds the losses of the runs whose unit is unit[of]. time is the length of the unit of
+   time in seconds, or 0 to draw by steps. Returns 0 if there are no losses. */
 static int loss_panel(page *g, panel *p, int of, double time) {
     size_t i, k;
     int split, some = 0;
@@ -860,8 +872,8 @@ static void draw_losses(page *g) {
             p.w = timed ? WIDTH / 2 - 4 - EDGE / 2 : WIDTH - EDGE;
             q.w = WIDTH / 2 - 4 - EDGE / 2;
             p.h = q.h = 270;
-            /* with logarithmic steps the first values are visible; the panel by time has
-               a separate range */
+            /* with logarithmic steps, the large first values need a larger range, which
+               the panel by time does not share */
             p.as = q.as = opt.log_x ? NULL : &y;
             p.title = unit[of].title;
             q.hi = g->last_second / units[k].seconds;
@@ -876,7 +888,8 @@ static void draw_losses(page *g) {
     }
 }
 
-/* Draws the other columns of the records, three panels per row, or four. */
+/* Draws the other columns of the training records: four panels in one row if there are
+   exactly four, otherwise three per row. */
 static void draw_columns(page *g) {
     static const struct {
         const char *title;
@@ -931,7 +944,7 @@ static void heading(page *g, const char *title, const run *r) {
     svg_add(&g->out, "</text>\n");
 }
 
-/* The colour of t, 0 to 1, in the colour map viridis */
+/* Writes the colour of t (0 to 1) in the colour map viridis, and returns out. */
 static const char *shade(char out[8], double t) {
     static const unsigned char at[10][3] = {{68, 1, 84},    {72, 40, 120},  {62, 73, 137},
                                             {49, 104, 142}, {38, 130, 142}, {31, 158, 137},
@@ -949,7 +962,7 @@ static const char *shade(char out[8], double t) {
     return out;
 }
 
-/* The height of a row of the map of spans, for R rows */
+/* Returns the height of one row of the map of spans if it has R rows. */
 static double row_height(size_t R) {
     if (R <= 16) return 14;
     if (R <= 40) return 9;
@@ -957,11 +970,12 @@ static double row_height(size_t R) {
     return R <= 200 ? 3 : 2;
 }
 
-/* The picture of spans: cells of CELL units in width, one row per head, in SHADES. */
+/* The map of spans has one row of cells per head. Cells are CELL pixels wide and have one
+   of SHADES colours, or NO_SHADE if there is no value. */
 enum { CELL = 4, SHADES = 32, NO_SHADE = 255 };
 
-/* Sets cell (columns,R) to the shade of the mean span in each column, and *most to the
-   largest span. 0 if there is no memory. */
+/* Sets each cell (columns,R) to the shade of the mean span in its column, and *most to
+   the largest span. Returns 0 if memory runs out. */
 static int span_cells(const rows *t, const svg_axis *x, size_t columns, unsigned char *cell,
                       double *most) {
     const size_t R = t->width - 1;
@@ -983,8 +997,8 @@ static int span_cells(const rows *t, const svg_axis *x, size_t columns, unsigned
     }
     if (!(*most > 0)) *most = 1;
     for (c = 0; ok && c < columns; c++) {
-        /* a column between two records has the colours of the later one; after the last
-           one it is empty */
+        /* a column between two records has the colours of the later record; a column
+           after the last record is empty */
         size_t from = c;
         while (from < columns && !count[from]) from++;
         for (k = 0; k < R; k++) {
@@ -999,7 +1013,7 @@ static int span_cells(const rows *t, const svg_axis *x, size_t columns, unsigned
     return ok;
 }
 
-/* Draws the cells of one shade as a path. gap: between layers, in rows. */
+/* Draws the cells of one shade as a path. gap is the space between layers, in rows. */
 static void draw_shade(page *g, const unsigned char *cell, size_t columns, size_t R, size_t heads,
                        double gap, int level) {
     char hex[8];
@@ -1044,8 +1058,8 @@ static void draw_bar(page *g, const svg_axis *bar, double x) {
                  svg_tick_text(text, bar, tick[i], step, tick[n - 1]));
 }
 
-/* Draws a map of the spans of all heads by step. Adjacent cells of equal colour are one
-   stroke, so that the file is small. */
+/* Draws a map of the spans of all heads by step. Adjacent cells of the same colour are
+   drawn as one stroke to keep the file small. */
 static void draw_spans(page *g, const run *r) {
     const rows *t = &r->list[SPANS];
     size_t R = t->width - 1, layers = r->layers && R % r->layers == 0 ? r->layers : 1,
@@ -1091,10 +1105,11 @@ static void draw_spans(page *g, const run *r) {
     g->y = (h < 90 ? bar.from : y0 + h) + 34;
 }
 
-/* Draws the loss of compression, one line per layer with a compressed memory. */
+/* Draws the losses of compression, with one line per layer that has a compressed
+   memory. */
 static void draw_compression(page *g, const run *r) {
     static const char *const title[2] = {"compression loss",
-                                         "share of the squares that compression loses"};
+                                         "relative squared error of compression"};
     size_t n = (r->list[AUX].n ? r->list[AUX].width : r->list[RATIO].width) - 1, i, k, items = 1;
     const char *word = r->memories;
     char hex[64][8];
@@ -1251,9 +1266,9 @@ static int draw(const runs *all, char err[TR_ERR]) {
     for (i = 0; i < all->n; i++)
         if (all->v[i].list[AUX].n || all->v[i].list[RATIO].n) draw_compression(&g, &all->v[i]);
     if (no_memory)
-        ok = tr_fail(err, TR_ERR, "out of memory");
+        ok = tr_fail(err, TR_ERR, "out of memory: cannot draw the picture");
     else if (!(g.y > head))
-        ok = tr_fail(err, TR_ERR, "no value of the log%s can be drawn", all->n > 1 ? "s" : "");
+        ok = tr_fail(err, TR_ERR, "no value in the log%s can be drawn", all->n > 1 ? "s" : "");
     else
         ok = svg_save(opt.out, title, WIDTH, floor(g.y + 8), &g.out, err, TR_ERR);
     tr_buf_free(&g.out);
@@ -1281,7 +1296,8 @@ static int may_write(const char *path, char **in, size_t n, char err[TR_ERR]) {
         fclose(f);
         if (memcmp(first, "<svg", 4) && memcmp(first, "<?xml", 5))
             return tr_fail(err, TR_ERR,
-                           "--out: expected a new file or an SVG, got %.300s: give another name",
+                           "--out: expected a new file or an SVG file, got %.300s: choose another "
+                           "name",
                            path);
     }
     return 1;
@@ -1293,15 +1309,16 @@ static int work(char **in, size_t n, char err[TR_ERR]) {
     int ok = 1;
     if (!n)
         return tr_fail(err, TR_ERR,
-                       "expected the log of a run: plot run.jsonl -o run.svg; see --help");
-    if (!opt.out) return tr_fail(err, TR_ERR, "expected a name for the picture: -o run.svg");
+                       "no log is given: plot run.jsonl -o run.svg draws run.jsonl; see --help");
+    if (!opt.out)
+        return tr_fail(err, TR_ERR, "--out is missing: name the picture, such as -o run.svg");
     for (i = 0, k = 0; i < n; i++) k += strcmp(in[i], "-") == 0;
-    if (k > 1) return tr_fail(err, TR_ERR, "standard input (-) is given twice");
+    if (k > 1) return tr_fail(err, TR_ERR, "standard input (-) can be given only once");
     ok = may_write(opt.out, in, n, err);
     for (i = 0; ok && i < n; i++) {
         const char *name = strrchr(in[i], '/');
         name = name && name[1] ? name + 1 : in[i];
-        for (k = 0; k < n; k++) { /* two files of one name are shown with directories */
+        for (k = 0; k < n; k++) { /* files with the same name are shown with directories */
             const char *other = strrchr(in[k], '/');
             if (k != i && strcmp(other && other[1] ? other + 1 : in[k], name) == 0) {
                 name = in[i];
@@ -1324,11 +1341,11 @@ int main(int argc, char **argv) {
     int i, words = 0, got, ok;
     tr_standard_streams();
     if (!word) {
-        fprintf(stderr, "plot: out of memory\n");
+        fprintf(stderr, "plot: out of memory: cannot read the command line\n");
         return 2;
     }
     word[words++] = argc ? argv[0] : out;
-    for (i = 1; i < argc; i++) { /* separates the logs from the options */
+    for (i = 1; i < argc; i++) { /* separate the logs from the options */
         const tr_opt *p;
         if (strcmp(argv[i], "--") == 0) {
             while (++i < argc) in[n++] = argv[i];

@@ -1,15 +1,15 @@
-/* remember.c - keeps a model's memory across processes, as a server or an agent does that
-   is stopped and started again.
+/* remember.c - keeps a model's memory across processes, like a server or an agent that is
+   stopped and started again.
 
    Next to the headers (in the source tree, with -I.):
        cc -O2 remember.c -lm -o remember
        echo "the cat sat on the mat" | ./remember model.safetensors memory.safetensors
 
    For each line of standard input it prints how many bits per byte the model needed to
-   predict the line, and the most likely continuation. Line and continuation both enter
-   the memory, which includes everything read before, also by earlier processes: it is
-   saved after every line, atomically. If the model file does not exist, a small model is
-   trained on the third argument (by default this source file) and saved. */
+   predict the line, and the most likely continuation. The line and its continuation enter
+   the memory, which also includes everything that earlier processes read: it is saved
+   atomically after every line. If the model file does not exist, a small model is trained
+   on the file of the third argument (by default this source file) and saved. */
 #define SEQTX_IMPLEMENTATION
 #include "seqtx_attn_span.h"
 #include "seqtx_text.h"
@@ -61,7 +61,7 @@ static int file_exists(const char *path) {
     return f != NULL;
 }
 
-/* Files: each function returns 1, or 0 and the context's error. */
+/* Files: each function returns 1, or sets the context's error and returns 0. */
 
 static int model_save(const agent *a, const char *path) {
     stx_writer *w = stx_writer_create(a->x);
@@ -94,7 +94,7 @@ static int memory_load(agent *a, const char *path) {
     const char *model = ok ? stx_file_meta(f, "model") : NULL;
     if (model && strcmp(model, a->identity)) {
         stx_fail(a->x, STX_ERR_ARG,
-                 "%s is the memory of another model: give that model, or a new name for the memory",
+                 "%s is the memory of another model: give that model, or name a new memory file",
                  path);
         ok = 0;
     }
@@ -117,9 +117,9 @@ static double read_text(agent *a, const char *text, size_t n) {
     return stx_item(x, nll) / 0.69314718;
 }
 
-/* Returns the most likely next byte, which then counts as read. This is a forward pass
-   over one token. For long texts stx_span_gen_feed is faster, because it caches keys and
-   values; but its memory cannot be saved. */
+/* Returns the most likely next byte, which the model reads next. Each byte takes a
+   forward pass over one token. For long texts stx_span_gen_feed is faster, because it
+   caches keys and values, but its memory cannot be saved. */
 static int generate_byte(agent *a) {
     int32_t in = (int32_t)a->last;
     stx_real log_p[256];
@@ -166,7 +166,7 @@ int main(int argc, char **argv) {
         }
         putchar('\n');
         if (fflush(stdout) || ferror(stdout))
-            stx_fail(a.x, STX_ERR_IO, "the answer cannot be written"); /* nor is it saved */
+            stx_fail(a.x, STX_ERR_IO, "the answer cannot be written"); /* and is not saved */
         memory_save(&a, argv[2]);
     }
 

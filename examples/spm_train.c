@@ -4,10 +4,11 @@
        build/spm_train --text train.txt --model wiki --vocab 12000
        build/spm_train --model wiki --encode valid.txt > valid.ids
 
-   The first writes wiki.model and wiki.vocab; the ids of the second are for --tokens ids
-   --pieces wiki.vocab. In a build with SentencePiece the trainers read wiki.model itself
-   (--tokens spm --pieces wiki.model). Ids are those of PAR's reference: 0 padding,
-   1 begin, 2 end, 3 unknown, then the symbols, then pieces by decreasing score. */
+   The first command writes wiki.model and wiki.vocab. The second writes ids, which the
+   trainers read with --tokens ids --pieces wiki.vocab. Trainers that are built with
+   SentencePiece can read wiki.model itself (--tokens spm --pieces wiki.model). The ids
+   are those of PAR's reference: 0 padding, 1 begin, 2 end, 3 unknown, then the symbols,
+   then the pieces by decreasing score. */
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx.h"
@@ -24,22 +25,24 @@ static tr_opt table[] = {
     TR_GROUP("Training"),
     TR_TEXT("text", TR_LOCAL, &opt.text, "train on this text, one sentence per line"),
     TR_SIZE("vocab", TR_LOCAL, &opt.vocab, 8, 1u << 24, "number of pieces"),
-    TR_CHOICE("kind", TR_LOCAL, &opt.kind, "unigram|bpe", "the model"),
+    TR_CHOICE("kind", TR_LOCAL, &opt.kind, "unigram|bpe", "kind of model"),
     TR_FLAG("lowercase", TR_LOCAL, &opt.lowercase,
-            "normalise to lower case (nfkc_cf); otherwise NFKC"),
+            "normalise the text by NFKC and convert it to lower case (nfkc_cf); otherwise NFKC "
+            "only"),
     TR_FLAG("split-digits", TR_LOCAL, &opt.split_digits, "make each digit a separate piece"),
     TR_TEXT("symbols", TR_LOCAL, &opt.symbols, "pieces that are never split, comma-separated"),
     TR_REAL_OPEN("coverage", TR_LOCAL, &opt.coverage, TR_OPEN_MIN, 0, 1,
-                 "fraction of the characters that become pieces; others are unknown"),
+                 "fraction of the text's characters that pieces cover; others are unknown"),
     TR_SIZE("threads", TR_LOCAL, &opt.threads, 1, 1024,
-            "threads; the result depends on them (SentencePiece's default: 16)"),
+            "number of threads, on which the result depends (SentencePiece's default: 16)"),
     TR_GROUP("Both"),
     TR_TEXT("model", TR_LOCAL, &opt.model,
-            "MODEL.model and MODEL.vocab: written with --text, read with --encode"),
+            "name of the files MODEL.model and MODEL.vocab, which --text writes and --encode "
+            "reads"),
     TR_GROUP("Encoding"),
     TR_TEXT("encode", TR_LOCAL, &opt.encode,
             "write the ids of this text to standard output, line by line"),
-    TR_FLAG("eos", TR_LOCAL, &opt.eos, "end each line with the id of the end of sentence"),
+    TR_FLAG("eos", TR_LOCAL, &opt.eos, "end each line with the end-of-sentence id"),
     TR_END};
 
 static tr_options options = {"spm_train",
@@ -50,7 +53,8 @@ static tr_options options = {"spm_train",
                              NULL,
                              ""};
 
-/* PAR's reference sets these options; the others keep SentencePiece's defaults. */
+/* Trains with the options that PAR's reference sets, and SentencePiece's defaults for all
+   others. Returns 0 and sets err on failure. */
 static int train(char err[TR_ERR]) {
     enum { MAX = 18 };
 
@@ -62,8 +66,8 @@ static int train(char err[TR_ERR]) {
     tr_number(coverage, opt.coverage);
     if (strchr(opt.text, ','))
         return tr_fail(err, TR_ERR,
-                       "--text: expected a path without a comma, got '%.300s': SentencePiece reads "
-                       "it as a list of files",
+                       "--text: expected a path without a comma, got '%.300s', which SentencePiece "
+                       "would read as a list of files",
                        opt.text);
 
 #define SET(name, value) (names[n] = (name), values[n++] = (value))
@@ -104,7 +108,7 @@ static void encode_line(stx_ctx *x, const stx_vocab *v, int first, const char *l
         *capacity = 2 * count;
         *ids = (int32_t *)malloc(*capacity * sizeof **ids);
         if (!*ids) {
-            stx_fail(x, STX_ERR_MEMORY, "out of memory for a line of %zu bytes", n);
+            stx_fail(x, STX_ERR_MEMORY, "out of memory: cannot encode a line of %zu bytes", n);
             return;
         }
         run(v, line, n, *ids, *capacity);
@@ -126,7 +130,7 @@ static int encode(char err[TR_ERR]) {
     if (!x || !model) {
         stx_destroy(x);
         free(model);
-        return tr_fail(err, TR_ERR, "out of memory");
+        return tr_fail(err, TR_ERR, "--encode: out of memory: cannot create a context");
     }
     sprintf(model, "%s.model", opt.model);
     memset(&d, 0, sizeof d);
@@ -164,7 +168,7 @@ int main(int argc, char **argv) {
     ok = got == 1;
     if (ok && !opt.model)
         ok = tr_fail(err, TR_ERR,
-                     "--model: expected a name, to which .model and .vocab are added");
+                     "--model is missing: give the name to which .model and .vocab are added");
     if (ok && !opt.text == !opt.encode)
         ok = tr_fail(err, TR_ERR,
                      "expected either --text, to train a model, or --encode, to encode a text");

@@ -17,7 +17,7 @@
 
 // >>numbers
 
-/* Writes x with at most `decimals` (up to 9) digits after the decimal point, without
+/* Writes x with up to `decimals` digits (at most 9) after the decimal point, without
    trailing zeros, and returns out. */
 TR_DEF const char *svg_number(char out[32], double x, int decimals) {
     uint64_t scale = 1, v = 1000000000000000000u;
@@ -35,8 +35,8 @@ TR_DEF const char *svg_number(char out[32], double x, int decimals) {
     return out;
 }
 
-/* Appends the decimal digits at p to *m. Digits beyond the precision of a double are
-   dropped. Returns the position after them. */
+/* Appends the decimal digits at p to *m, drops those beyond the precision of a double,
+   and counts both kinds. Returns the position after the digits. */
 TR_DEF const char *svg_digits(const char *p, double *m, int *kept, int *dropped) {
     for (*kept = *dropped = 0; *p >= '0' && *p <= '9'; p++) {
         if (*m < 1e17) {
@@ -49,15 +49,16 @@ TR_DEF const char *svg_digits(const char *p, double *m, int *kept, int *dropped)
     return p;
 }
 
-/* Returns m 10^e. Divides for negative e: 85 / 10 is 8.5, but 85 * 0.1 is not. */
+/* Returns m 10^e. If e is negative, divides by 10^-e, which is exact, whereas 10^e is
+   not: 3 / 10 is 0.3, but 3 * 0.1 is not. */
 TR_DEF double svg_times_power(double m, int e) {
     if (e >= 0) return m * pow(10, e);
     if (e >= -300) return m / pow(10, -e);
     return m / pow(10, 300) / pow(10, -e - 300);
 }
 
-/* Reads the JSON number at p. null, and a number that does not fit in a double, become
-   NaN. Returns the position after the number, or NULL if there is no number. */
+/* Reads the JSON number at p. null becomes NaN, and so does a number that does not fit in
+   a double. Returns the position after the number, or NULL if there is no number. */
 TR_DEF const char *svg_read(const char *p, double *x) {
     double m = 0;
     int e, kept, dropped, digits, exponent = 0, minus = *p == '-', down;
@@ -87,8 +88,8 @@ TR_DEF const char *svg_read(const char *p, double *x) {
     return p;
 }
 
-/* Reads the numbers of "[..]" into out, which has space for `room` of them. Returns
-   how many there are, or SIZE_MAX if p is not a list of numbers. */
+/* Reads the list of numbers "[..]" at p and stores the first `room` of them in out.
+   Returns how many there are, or SIZE_MAX if p is not a list of numbers. */
 TR_DEF size_t svg_numbers(const char *p, double *out, size_t room) {
     size_t n = 0;
     double x;
@@ -129,8 +130,9 @@ TR_DEF void svg_escaped(tr_buf *b, const char *text) {
     }
 }
 
-/* Appends fmt. In it, %n is a double with two decimals, %p a double with one (for the
-   many points of a line), %s text that is copied unchanged, and %t text to be escaped. */
+/* Appends fmt, in which %n is a double with two decimals, %p a double with one decimal
+   (for the points of a line, of which there are many), %s text that is copied unchanged,
+   and %t text to be escaped. */
 TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
     char number[32];
     va_list args;
@@ -150,14 +152,15 @@ TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
     va_end(args);
 }
 
-/* Appends a text element. `look` holds more attributes, each after a blank, or is "". */
+/* Appends a text element. `look` is "" or further attributes, each preceded by a blank.
+   */
 TR_DEF void svg_text(tr_buf *b, double x, double y, const char *look, const char *text) {
     svg_add(b, "<text x=\"%n\" y=\"%n\"%s>%t</text>\n", x, y, look, text);
 }
 
-/* Writes a picture whose elements are in `body`. A regular file is replaced (tr_replace);
-   terminals, pipes and standard output ("-") are written directly. Sets err and returns 0
-   on failure. */
+/* Writes the picture whose elements are in `body`. Replaces a regular file (tr_replace),
+   and writes to terminals, pipes and standard output ("-") directly. Sets err and returns
+   0 on failure. */
 TR_DEF int svg_save(const char *path, const char *title, double width, double height,
                     const tr_buf *body, char *err, size_t size) {
     tr_buf b;
@@ -176,7 +179,7 @@ TR_DEF int svg_save(const char *path, const char *title, double width, double he
     tr_buf_puts(&b, "</svg>\n");
     if (b.oom || body->oom) {
         tr_buf_free(&b);
-        return tr_fail(err, size, "%s: out of memory", path);
+        return tr_fail(err, size, "%s: out of memory: cannot write the picture", path);
     }
 
     if (strcmp(path, "-") != 0 && (stat(path, &st) != 0 || S_ISREG(st.st_mode))) {
@@ -194,15 +197,15 @@ TR_DEF int svg_save(const char *path, const char *title, double width, double he
 
 // >>axes
 
-/* Values from lo to hi are drawn at coordinates `from` to `to`; with log, by their
-   logarithms, which requires lo > 0. */
+/* Maps values from lo to hi to the coordinates `from` to `to`. The map is linear, or
+   logarithmic if log is 1, which requires lo > 0. */
 typedef struct svg_axis {
     double lo, hi, from, to;
     int    log;
 } svg_axis;
 
-/* Returns the coordinate of a value. Values far outside the axis are moved nearer:
-   they are clipped anyway, and the direction of their line changes little. */
+/* Returns the coordinate of a value. Values far outside the axis are moved closer to it:
+   they are clipped anyway, and the lines to them hardly change their direction. */
 TR_DEF double svg_at(const svg_axis *a, double v) {
     double t = -1;
     if (!a->log) t = (v - a->lo) / (a->hi - a->lo);
@@ -214,8 +217,8 @@ TR_DEF double svg_at(const svg_axis *a, double v) {
 
 enum { SVG_TICKS = 16 };
 
-/* Finds the values m 10^k on a logarithmic axis, for the m in list (up to 8, ended
-   by 0 if fewer). Returns their number, at most SVG_TICKS. */
+/* Finds the values m 10^k on a logarithmic axis, for each m in list (up to 8; a 0 ends a
+   shorter list). Returns the number of values, at most SVG_TICKS. */
 TR_DEF size_t svg_log_ticks(const svg_axis *a, const double list[8], double tick[SVG_TICKS]) {
     double slack = 1e-9 * (a->hi - a->lo);
     int decade = (int)floor(log10(a->lo));
@@ -232,8 +235,8 @@ TR_DEF size_t svg_log_ticks(const svg_axis *a, const double list[8], double tick
     return n;
 }
 
-/* Finds about `target` round values on the axis. *step becomes their distance, or the
-   smallest value on a logarithmic axis. */
+/* Finds about `target` round values on the axis and returns their number. Sets *step to
+   the distance between two of them or, on a logarithmic axis, to the smallest one. */
 TR_DEF size_t svg_ticks(const svg_axis *a, double target, double tick[SVG_TICKS], double *step) {
     static const double list[3][8] = {{1}, {1, 2, 5}, {1, 1.5, 2, 3, 4, 5, 6, 8}};
     static const double factor[4] = {1, 2, 5, 10}, limit[3] = {1.0001, 2.0001, 5.0001};
@@ -246,7 +249,8 @@ TR_DEF size_t svg_ticks(const svg_axis *a, double target, double tick[SVG_TICKS]
         return n;
     }
 
-    /* the smallest of 1, 2, 5 and 10 times a power of ten that gives few enough values */
+    /* the smallest step among 1, 2, 5 and 10 times a power of ten with at most `target`
+       values */
     raw = (a->hi - a->lo) / (target < SVG_TICKS - 1 ? target : SVG_TICKS - 1);
     base = pow(10, floor(log10(raw)));
     for (i = 0; i < 3 && !(raw <= limit[i] * base);) i++;
@@ -257,8 +261,8 @@ TR_DEF size_t svg_ticks(const svg_axis *a, double target, double tick[SVG_TICKS]
     return n;
 }
 
-/* Writes the value of a tick with as many digits as ticks at this distance require,
-   such as 20k, 1.5M or 2e-4. */
+/* Writes the value of a tick, such as 20k, 1.5M or 2e-4, with as many digits as are
+   required to distinguish ticks at this distance. */
 TR_DEF const char *svg_tick_text(char out[32], const svg_axis *a, double v, double step,
                                  double largest) {
     static const char *const suffix[] = {"", "k", "M", "G", "T"};
@@ -283,12 +287,12 @@ TR_DEF const char *svg_tick_text(char out[32], const svg_axis *a, double v, doub
     return out;
 }
 
-/* Appends the values of the ticks below a panel whose lower edge is at y. */
+/* Appends the tick labels below a panel whose lower edge is at y. */
 TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double target) {
     double tick[SVG_TICKS], step;
     size_t n = svg_ticks(x, target, tick, &step), i;
     static const char *const look[3] = {"", " text-anchor=\"start\"", " text-anchor=\"end\""};
-    /* Panels next to a narrow one are close: align the outer values inwards. */
+    /* narrow panels have close neighbours: align the outermost labels inwards */
     int narrow = x->to - x->from < 200;
     char text[32];
     svg_add(b, "<g text-anchor=\"middle\" fill=\"#555\">\n");
@@ -303,8 +307,8 @@ TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double target) {
     svg_add(b, "</g>\n");
 }
 
-/* Appends an empty panel: grid lines at the ticks, their values, a title above, and a
-   caption below on the right. */
+/* Appends an empty panel: grid lines at the ticks, tick labels, a title above, and a
+   caption at the lower right. */
 TR_DEF void svg_frame(tr_buf *b, const svg_axis *x, const svg_axis *y, const char *title,
                       const char *below) {
     double tick[SVG_TICKS], step, w = x->to - x->from, h = y->from - y->to;
@@ -331,11 +335,12 @@ TR_DEF void svg_frame(tr_buf *b, const svg_axis *x, const svg_axis *y, const cha
 
 // >>shares
 
-/* Attention, feed-forward, identity: distinguishable for colour-blind people. */
+/* The colours of attention, feed-forward and identity, which colour-blind readers can
+   distinguish. */
 static const char *const svg_share[3] = {"#0072B2", "#E69F00", "#D9D9D9"};
 
-/* Appends the area from the lower edge to the sum of the first k probabilities of
-   block l. Steps closer than one pixel are skipped. */
+/* Appends the area between the lower edge and the sum of the first k probabilities of
+   block l. Skips steps that are less than one pixel after the previous one. */
 TR_DEF void svg_area(tr_buf *b, const double *data, size_t n, size_t L, size_t l, size_t k,
                      const svg_axis *x, const svg_axis *y) {
     size_t i, j;
@@ -354,9 +359,9 @@ TR_DEF void svg_area(tr_buf *b, const double *data, size_t n, size_t L, size_t l
 }
 
 /* Appends one panel per block, from left to right, with the probabilities of
-   attention, feed-forward and identity by step. Each of the n rows of data is a step
-   followed by three probabilities for each of the L blocks. `steps` gives lo, hi and
-   log of the step axis. Returns the height of the panels. */
+   attention, feed-forward and identity by step. Each of the n rows of data is a step,
+   followed by three probabilities for each of the L blocks. `steps` specifies lo, hi and
+   log of the step axis. Returns the total height of the panels. */
 TR_DEF double svg_shares(tr_buf *b, const double *data, size_t n, size_t L,
                          const svg_axis *steps, double x0, double y0, double width) {
     const double gap = 12, h = 64;

@@ -912,7 +912,7 @@ TR_DEF void tr_expected(const tr_opt *p, char *out, size_t size) {
         break;
     case TR_T_CHOICE:
     case TR_T_SET:
-        n = (size_t)snprintf(out, size, p->type == TR_T_SET ? "on, off, or some of " : "one of ");
+        n = (size_t)snprintf(out, size, p->type == TR_T_SET ? "on, off, or any of " : "one of ");
         for (s = p->choices; *s != 0 && n + 3 < size; s++) {
             out[n++] = *s == '|' ? ',' : *s;
             if (*s == '|') out[n++] = ' ';
@@ -985,7 +985,7 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
         break;
     case TR_T_TEXT:
         ok = tr_set_copy(p, value, from);
-        if (!ok) return tr_fail(err, size, "--%s: out of memory", p->name);
+        if (!ok) return tr_fail(err, size, "--%s: out of memory: cannot store the value", p->name);
         break;
     default: break;
     }
@@ -1110,9 +1110,10 @@ TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, ch
         no = "no-";
     }
     if (meant == NULL)
-        return tr_fail(err, size, "--%.*s: unknown option; --help lists all", len, name);
-    return tr_fail(err, size, "--%.*s: unknown option (did you mean --%s%s?); --help lists all",
-                   len, name, no, meant);
+        return tr_fail(err, size, "--%.*s: unknown option; --help lists all options", len, name);
+    return tr_fail(err, size,
+                   "--%.*s: unknown option (did you mean --%s%s?); --help lists all options", len,
+                   name, no, meant);
 }
 
 /* Switches one name of a TR_SET on or off, according to value ("on", "off", ..), which
@@ -1237,7 +1238,7 @@ TR_DEF int tr_reset(tr_options *o, char *err, size_t size) {
         }
     }
     if (!tr_apply(o, o->defaults, TR_FROM_DEFAULT, why, sizeof why))
-        return tr_fail(err, size, "option table: the defaults: %.900s", why);
+        return tr_fail(err, size, "option table: invalid default: %.900s", why);
     return 1;
 }
 
@@ -1259,7 +1260,7 @@ TR_DEF int tr_select_preset(tr_options *o, const char *name, char *err, size_t s
     tr_buf names;
     if (p != NULL) return tr_apply_preset(o, p, err, size);
     if (o->preset == NULL || o->preset->name == NULL)
-        return tr_fail(err, size, "--preset: got '%.80s', but this program has no presets", name);
+        return tr_fail(err, size, "--preset '%.80s': this program has no presets", name);
 
     memset(&names, 0, sizeof names);
     for (p = o->preset; p->name != NULL; p++) {
@@ -1470,7 +1471,7 @@ TR_DEF void tr_help_text(const tr_opt *p, tr_buf *text) {
     tr_buf_puts(text, p->help != NULL ? p->help : "");
     if (p->type == TR_T_CHOICE) tr_buf_printf(text, " (%s)", p->choices);
     if (p->type == TR_T_SET && *p->choices != 0)
-        tr_buf_printf(text, " (%s, separated by commas; without names: all that apply)",
+        tr_buf_printf(text, " (%s, separated by commas; without names, all that apply)",
                       p->choices);
     if ((p->type == TR_T_FLAG || p->type == TR_T_SET) && *(int *)p->to)
         tr_buf_printf(text, " (switch off: --no-%s)", p->name);
@@ -1522,7 +1523,8 @@ TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
                 "print this help and exit; with --preset NAME, show that preset's values");
     if (o->preset != NULL)
         tr_help_row(b, &c, "--preset NAME", o->preset_used[0] ? "" : "-",
-                    "start from the settings of a preset (list below); other options override it");
+                    "start from the settings of a preset (listed below); other options override "
+                    "them");
 
     for (p = o->opt; p->type != TR_T_END; p++) {
         if (p->type == TR_T_GROUP) {
@@ -1563,8 +1565,8 @@ TR_DEF int tr_not_option(const tr_options *o, const char *word, const tr_opt *fl
                          size_t size) {
     if (flag != NULL)
         return tr_fail(err, size,
-                       "--%s: expected no value, because it is a flag, got '%.80s' (write --%s, "
-                       "--no-%s or --%s=off)",
+                       "--%s: expected no value after a flag, got '%.80s' (write --%s, --no-%s or "
+                       "--%s=off)",
                        flag->name, word, flag->name, flag->name, flag->name);
     if (word[0] == '-') {
         size_t n = strcspn(word + 1, "=");
@@ -1572,8 +1574,8 @@ TR_DEF int tr_not_option(const tr_options *o, const char *word, const tr_opt *fl
         const char *meant = p != NULL ? p->name : tr_guess_option(o, word + 1, n);
         if (meant != NULL)
             return tr_fail(err, size,
-                           "%.80s: unknown option (did you mean --%s?); --help lists all", word,
-                           meant);
+                           "%.80s: unknown option (did you mean --%s?); --help lists all options",
+                           word, meant);
     }
     return tr_fail(err, size,
                    "expected an option, got '%.80s': options begin with --, and --help lists them",
@@ -1664,7 +1666,7 @@ TR_DEF int tr_check_only(const tr_options *o, const tr_only *only, size_t n, cha
         tr_value(p, value);
         off = strcmp(value, "0") == 0 || strcmp(value, "false") == 0;
         if (off && p->type != TR_T_TEXT && p->type != TR_T_CHOICE) continue;
-        return tr_fail(err, size, "--%s would change nothing: it is for %s", only[i].name,
+        return tr_fail(err, size, "--%s has no effect: it applies only to %s", only[i].name,
                        only[i].with);
     }
     return 1;
@@ -1770,8 +1772,8 @@ TR_DEF int tr_conflict(const tr_options *o, const tr_opt *p, const char *now, co
                    "to %s", p->name, now != NULL ? now : "none",
                    preset ? "--preset " : "the command line", preset ? o->preset_used : "",
                    saved != NULL ? saved : "none", preset ? "--preset" : "it",
-                   why_opened == TR_INIT ? "begin with its weights"
-                                         : "continue that run, or name another checkpoint file");
+                   why_opened == TR_INIT ? "start from its weights"
+                                         : "resume that run, or name another checkpoint file");
 }
 
 /* Records that a TR_FREE option differs from the checkpoint. NULL stands for no text. */
@@ -1801,7 +1803,7 @@ TR_DEF int tr_adopt(const tr_options *o, tr_opt *p, const char *json, int why_op
     found = tr_json_find(json, p->name, text, sizeof text);
     if (found == 0 && p->type == TR_T_SET) found = tr_find_flags(p, json, text, sizeof text);
     if (found < 0)
-        return tr_fail(err, size, "the checkpoint's configuration is malformed (looking for --%s)",
+        return tr_fail(err, size, "the checkpoint's configuration is malformed: cannot read --%s",
                        p->name);
     if (found == 0) {
         tr_buf *list = given ? &a->given : &a->missing;
@@ -1818,7 +1820,7 @@ TR_DEF int tr_adopt(const tr_options *o, tr_opt *p, const char *json, int why_op
     }
     if (!given) {
         if (tr_set(p, saved, TR_FROM_CHECKPOINT, why, sizeof why)) return 1;
-        return tr_fail(err, size, "the checkpoint's configuration: %.900s", why);
+        return tr_fail(err, size, "the checkpoint's configuration is invalid: %.900s", why);
     }
 
     /* accept a value that was given if it agrees or may differ */
@@ -1847,7 +1849,7 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_
         ok = tr_adopt(o, p, json, why_opened, a, err, size);
     if (a->json.n) tr_buf_puts(&a->json, "}");
     if (ok && (a->changed.oom || a->json.oom || a->given.oom || a->missing.oom))
-        ok = tr_fail(err, size, "out of memory");
+        ok = tr_fail(err, size, "out of memory: cannot read the checkpoint's options");
     if (!ok) {
         tr_adopted_free(a);
         return 0;
@@ -2153,8 +2155,8 @@ TR_DEF int tr_refuse_claimed(const char *option, const char *path, long pid, cha
     char who[64] = "";
     if (pid > 0) snprintf(who, sizeof who, " (process %ld)", pid);
     return tr_fail(err, size,
-                   "--%s %.900s: another run%s is writing it: wait until it ends, or name "
-                   "another file", option, path, who);
+                   "--%s %.900s: another run%s is writing this file: wait until that run ends, or "
+                   "name another file", option, path, who);
 }
 
 /* Nonzero if an open file can be a lock: an empty regular file. */
@@ -2166,8 +2168,8 @@ TR_DEF int tr_is_lock(int fd) {
 TR_DEF int tr_refuse_not_lock(const char *option, const char *path, const char *lock, char *err,
                               size_t size) {
     return tr_fail(err, size,
-                   "--%s %.400s: %.400s is not a lock of a run: rename that file, or name another "
-                   "file", option, path, lock);
+                   "--%s %.400s: %.400s is not the lock file of a run: rename it, or name another "
+                   "output file", option, path, lock);
 }
 
 /* Returns 1, or sets err and returns 0 if another process has claimed the file, or if
@@ -2191,7 +2193,7 @@ TR_DEF int tr_unclaimed(const char *option, const char *path, char *err, size_t 
 }
 
 TR_DEF int tr_refuse_lock(const tr_claim *c, const char *option, int why, char *err, size_t size) {
-    return tr_fail(err, size, "--%s: cannot create the lock %.900s: %s", option, c->path,
+    return tr_fail(err, size, "--%s: cannot create the lock file %.900s: %s", option, c->path,
                    strerror(why));
 }
 
@@ -2218,8 +2220,8 @@ TR_DEF int tr_claim_from_user(const tr_claim *c, const char *option, const char 
     if (got > 0) return -1;
     if (got == 0) return tr_refuse_claimed(option, path, pid, err, size);
     return tr_fail(err, size,
-                   "--%s: the lock %.700s belongs to another user and cannot be removed (%s): "
-                   "remove it if no run of that user is writing, or name another file",
+                   "--%s: the lock file %.700s belongs to another user and cannot be removed (%s): "
+                   "delete it if that user's run has ended, or name another output file",
                    option, c->path, strerror(why));
 }
 
@@ -2281,7 +2283,8 @@ TR_DEF int tr_mkdirs(const char *dir, char *err, size_t size) {
     struct stat st;
     char *path = (char *)malloc(n + 1);
     int why;
-    if (path == NULL) return tr_fail(err, size, "%s: out of memory", dir);
+    if (path == NULL)
+        return tr_fail(err, size, "%s: out of memory: cannot create the directory", dir);
     memcpy(path, dir, n + 1);
     if (n == 0) {
         free(path);
@@ -2319,21 +2322,23 @@ TR_DEF int tr_can_write(const char *option, const char *path, int streams, char 
         return tr_fail(err, size, "--%s: expected a path of at most %zu characters, got %zu",
                        option, longest, strlen(path));
     if (lstat(path, &link) == 0 && S_ISLNK(link.st_mode) && stat(path, &target) != 0)
-        return tr_fail(err, size, "--%s %s: a symbolic link to a file that does not exist",
+        return tr_fail(err, size, "--%s %s is a symbolic link to a file that does not exist",
                        option, path);
 
     dir = tr_dir_of(path);
-    if (dir == NULL) return tr_fail(err, size, "--%s %s: out of memory", option, path);
+    if (dir == NULL)
+        return tr_fail(err, size, "--%s %s: out of memory: cannot check the path", option, path);
     if (access(dir, W_OK | X_OK) != 0 || (access(path, W_OK) != 0 && errno != ENOENT)) why = errno;
     free(dir);
     if (why)
-        return tr_fail(err, size, "--%s %s: cannot write there: %s", option, path, strerror(why));
+        return tr_fail(err, size, "--%s %s: cannot write to this file: %s", option, path,
+                       strerror(why));
 
     if (stat(path, &target) != 0 || S_ISREG(target.st_mode)) return 1;
     if (S_ISDIR(target.st_mode))
-        return tr_fail(err, size, "--%s %s: cannot write there: it is a directory", option, path);
+        return tr_fail(err, size, "--%s %s: expected a file, got a directory", option, path);
     if (streams) return 1;
-    return tr_fail(err, size, "--%s %s: cannot write there: it is not a regular file", option,
+    return tr_fail(err, size, "--%s %s: expected a regular file, got a pipe or a device", option,
                    path);
 }
 
@@ -2376,7 +2381,7 @@ TR_DEF int tr_append(tr_appender *a, const void *bytes, size_t n, char *err, siz
         tr_fail(err, size, "%s: write failed (%s), and the partial record cannot be removed: %s",
                 a->path, strerror(why), strerror(errno));
     else
-        tr_fail(err, size, "%s: write failed; nothing more will be written to it: %s", a->path,
+        tr_fail(err, size, "%s: write failed, so later records are dropped: %s", a->path,
                 strerror(why));
     close(a->fd);
     a->fd = -1;
@@ -2453,7 +2458,7 @@ TR_DEF int tr_log_is_stale(const char *line, size_t n, uint64_t step) {
 }
 
 TR_DEF int tr_log_unreadable(const char *path, char *err, size_t size) {
-    return tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno));
+    return tr_fail(err, size, "%s: cannot read the existing log: %s", path, strerror(errno));
 }
 
 /* Rewrites the log without the lines that tr_log_is_stale selects. If there are none, the
@@ -2477,7 +2482,7 @@ TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) 
         else tr_buf_put(&keep, line, (size_t)n);
     }
     if (!feof(in)) tr_log_unreadable(path, err, size);      /* a read error, or out of memory */
-    else if (keep.oom) tr_fail(err, size, "%s: out of memory", path);
+    else if (keep.oom) tr_fail(err, size, "%s: out of memory: cannot read the existing log", path);
     else ok = 1;
     fclose(in);
 
@@ -2500,8 +2505,8 @@ TR_DEF int tr_log_here(const char *path, char *err, size_t size) {
     is = memcmp(first, begin, fread(first, 1, sizeof first, f)) == 0;
     fclose(f);
     return is ? 1
-              : tr_fail(err, size, "--log %s: expected a new file or the log of a run, got another "
-                        "file: choose another name", path);
+              : tr_fail(err, size, "--log %s: expected a new file or the log of a run, got a file "
+                        "that is not a log: choose another name", path);
 }
 
 /* Opens a log for appending. path may be NULL, for no log. resume_step is the step
@@ -2562,7 +2567,8 @@ TR_DEF int tr_log_end(tr_log *l) {
     if (l->out.fd < 0) return 1;
     tr_buf_puts(&l->line, "}\n");
     if (l->line.oom)
-        return tr_fail(l->err, sizeof l->err, "%s: out of memory; a line was lost", l->out.path);
+        return tr_fail(l->err, sizeof l->err, "%s: out of memory: cannot write a record",
+                       l->out.path);
     return tr_append(&l->out, l->line.s, l->line.n, l->err, sizeof l->err);
 }
 
@@ -2992,13 +2998,16 @@ TR_DEF void tr_board_event(tr_board *b, uint64_t step) {
 
 TR_DEF int tr_board_write(tr_board *b) {
     tr_buf *r = &b->record;
-    if (b->event.oom) return tr_fail(b->err, sizeof b->err, "%s: out of memory", b->out.path);
+    if (b->event.oom)
+        return tr_fail(b->err, sizeof b->err, "%s: out of memory: cannot write an event",
+                       b->out.path);
     tr_put_le(r, b->event.n, 8);
     if (!r->oom) tr_put_le(r, tr_crc32c_masked(r->s, 8), 4);
     tr_buf_put(r, b->event.s, b->event.n);
     tr_put_le(r, tr_crc32c_masked(b->event.s, b->event.n), 4);
     if (b->value.oom || b->summary.oom || r->oom)
-        return tr_fail(b->err, sizeof b->err, "%s: out of memory", b->out.path);
+        return tr_fail(b->err, sizeof b->err, "%s: out of memory: cannot write an event",
+                       b->out.path);
     return tr_append(&b->out, r->s, r->n, b->err, sizeof b->err);
 }
 
@@ -3029,7 +3038,8 @@ TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, cha
 
     room = strlen(dir) + sizeof host + 128;
     path = (char *)malloc(room);
-    if (path == NULL) return tr_fail(err, size, "%s: out of memory", dir);
+    if (path == NULL)
+        return tr_fail(err, size, "%s: out of memory: cannot create an event file", dir);
     /* If there already is a file of the same second, add a number to the name. */
     for (i = 0; i < 1000; i++) {
         int n = snprintf(path, room, "%s/events.out.tfevents.%010lld.%s.%ld", dir,
@@ -3134,7 +3144,7 @@ TR_DEF int tr_signals(int ask, char *err, size_t size) {
         if (which[i] == SIGHUP && sigaction(SIGHUP, NULL, &was) == 0 && was.sa_handler == SIG_IGN)
             continue;       /* started by nohup */
         if (sigaction(which[i], &act, NULL) != 0)
-            return tr_fail(err, size, "sigaction: %s", strerror(errno));
+            return tr_fail(err, size, "cannot install a signal handler: %s", strerror(errno));
     }
     return 1;
 }
@@ -3336,7 +3346,7 @@ typedef struct {
     TR_GROUP("Data"), \
     TR_TEXT("data", TR_HINT, &(o).data, \
         "a text file (its last 5 % are the test text, the 5 % before them the validation text), " \
-        "or a directory with train.txt, valid.txt and test.txt. The checkpoint stores the path"), \
+        "or a directory with train.txt, valid.txt and test.txt. The checkpoint stores this path"), \
     TR_CHOICE("tokens", TR_MODEL, &(o).tokens, "bytes|bytes-compact|chars|words|spm|ids", \
         "what a token is. bytes-compact: only bytes that occur, with the newline as <eos>. " \
         "spm: pieces of a SentencePiece model. ids: the text consists of piece numbers, " \
@@ -3347,51 +3357,53 @@ typedef struct {
     TR_FLAG("join-lines", TR_MODEL | TR_LATER, &(o).join_lines, \
         "spm: line ends are not tokens (as in the reference code of PAR)"), \
     TR_SIZE("min-count", TR_MODEL, &(o).min_count, 0, TR_INF, \
-        "words or characters that occur fewer times become <unk>. 2 or more adds an <unk> for " \
-        "unknown ones, 1 does not. Default: 2 if the validation or test text requires it, " \
-        "otherwise 1"), \
+        "words or characters that occur less often than this become <unk>. With 1, there is no " \
+        "<unk>, and unknown ones are errors. Default: 2 if the validation or test text requires " \
+        "an <unk>, otherwise 1"), \
     TR_CHOICE("data-unit", TR_FREE, &(o).unit, "auto|bpc|ppl|word-ppl", \
-        "report bits per byte, perplexity per token, or perplexity per word for any kind of " \
-        "token. auto: perplexity per token for words and pieces, otherwise bits per byte")
+        "unit of the results: bits per byte, perplexity per token, or perplexity per word. auto: " \
+        "perplexity per token if tokens are words or pieces, otherwise bits per byte")
 
 /* How the text is read and when parameters are updated, for trainers that call
    tr_lm_next and use t->share and t->update. */
 #define TR_LM_PACE(o) \
     TR_SIZE("update-every", TR_FREE, &(o).update_every, 1, 1u << 20, \
-        "number of steps per update of the parameters, which uses the mean of their gradients"), \
+        "number of steps per parameter update, which uses the mean of the steps' gradients"), \
     TR_SIZE("update-after", TR_FREE, &(o).update_after, 0, TR_INF, \
-        "... after this step; until then, every step updates"), \
+        "number of steps before --update-every applies; until then, every step is an update"), \
     TR_SIZE("random-segments", TR_FIXED, &(o).random_segments, 0, 1u << 20, \
-        "read segments of this many blocks from random positions of the text, each with an " \
-        "empty memory; 0: the whole text, in parallel streams")
+        "read segments of this many blocks from random positions of the text, each starting with " \
+        "an empty memory; 0: read the whole text in parallel streams")
 
 /* zero: meaning of 0 as the number of steps between saves or evaluations; whole:
    meaning of 0 as the number of blocks of an evaluation. */
 #define TR_LM_SAVING(o, zero, whole) \
     TR_GROUP("Running"), \
     TR_TEXT("out", TR_LOCAL, &(o).out, \
-        "output directory, created if necessary: --checkpoint DIR/model.safetensors and, in " \
-        "training, --log DIR/log.jsonl and --tensorboard DIR/tb, unless these are given"), \
+        "output directory, created if necessary. Sets --checkpoint to DIR/model.safetensors and, " \
+        "in training, --log to DIR/log.jsonl and --tensorboard to DIR/tb, unless they are given"), \
     TR_TEXT("checkpoint", TR_LOCAL, &(o).checkpoint, \
         "save to this safetensors file, and resume from it if it exists; it contains every " \
         "option that affects training"), \
     TR_TEXT("init-from", TR_LOCAL, &(o).init_from, \
         "start a new run with the weights of this checkpoint (fine-tuning), or of one made by " \
-        "tools/convert.py. It determines the model's options and vocabulary; optimiser, schedule " \
-        "and memories start afresh"), \
+        "tools/convert.py. It determines the model's options and vocabulary; the optimiser, the " \
+        "schedule and the memories start afresh"), \
     TR_SIZE("save-every", TR_FREE, &(o).save_every, 0, TR_INF, \
         "steps between saves; 0: " zero), \
     TR_TEXT("best", TR_LOCAL, &(o).best, \
-        "also save here whenever an evaluation during training is the best so far"), \
+        "also save to this file whenever an evaluation during training is the best so far"), \
     TR_FLAG("keep-best", TR_LOCAL, &(o).keep_best, \
-        "--best, named after --checkpoint: run.best.safetensors for run.safetensors"), \
+        "like --best, with a file named after --checkpoint: run.best.safetensors for " \
+        "run.safetensors"), \
     TR_SIZE("eval-every", TR_FREE, &(o).eval_every, 0, TR_INF, \
         "steps between evaluations; 0: " zero), \
     TR_SIZE("eval-blocks", TR_FREE, &(o).eval_blocks, 0, TR_INF, \
-        "blocks per evaluation during training. If given on the command line, also of the final " \
-        "evaluation, which otherwise covers the whole text. 0: " whole), \
+        "number of blocks per evaluation during training. If given on the command line, it also " \
+        "applies to the final evaluation, which otherwise covers the whole text. 0: " whole), \
     TR_SIZE("eval-batch-sz", TR_FREE, &(o).eval_batch_sz, 0, 1u << 30, \
-        "number of streams in an evaluation; 0: --batch-sz, or fewer for a short text"), \
+        "number of streams in an evaluation, reduced for a short text; 0: --batch-sz / " \
+        "--batch-split"), \
     TR_SIZE("log-every", TR_FREE, &(o).log_every, 0, TR_INF, \
         "steps between log records; 0: 10"), \
     TR_TEXT("log", TR_LOCAL, &(o).log, \
@@ -3403,43 +3415,42 @@ typedef struct {
     TR_FLAG("eval-only", TR_LOCAL, &(o).eval_only, \
         "evaluate on every token of the validation and test texts, then stop"), \
     TR_TEXT("score", TR_LOCAL, &(o).score, \
-        "print how likely this text file (-: standard input) is under the model of " \
-        "--checkpoint, as a tab-separated table, then stop; nats are -ln of the probability. A " \
-        "last line without a line end is read as if it had one, so that all lines count the " \
-        "same way"), \
+        "print a tab-separated table of the likelihood of this text file (-: standard input) " \
+        "under the model of --checkpoint, then stop; nats are -ln of the probability. If the " \
+        "last line has no newline, one is added, so that all lines are scored the same way"), \
     TR_CHOICE("score-by", TR_LOCAL, &(o).score_by, "file|lines|texts|tokens", \
-        "... rows. file: one; lines: one per line; texts: the same, with each line as a separate " \
-        "text and an empty memory; tokens: one per token. All but file read token by token, as " \
-        "--generate does. Where a block of an evaluation sees more of its past (train_par), the " \
-        "rows add up to those of --eval-block-sz 1"), \
+        "rows of the table of --score. file: one row; lines: one per line; texts: one per line, " \
+        "each read as a separate text with an empty memory; tokens: one per token. All except " \
+        "file read token by token, as --generate does. If blocks see more of the past than " \
+        "single tokens do (train_par), the rows add up to the score with --eval-block-sz 1"), \
     TR_FLAG("no-train", TR_LOCAL, &(o).no_train, \
-        "do not train: only --generate"), \
+        "do not train, only --generate"), \
     TR_INT("threads", TR_LOCAL, &(o).threads, 0, 4096, \
         "number of threads; 0: all"), \
     TR_FLAG("shard", TR_LOCAL, &(o).shard, \
         "with several ranks (mpirun, docs/distributed.md), each rank stores only its share of " \
         "the optimiser's state"), \
     TR_CHOICE("precision", TR_FIXED, &(o).precision, "f32|bf16", \
-        "bf16 on a CPU: inputs of matmuls are rounded to bfloat16, everything else is float. On " \
-        "a GPU: activations are stored as bfloat16, parameters and sums as float"), \
+        "bf16 on a CPU: the inputs of matmuls are rounded to bfloat16, everything else is float. " \
+        "On a GPU: activations are stored as bfloat16, parameters and sums as float"), \
     TR_CHOICE("device", TR_LOCAL, &(o).device, "cpu|cuda", \
-        "cuda: in programs built with CUDA (make cuda)"), \
+        "device to run on; cuda requires a program built with CUDA (make cuda)"), \
     TR_SIZE("gpu", TR_LOCAL, &(o).gpu, 0, 1023, \
-        "number of the GPU, counted from 0 as by CUDA"), \
+        "CUDA's number of the GPU, counted from 0"), \
     TR_FLAG("tf32", TR_FREE, &(o).tf32, \
-        "cuda, f32: TF32 matmuls, faster and less accurate"), \
+        "cuda with f32: use TF32 matmuls, which are faster and less accurate"), \
     TR_FLAG("tune", TR_LOCAL, &(o).tune, \
         "cuda: time the algorithms of each matmul and keep the fastest; a repeated run may " \
         "differ in the last bits"), \
     TR_FLAG("no-graph", TR_LOCAL, &(o).no_graph, \
         "cuda: launch every kernel of every step, instead of replaying steps as CUDA graphs"), \
     TR_REAL("max-memory", TR_LOCAL, &(o).max_memory, 0, 1e9, \
-        "limit of the device's memory in GiB; 0: 90 % of the machine's memory, or all of the " \
-        "GPU's"), \
+        "limit on the use of device memory, in GiB; 0: 90 % of the machine's memory, or all of " \
+        "the GPU's"), \
     TR_SOME("recompute", TR_FREE, &(o).recompute, 4096, \
-        "recompute the activations of all layers, or of the last N, in the backward pass: less " \
-        "memory, up to a third more time, identical results. auto: the smallest N with which " \
-        "training fits in --max-memory"), \
+        "recompute the activations of all layers, or of the last N, in the backward pass: uses " \
+        "less memory and up to a third more time, with identical results. auto: the smallest N " \
+        "with which training fits in --max-memory"), \
     TR_FLAG("dry-run", TR_LOCAL, &(o).dry_run, \
         "print the size of the model, then stop"), \
     TR_SIZE("vocab", TR_LOCAL, &(o).vocab, 0, 1u << 30, \
@@ -3457,10 +3468,10 @@ typedef struct {
         "standard output. With --interactive: the longest answer, in tokens; 0: 256"), \
     TR_FLAG("interactive", TR_LOCAL, &(o).interactive, \
         "talk to the model of --checkpoint: it continues each line of standard input, and " \
-        "remembers the conversation until an empty line or /reset; /help explains. Ctrl-C stops " \
-        "an answer; the end of the input ends the program"), \
+        "remembers the conversation until an empty line or /reset; /help lists the commands. " \
+        "Ctrl-C stops an answer; the end of the input ends the program"), \
     TR_TEXT("prompt", TR_LOCAL, &(o).prompt, \
-        "text to continue; -: standard input, without its last line end. With --interactive: the " \
+        "text to continue; -: standard input, without its final newline. With --interactive: the " \
         "beginning of each conversation"), \
     TR_REAL("temperature", TR_LOCAL, &(o).temperature, 0, 1000, \
         "temperature of sampling; 0: always the most likely token"), \
@@ -3469,17 +3480,18 @@ typedef struct {
     TR_REAL("top-p", TR_LOCAL, &(o).top_p, 0, 1, \
         "sample from the most likely tokens with this total probability; 0 or 1: all"), \
     TR_REAL("repetition-penalty", TR_LOCAL, &(o).repetition_penalty, 1, 100, \
-        "divide positive logits of recent tokens by this, and multiply negative ones, before the " \
-        "temperature (logits are measured from their mean). 1: off; 1.1 to 1.3 is usual"), \
+        "divide the positive logits of recent tokens by this, and multiply the negative ones by " \
+        "it, before the temperature applies (logits are measured from their mean). 1: off; 1.1 " \
+        "to 1.3 is usual"), \
     TR_SIZE("repetition-window", TR_LOCAL, &(o).repetition_window, 0, 1u << 20, \
         "number of recent tokens for --repetition-penalty, including the prompt; 0: all"), \
     TR_CHOICE("weights", TR_LOCAL, &(o).weights, "f32|bf16|int8", \
-        "without training: round the model's matrices to bfloat16, or to 8 bits with one factor " \
-        "per 32 values. Generation with a model larger than the caches is faster, because it " \
-        "reads a half or a quarter of the bytes; --eval-only measures the loss of accuracy"), \
+        "without training: round the model's matrices to bfloat16, or to 8 bits with one scale " \
+        "per 32 values. If the model is larger than the caches, this speeds up generation, which " \
+        "then reads half or a quarter of the bytes; --eval-only measures the loss of accuracy"), \
     TR_TEXT("stop", TR_LOCAL, &(o).stop, \
-        "end a text, or an answer, after this string (\\n: line end, \\t, \\\\). Without it, " \
-        "only the number of tokens ends a text; <eos> does not")
+        "end a text or an answer after this string, in which \\n, \\t and \\\\ are a newline, a " \
+        "tab and a backslash. Without it, only --generate limits a text; <eos> does not end it")
 
 /* Samples during training. */
 #define TR_LM_SAMPLING(o) \
@@ -3488,16 +3500,17 @@ typedef struct {
     TR_SIZE("sample-prime", TR_FREE | TR_LATER, &(o).sample_prime, 1, 1u << 30, \
         "a sample continues this many tokens of the validation text, from a random position"), \
     TR_SIZE("sample-length", TR_FREE | TR_LATER, &(o).sample_length, 1, TR_INF, \
-        "number of tokens of a sample")
+        "length of a sample, in tokens")
 
 /* The last paragraph of the help. */
 #define TR_LM_AFTER \
     "To resume a run, repeat the command, or give --checkpoint alone: the file contains the " \
-    "options that affect training, which apply unless given. Number of steps, learning rate, " \
-    "dropout, penalties and the intervals of saving, evaluation and logging may change, which is " \
-    "then reported; a different model, optimiser, batch, seed or precision is refused. " \
+    "options that affect training, and they apply unless they are given again. The number of " \
+    "steps, the learning rate, dropout, penalties and the intervals of saving, evaluation and " \
+    "logging may change, and changes are reported; a different model, optimiser, batch, seed or " \
+    "precision is refused. " \
     "Results and generated text are written to standard output, progress and everything else to " \
-    "standard error; with --generate, results are written there, too. " \
+    "standard error; with --generate, results are also written to standard error. " \
     "Exit code: 0 success; 1 failed while running; 2 refused before anything was written; " \
     "130 stopped by Ctrl-C, 143 by SIGTERM, 129 by the end of its terminal. " \
     "The first Ctrl-C finishes the step and saves; without --checkpoint, on a terminal, it asks " \
@@ -4005,7 +4018,7 @@ TR_DEF int tr_lm_context(tr_lm *t) {
 
     stx_destroy(t->x);
     t->x = stx_create(&d);
-    if (!t->x) return tr_fail(t->err, TR_ERR, "no memory");
+    if (!t->x) return tr_fail(t->err, TR_ERR, "out of memory: cannot create a context");
     return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
 
@@ -4024,7 +4037,7 @@ TR_DEF int tr_lm_fits(tr_lm *t, double params) {
     double need = params * sizeof(stx_real) * 4, limit = (double)stx_ctx_desc(t->x)->max_bytes;
     if (limit > 0 && need > limit)
         return tr_fail(t->err, TR_ERR, "--max-memory: the model alone requires %.3g GiB, "
-                       "more than %.3g GiB: reduce its size, or raise --max-memory",
+                       "but the limit is %.3g GiB: use a smaller model, or raise --max-memory",
                        need / (1 << 30), limit / (1 << 30));
     return 1;
 }
@@ -4146,7 +4159,7 @@ TR_DEF int tr_lm_find_texts(tr_lm *t, tr_lm_source *from) {
     if (stat(data, &st)) {
         if (tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT)
             return tr_fail(t->err, TR_ERR, "the text of the checkpoint, %s: %s; if it was moved, "
-                           "give --data", data, strerror(errno));
+                           "give its new path as --data", data, strerror(errno));
         return tr_fail(t->err, TR_ERR, "--data %s: %s", data, strerror(errno));
     }
 
@@ -4158,7 +4171,7 @@ TR_DEF int tr_lm_find_texts(tr_lm *t, tr_lm_source *from) {
                           : snprintf(path, most, "%s", data);
         if (n < 0 || (size_t)n >= most)
             return tr_fail(t->err, TR_ERR,
-                           "--data: expected a path of less than %zu bytes, got %zu", most,
+                           "--data: expected a path of fewer than %zu bytes, got %zu", most,
                            strlen(data));
     }
     if (from->dir) return 1;
@@ -4229,7 +4242,8 @@ TR_DEF int tr_lm_watch_texts(tr_lm *t, const tr_lm_source *from) {
     for (part = 0; part < 3; part++) {
         if (!t->text[part]) continue;
         t->file[part] = (char *)malloc(strlen(from->path[part]) + 1);
-        if (!t->file[part]) return tr_fail(t->err, TR_ERR, "no memory");
+        if (!t->file[part])
+            return tr_fail(t->err, TR_ERR, "out of memory: cannot store the path of a text");
         strcpy(t->file[part], from->path[part]);
         if (!tr_watch(t->options->program, t->file[part], t->err, TR_ERR)) return 0;
     }
@@ -4258,8 +4272,9 @@ TR_DEF int tr_lm_data(tr_lm *t) {
 
     for (part = 0; part < 3; part++)
         if (t->text[part] && stx_corpus_size(t->text[part]) < 2)
-            return tr_fail(t->err, TR_ERR, "--data %s: the %s text: expected at least 2 tokens, "
-                           "got %zu", o->data, names[part], stx_corpus_size(t->text[part]));
+            return tr_fail(t->err, TR_ERR, "--data %s: the %s text is too short: expected at least "
+                           "2 tokens, got %zu", o->data, names[part],
+                           stx_corpus_size(t->text[part]));
     t->fingerprint = tr_lm_fingerprint(t->text[0]);
     return tr_lm_watch_texts(t, &from);
 }
@@ -4369,12 +4384,12 @@ TR_DEF int tr_lm_long_enough(tr_lm *t, uint64_t freq, uint64_t T) {
     const size_t size = stx_corpus_size(t->text[0]);
     if (t->batches && freq > 1 && stx_batches_stream(t->batches) <= freq * T)
         return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: expected streams of at least "
-                       "%llu tokens for that many blocks of %llu, got %zu",
+                       "%llu tokens for that many blocks of %llu tokens, got %zu",
                        (unsigned long long)freq, (unsigned long long)(freq * T + 1),
                        (unsigned long long)T, stx_batches_stream(t->batches));
     if (segment && segment >= size / T)
         return tr_fail(t->err, TR_ERR, "--random-segments %llu: expected a training text of at "
-                       "least %llu tokens for that many blocks of %llu, got %zu",
+                       "least %llu tokens for that many blocks of %llu tokens, got %zu",
                        (unsigned long long)segment, (unsigned long long)((segment + 1) * T),
                        (unsigned long long)T, size);
     return 1;
@@ -4398,7 +4413,8 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     t->out = t->in + t->pieces;
     t->tokens = (int32_t *)malloc(2 * tokens * sizeof *t->tokens);
     t->targets = t->tokens + tokens;
-    if (!t->tokens) stx_fail(t->x, STX_ERR_MEMORY, "no memory for %zu tokens", tokens);
+    if (!t->tokens)
+        stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot allocate %zu tokens", tokens);
     for (k = 0; t->state && k < t->parts; k++)
         t->state[k] = t->lm.state_create(t->lm.model, rows, 0);
     for (k = 0; t->in && k < t->pieces; k++) {
@@ -4533,7 +4549,7 @@ TR_DEF int tr_lm_save_state(tr_lm *t, stx_writer *w, const void *state, const ch
     if (!whole) return 0;
     list = (void **)realloc(t->gathered, (t->gathered_count + 1) * sizeof *list);
     if (!list) {
-        stx_fail(t->x, STX_ERR_MEMORY, "no memory to save");
+        stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot save the states of all ranks");
         t->lm.state_free(whole);
         return 0;
     }
@@ -4567,7 +4583,8 @@ TR_DEF int tr_lm_ranks_are_equal(tr_lm *t) {
         size_t n = p->tensor[i]->size;
         stx_real *copy = (stx_real *)malloc(n * sizeof *copy);
         if (!copy) {
-            stx_fail(t->x, STX_ERR_MEMORY, "no memory to compare the parameters of the ranks");
+            stx_fail(t->x, STX_ERR_MEMORY,
+                     "out of memory: cannot compare the parameters of the ranks");
             return 0;
         }
         stx_get(t->x, p->tensor[i], copy);
@@ -4581,7 +4598,7 @@ TR_DEF int tr_lm_ranks_are_equal(tr_lm *t) {
     if (!stx_group_max(t->x, v, 2)) return 0;
     if (v[0] == -v[1]) return 1;
     stx_fail(t->x, STX_ERR_DEVICE, "the parameters of the ranks differ after step %llu: a machine "
-             "or its network computes wrongly; nothing is saved, the last checkpoint is intact",
+             "or the network corrupts data; nothing is saved, and the last checkpoint is intact",
              (unsigned long long)t->step);
     return 0;
 }
@@ -4635,7 +4652,7 @@ TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
     vocab = malloc(len + 1);
     ok = ok && vocab && stx_vocab_save(t->vocab, vocab, len) == len
          && stx_writer_add(w, "vocab", STX_U8, 1, &len, vocab) && stx_writer_checksum(w);
-    if (!vocab) stx_fail(t->x, STX_ERR_MEMORY, "no memory for the vocabulary");
+    if (!vocab) stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot save the vocabulary");
     if (ok) ok = stx_writer_finish(w, path);
     else stx_writer_free(w);
     while (t->gathered_count) t->lm.state_free(t->gathered[--t->gathered_count]);
@@ -4670,8 +4687,8 @@ TR_DEF int tr_lm_adopt(tr_lm *t, const char *config, const char *path) {
     if (!tr_options_adopt(t->options, config, how, &t->adopted, t->err, TR_ERR)) return 0;
     if (!t->training || !t->adopted.missing.n) return 1;
     missing = t->adopted.missing.s;
-    return tr_fail(t->err, TR_ERR, "%.300s was written by a version whose checkpoints do not "
-                   "contain %.500s: to resume, give %s, or the --preset, that the run started with",
+    return tr_fail(t->err, TR_ERR, "%.300s was written by an older version, which did not store "
+                   "%.500s: to resume, give %s, or the --preset, that the run started with",
                    path, missing, strchr(missing, ',') ? "those options" : "that option");
 }
 
@@ -4685,7 +4702,7 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     *f = NULL;
     if (from && own && !stat(own, &st))
         return tr_fail(t->err, TR_ERR, "--init-from %.400s starts a new run, but --checkpoint "
-                       "%.400s exists: leave --init-from out to resume it, or give another "
+                       "%.400s exists: leave --init-from out to resume it, or name another "
                        "--checkpoint", from, own);
     if (!path || (stat(path, &st) && errno == ENOENT)) {
         if (!from && (t->training || t->opt->dry_run)) return 1;
@@ -4719,9 +4736,9 @@ TR_DEF int tr_lm_load_grads(tr_lm *t, const stx_file *f) {
     if (e && !stx_file_meta_u64(t->x, f, "grads.pending", &pending)) return 0;
     if (e && !stx_file_meta_u64(t->x, f, "grads.every", &every)) return 0;
     if (pending != tr_lm_pending(t) || every != t->opt->update_every) {
-        stx_fail(t->x, STX_ERR_ARG, "it was saved with the gradients of %llu of %llu steps, but "
-                 "--update-every and --update-after expect %llu of %llu: give their values of the "
-                 "saved run",
+        stx_fail(t->x, STX_ERR_ARG, "the checkpoint contains the gradients of %llu of %llu steps, "
+                 "but --update-every and --update-after require %llu of %llu: give the values that "
+                 "the saved run used",
                  (unsigned long long)pending, (unsigned long long)(every ? every : 1),
                  (unsigned long long)tr_lm_pending(t), (unsigned long long)t->opt->update_every);
         return 0;
@@ -4750,8 +4767,8 @@ TR_DEF int tr_lm_check_origin(tr_lm *t, const stx_file *f) {
     if (!stx_file_meta_u64(t->x, f, "data.tokens", &tokens)) return 0;
     if (!stx_file_meta_u64(t->x, f, "data.print", &fingerprint)) return 0;
     if (seed != t->opt->seed) {
-        stx_fail(t->x, STX_ERR_FORMAT, "--seed is %llu in one place of the checkpoint and %llu in "
-                 "another: the file is damaged", (unsigned long long)seed,
+        stx_fail(t->x, STX_ERR_FORMAT, "the checkpoint contains two values of --seed, %llu and "
+                 "%llu: the file is damaged", (unsigned long long)seed,
                  (unsigned long long)t->opt->seed);
         return 0;
     }
@@ -4763,9 +4780,8 @@ TR_DEF int tr_lm_check_origin(tr_lm *t, const stx_file *f) {
         return 0;
     }
     if (fingerprint != t->fingerprint) {
-        stx_fail(t->x, STX_ERR_ARG, "the training text of --data %s is not the text that the run "
-                 "started with, or was changed: give that text, or another --checkpoint for a new "
-                 "run", data);
+        stx_fail(t->x, STX_ERR_ARG, "the training text of --data %s differs from the text that the "
+                 "run started with: give that text, or another --checkpoint for a new run", data);
         return 0;
     }
     return 1;
@@ -4837,7 +4853,7 @@ TR_DEF int tr_lm_prompt(tr_lm *t) {
     }
     if (b.oom) {
         tr_buf_free(&b);
-        return tr_fail(t->err, TR_ERR, "--prompt: no memory");
+        return tr_fail(t->err, TR_ERR, "--prompt: out of memory: cannot store the text");
     }
     t->prompt = b.s;
     if (b.n && stx_vocab_encode(t->vocab, b.s, b.n, NULL, 0) == STX_NPOS) {
@@ -4858,7 +4874,8 @@ TR_DEF int tr_lm_make_out(tr_lm *t) {
     if (!tr_mkdirs(dir, why, sizeof why)) return tr_fail(t->err, TR_ERR, "--out %.900s", why);
     if (exists) return 1;
     t->made_dir = (char *)malloc(strlen(dir) + 1);
-    if (!t->made_dir) return tr_fail(t->err, TR_ERR, "no memory");
+    if (!t->made_dir)
+        return tr_fail(t->err, TR_ERR, "--out: out of memory: cannot store the path");
     strcpy(t->made_dir, dir);
     return 1;
 }
@@ -4869,7 +4886,7 @@ TR_DEF int tr_lm_stop_text(tr_lm *t) {
     if (!text) return 1;
     if (!*text) return tr_fail(t->err, TR_ERR, "--stop: expected a text, got ''");
     t->stop = (char *)malloc(strlen(text) + 1);
-    if (!t->stop) return tr_fail(t->err, TR_ERR, "no memory");
+    if (!t->stop) return tr_fail(t->err, TR_ERR, "--stop: out of memory: cannot store the text");
     strcpy(t->stop, text);
     tr_unescape(t->stop);
     return 1;
@@ -4883,9 +4900,10 @@ TR_DEF int tr_lm_open(tr_lm *t) {
     struct stat st;
     if (!tr_lm_prompt(t) || !tr_lm_stop_text(t)) return 0;
     if (o->tensorboard && !stat(o->tensorboard, &st) && !S_ISDIR(st.st_mode))
-        return tr_fail(err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
+        return tr_fail(err, TR_ERR, "--tensorboard %s: expected a directory, got a file",
+                       o->tensorboard);
     t->config = tr_options_json(t->options, 1);
-    if (!t->config) return tr_fail(err, TR_ERR, "no memory");
+    if (!t->config) return tr_fail(err, TR_ERR, "out of memory: cannot write the options");
     if (stx_rank(t->x)) return tr_signals(0, err, TR_ERR);      /* rank 0 writes the files */
 
     if (t->training) {
@@ -4948,8 +4966,8 @@ TR_DEF int tr_lm_claim(tr_lm *t) {
         stx_file_close(f);
     }
     if (same) return 1;
-    return tr_fail(t->err, TR_ERR, "--checkpoint %.900s: another run has written it since this "
-                   "one started: repeat the command to resume from it", path);
+    return tr_fail(t->err, TR_ERR, "--checkpoint %.900s: another run has written this file since "
+                   "this run started: repeat the command to resume from it", path);
 }
 
 /* Writes the first record of the log. */
@@ -5007,15 +5025,16 @@ TR_DEF void tr_lm_hello_training(tr_lm *t) {
         tr_say(&t->term, "weights of %.1000s; optimiser, schedule and memories start afresh",
                o->init_from);
     if (t->unk_added)
-        tr_say(&t->term, "the validation or test text has %s that the training text lacks; those "
-               "that occur in it once are also read as <unk> (--min-count 2; --min-count 1 refuses "
-               "such texts)", o->tokens == TR_WORDS ? "words" : "characters");
+        tr_say(&t->term, "the validation or test text has %s that the training text lacks; they, "
+               "and those that the training text contains only once, are read as <unk> "
+               "(--min-count 2; --min-count 1 refuses such texts)",
+               o->tokens == TR_WORDS ? "words" : "characters");
     if (t->sized.n) tr_say(&t->term, "no --preset; sized for the text:%s", t->sized.s);
     if (t->first && t->adopted.given.n)
         tr_say(&t->term, "not in the checkpoint, taken from the command line or preset: %.1500s",
                t->adopted.given.s);
     if (t->first && t->adopted.changed.n)
-        tr_say(&t->term, "resuming with changed options (checkpoint's in brackets): %.1500s",
+        tr_say(&t->term, "resuming with changed options (old values in brackets): %.1500s",
                t->adopted.changed.s);
     if (t->first && t->step >= t->steps)
         tr_say(&t->term, "the run is complete; a larger --steps continues it");
@@ -5046,7 +5065,7 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
     }
     if (o->weights) {
         tr_bytes(size, (double)t->packed);
-        tr_say(&t->term, "matrices rounded to %s; %s per token, if all are read",
+        tr_say(&t->term, "matrices rounded to %s; generation reads up to %s of them per token",
                o->weights == 1 ? "bf16" : "int8", size);
     }
     if (t->text[0]) {
@@ -5245,7 +5264,8 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     if (t->opt->reading == STX_BATCH_RECORDS) d.how = STX_BATCH_RECORDS;
     b = stx_batches_create(t->x, text, &d);
     if (!in || !out)
-        stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T);
+        stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot allocate a batch of %zu x %zu tokens",
+                 B, T);
     else if (b)
         stx_batches_rewind(b, t->eval_literal ? STX_EVAL_LITERAL : STX_EVAL_ALL);
 
@@ -5437,7 +5457,7 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
     }
     peak = ok && stx_ok(t->x) ? stx_peak_bytes(t->x) : 0;
     if (!peak)
-        snprintf(why, TR_ERR, "%s", t->x && !stx_ok(t->x) ? stx_error(t->x) : "no memory");
+        snprintf(why, TR_ERR, "%s", t->x && !stx_ok(t->x) ? stx_error(t->x) : "out of memory");
 
     free(t->tokens);
     stx_batches_free(t->batches);
@@ -5454,14 +5474,14 @@ TR_DEF int tr_lm_nothing_fits(tr_lm *t) {
     size_t made = 0, n, peak = tr_lm_rehearse(t, t->layers, 0, 0, &made, why);
     if (!peak)
         return tr_fail(t->err, TR_ERR,
-                       "--recompute auto: the memory of training cannot be counted: %.900s", why);
+                       "--recompute auto: cannot predict the memory use of training: %.900s", why);
     for (n = 0; n < 64 && !tr_lm_rehearse(t, t->layers, peak, 0, &made, why); n++)
         peak += peak / 64;
     tr_bytes(needs, (double)(peak + peak / 31 + t->overhead));
     tr_bytes(has, (double)stx_ctx_desc(t->x)->max_bytes);
     return tr_fail(t->err, TR_ERR, "--recompute auto: training requires %s even if all %zu layers "
                    "are recomputed, but --max-memory is %s: use a smaller --batch-sz, --block-sz "
-                   "or model, a larger --batch-split (the batch in parts), or raise --max-memory",
+                   "or model, use a larger --batch-split, or raise --max-memory",
                    needs, t->layers, has);
 }
 
@@ -5565,7 +5585,7 @@ TR_DEF int tr_gen_open(tr_lm *t, tr_gen *g) {
     g->work = (stx_real *)malloc(2 * V * sizeof *g->work);
     ok = tr_recent_open(&g->recent, V, (size_t)t->opt->repetition_window);
     if (!ok || !g->penalised || !g->work)
-        stx_fail(t->x, STX_ERR_MEMORY, "no memory to sample");
+        stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot sample");
     return g->gen && stx_ok(t->x);
 }
 
@@ -5634,14 +5654,14 @@ TR_DEF void tr_gen_draw(tr_lm *t, tr_gen *g, uint64_t n, uint64_t seed, FILE *to
         const size_t before = g->written.n;
         int32_t token = stx_sample(&sampling, i, tr_gen_logits(t, g), V, g->work + V);
         if (token < 0) {
-            stx_fail(t->x, STX_ERR_ARG, "the model's output is not finite");
+            stx_fail(t->x, STX_ERR_ARG, "cannot sample: the model's output is not finite");
             break;
         }
         tr_gen_write(t, g, to, &token, 1);
         tr_gen_read(t, g, &token, 1);
         if (stop && tr_stops(&g->written, before, stop)) break;
     }
-    if (g->written.oom) stx_fail(t->x, STX_ERR_MEMORY, "no memory for --stop");
+    if (g->written.oom) stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot look for --stop");
 }
 
 
@@ -5769,7 +5789,7 @@ TR_DEF int tr_lm_show_sample(tr_lm *t) {
     tr_gen g;
     uint32_t r[4];
     stx_philox(o->seed, t->step, 0x73616d706c65u, r);       /* "sample" */
-    if (!ids) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a sample");
+    if (!ids) stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot show a sample");
     if (tr_gen_open(t, &g) && ids && stx_corpus_read(text, r[0] % (n - prime + 1), prime, ids)) {
         tr_say(&t->term, "--- step %llu, the model continues held-out text at ==>",
                (unsigned long long)t->step);
@@ -5911,7 +5931,7 @@ TR_DEF int tr_gen_read_text(tr_lm *t, tr_gen *g, const char *text, size_t len, F
     }
     ids = (int32_t *)malloc(n * sizeof *ids);
     if (!ids) {
-        stx_fail(t->x, STX_ERR_MEMORY, "no memory for %zu tokens", n);
+        stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot allocate %zu tokens", n);
         return -1;
     }
     stx_vocab_encode_part(t->vocab, text, len, ids, n);
@@ -6002,11 +6022,11 @@ TR_DEF int tr_lm_is_command(const tr_buf *line, const char *command) {
 }
 
 TR_DEF void tr_lm_talk_help(void) {
-    fputs("A line of text: the model continues it. A backslash at its end: it continues on the "
-          "next line.\n"
-          "An empty line, or /reset: starts a new conversation. /help: prints this text.\n"
-          "Ctrl-C: stops an answer; twice, or at the prompt, it ends the program. Ctrl-D: ends "
-          "the program.\n", stderr);
+    fputs("The model continues each line of text. A line that ends in a backslash continues on "
+          "the next line.\n"
+          "An empty line or /reset starts a new conversation. /help prints this text.\n"
+          "Ctrl-C stops an answer; twice, or at the prompt, it ends the program. Ctrl-D ends the "
+          "program.\n", stderr);
 }
 
 /* Starts a conversation with --prompt. Returns 0 on error. */
@@ -6025,7 +6045,7 @@ TR_DEF int tr_lm_answer(tr_lm *t, tr_gen *g, const tr_buf *line, int next, uint6
     if (next) tr_buf_puts(&text, "\n");
     tr_buf_put(&text, line->s, line->n);
     if (text.oom || line->oom) {
-        stx_fail(t->x, STX_ERR_MEMORY, "no memory for a line");
+        stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot store a line");
         ok = -1;
     } else {
         ok = tr_gen_read_text(t, g, text.s, text.n, NULL);
@@ -6197,7 +6217,8 @@ TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len
     size_t n = stx_vocab_encode_part(t->vocab, text, len, NULL, 0), i;
     int32_t *ids = n == STX_NPOS ? NULL : (int32_t *)malloc((n + 1) * sizeof *ids);
     if (!ids) {
-        if (stx_ok(t->x)) stx_fail(t->x, STX_ERR_MEMORY, "no memory for %zu tokens", n);
+        if (stx_ok(t->x))
+            stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot allocate %zu tokens", n);
         tr_lm_why(t);
         stx_clear_error(t->x);
         stx_fail(t->x, STX_ERR_ARG, "--score %.300s, line %llu: %.600s", t->opt->score,
@@ -6268,7 +6289,9 @@ TR_DEF int tr_lm_score_open(tr_lm *t, tr_scorer *s) {
         s->gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
     s->in = (int32_t *)malloc(2 * s->T * sizeof *s->in);
     s->out = s->in ? s->in + s->T : NULL;
-    if (!s->in) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a block of %zu tokens", s->T);
+    if (!s->in)
+        stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot allocate a block of %zu tokens",
+                 s->T);
     return stx_ok(t->x);
 }
 
@@ -6350,11 +6373,11 @@ TR_DEF int tr_lm_score(tr_lm *t) {
     if (tr_lm_score_open(t, &s)) {
         if (o->score_by != TR_BY_FILE && t->blocks_see_more && t->eval_block > 1)
             tr_say(&t->term, "tokens are read one at a time, as in generation: the rows add up to "
-                   "--score with --eval-block-sz 1");
+                   "the score of --score-by file with --eval-block-sz 1");
         tr_lm_score_text(t, &s, f);
         if (s.unknown)
-            tr_say(&t->term, "%llu of %llu tokens are not in the vocabulary, read as <unk>; the "
-                   "scores do not include which word each one is",
+            tr_say(&t->term, "%llu of %llu tokens are not in the vocabulary, read as <unk>; their "
+                   "scores are those of <unk>, not of the words themselves",
                    (unsigned long long)s.unknown, (unsigned long long)s.read);
         if (fflush(stdout) || ferror(stdout))
             stx_fail(t->x, STX_ERR_IO, "the scores cannot be written: %s", strerror(errno));
@@ -6386,7 +6409,7 @@ TR_DEF int tr_lm_literal(tr_lm *t, int set, stx_ctx *x, const unsigned *applied,
     stx_destroy(x);
     if (applied || !lacks_memory) return 1;     /* creating the model will report other errors */
     return tr_fail(t->err, TR_ERR,
-                   "--literal: no memory to determine which forms apply: name them");
+                   "--literal: out of memory: cannot determine which forms apply: name them");
 }
 
 /* Number of parameters of the model that the options describe. On error, returns 0 and
@@ -6506,8 +6529,9 @@ TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
     for (k = 0; k < 3; k++) {
         const char *output, *locked = tr_lm_output(t, k, &output);
         if (tr_is_lock_of(path, output))
-            return tr_fail(t->err, TR_ERR, "--%s %.500s is the lock of --%s: name another file",
-                           name, path, locked);
+            return tr_fail(t->err, TR_ERR,
+                           "--%s %.500s is the lock file of --%s: name another file", name, path,
+                           locked);
     }
     return 1;
 }
@@ -6515,7 +6539,7 @@ TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
 /* Refuses options without effect. */
 TR_DEF int tr_lm_check_useful(tr_lm *t) {
     static const char *const for_text = "--generate and --interactive";
-    static const char *const for_log = "training and evaluation, not for --interactive and --score";
+    static const char *const for_log = "training and evaluation, not to --interactive and --score";
     const tr_lm_opt *o = t->opt;
     const int writes = o->generate || o->interactive, samples = writes || o->sample_every;
     const int logs = !o->interactive && !o->score;
@@ -6528,14 +6552,14 @@ TR_DEF int tr_lm_check_useful(tr_lm *t) {
         {"repetition-penalty", samples, for_text},
         {"repetition-window", o->repetition_penalty > 1, "a --repetition-penalty above 1"},
         {"weights", !t->training,
-            "generation and evaluation: --no-train, --interactive, --eval-only, --score"},
+            "generation and evaluation (--no-train, --interactive, --eval-only, --score)"},
         {"log", logs, for_log},
         {"tensorboard", logs, for_log},
-        {"data", !o->score, "training and evaluation; --score has its own text"},
+        {"data", !o->score, "training and evaluation, not to --score, which names its text"},
         {"score-by", o->score != NULL, "--score"},
-        {"eval-batch-sz", !o->score, "training and evaluation, not for --score"},
-        {"eval-blocks", !o->score, "training and evaluation, not for --score"},
-        {"no-train", !o->score, "--generate; --score does not train"},
+        {"eval-batch-sz", !o->score, "training and evaluation, not to --score"},
+        {"eval-blocks", !o->score, "training and evaluation, not to --score"},
+        {"no-train", !o->score, "--generate, not to --score, which never trains"},
         {"keep-best", t->training, "training"},
         {"best", t->training, "training"},
         {"sample-prime", o->sample_every > 0, "--sample-every"},
@@ -6550,8 +6574,9 @@ TR_DEF int tr_lm_check_useful(tr_lm *t) {
         {"no-graph", o->device, "--device cuda"}
     };
     if (t->training && o->recompute == TR_AS_FITS && o->device)
-        return tr_fail(t->err, TR_ERR, "--recompute auto and --device cuda cannot be combined: it "
-                       "counts memory use on the CPU; give a number of layers, or --recompute");
+        return tr_fail(t->err, TR_ERR, "--recompute auto and --device cuda cannot be combined: "
+                       "auto predicts the memory use on a CPU; give a number of layers, or "
+                       "--recompute on");
     if (o->weights && o->device)
         return tr_fail(t->err, TR_ERR, "--weights and --device cuda cannot be combined: on a GPU, "
                        "the --precision of the run applies");
@@ -6600,11 +6625,11 @@ TR_DEF int tr_lm_count_texts(tr_lm *t) {
             c->bytes -= tr_lm_pad_bytes(t, ids, m);
         }
         if (!(c->tokens > 0))
-            return tr_fail(t->err, TR_ERR, "--pad-id %ld: a text that consists of this token only "
-                           "has no loss: give another text or id", (long)t->pad_id);
+            return tr_fail(t->err, TR_ERR, "--pad-id %ld: a text consists only of this token, so "
+                           "it has no loss: give another text or id", (long)t->pad_id);
         if (words) c->words = tr_lm_word_count(t, text);
         if (t->unit == TR_WORD_PPL && !(c->words > 0))
-            return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text has no words");
+            return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text contains no words");
     }
     return 1;
 }
@@ -6685,8 +6710,8 @@ TR_DEF int tr_lm_same_facts(tr_lm *t, const char *here, const char *rank0) {
     n = strcspn(b, "\n");
     name = strcspn(b, ":");
     if (name >= m || memcmp(a, b, name + 1) != 0)
-        return tr_fail(t->err, TR_ERR, "this program has \"%.*s\", but rank 0 has \"%.*s\": all "
-                       "ranks require the same program, options and texts",
+        return tr_fail(t->err, TR_ERR, "this rank has \"%.*s\", but rank 0 has \"%.*s\": all ranks "
+                       "require the same program, options and texts",
                        (int)(m < 300 ? m : 300), a, (int)(n < 300 ? n : 300), b);
     a += name + 1;
     b += name + 1;
@@ -6705,12 +6730,12 @@ TR_DEF int tr_lm_compare(tr_lm *t, int (*facts)(const tr_lm *t, tr_buf *b)) {
     int ok;
     if (tr_lm_ranks(t) < 2) return 1;
     memset(&here, 0, sizeof here);
-    ok = facts(t, &here) || tr_fail(t->err, TR_ERR, "no memory");
+    ok = facts(t, &here) || tr_fail(t->err, TR_ERR, "out of memory: cannot compare the ranks");
     n = here.n;
     ok = ok && stx_group_broadcast(t->x, &n, sizeof n, 0);
     if (ok) {
         rank0 = (char *)calloc((size_t)n + 1, 1);
-        if (!rank0) tr_fail(t->err, TR_ERR, "no memory");
+        if (!rank0) tr_fail(t->err, TR_ERR, "out of memory: cannot compare the ranks");
     }
     if (rank0 && !stx_rank(t->x)) memcpy(rank0, here.s, here.n);
     ok = rank0 && stx_group_broadcast(t->x, rank0, (size_t)n, 0);
@@ -6743,8 +6768,8 @@ TR_DEF int tr_lm_file_fits(tr_lm *t, const stx_file *f, const char *path) {
     size_t params = tr_lm_count(t, stx_vocab_size(t->vocab)), elements = 0, i;
     for (i = 0; i < stx_file_count(f); i++) elements += stx_file_entry(f, i)->count;
     if (!params || params <= elements) return params > 0;
-    return tr_fail(t->err, TR_ERR, "%.600s: the model of its options has %zu parameters, but its "
-                   "tensors have %zu elements: the file is damaged, use another copy",
+    return tr_fail(t->err, TR_ERR, "%.600s: its options describe a model of %zu parameters, but "
+                   "its tensors have only %zu elements: the file is damaged, use another copy",
                    path, params, elements);
 }
 
@@ -6770,7 +6795,8 @@ TR_DEF int tr_lm_prepare_model(tr_lm *t, const stx_file *f, const char *path) {
     t->recompute = o->recompute > 0 ? (size_t)o->recompute : 0;
     if (t->training && o->recompute == TR_AS_FITS) {
         void *copy = malloc(t->kind->size);
-        if (!copy) return tr_fail(t->err, TR_ERR, "no memory");
+        if (!copy)
+            return tr_fail(t->err, TR_ERR, "--recompute auto: out of memory: cannot copy the run");
         memcpy(copy, t, t->kind->size);
         t->before_make = copy;
     }
@@ -6788,8 +6814,7 @@ TR_DEF int tr_lm_pack(tr_lm *t) {
     if (!stx_ok(t->x)) return tr_fail(t->err, TR_ERR, "--weights: %s", stx_error(t->x));
     if (t->packed) return 1;
     return tr_fail(t->err, TR_ERR,
-                   "--weights would change nothing: the model has no matrix of %d "
-                   "x %d or more",
+                   "--weights has no effect: the model has no matrix of %d x %d or more",
                    STX_PACK_MIN, STX_PACK_MIN);
 }
 
@@ -6944,7 +6969,7 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
 /* Sets an option to a path, as if it had been given. */
 TR_DEF int tr_lm_set_path(tr_lm *t, const char *name, const char *path) {
     tr_opt *o = tr_find_option(t->options, name, strlen(name));
-    if (!path) return tr_fail(t->err, TR_ERR, "no memory");
+    if (!path) return tr_fail(t->err, TR_ERR, "out of memory: cannot store the path of a file");
     return tr_set(o, path, TR_FROM_ARGS, t->err, TR_ERR);
 }
 
@@ -6960,7 +6985,8 @@ TR_DEF int tr_lm_expand_out(tr_lm *t) {
     n = strlen(out);
     if (!n) return tr_fail(t->err, TR_ERR, "--out: expected the name of a directory, got ''");
     if (stat(out, &st) == 0) {
-        if (!S_ISDIR(st.st_mode)) return tr_fail(t->err, TR_ERR, "--out %s: not a directory", out);
+        if (!S_ISDIR(st.st_mode))
+            return tr_fail(t->err, TR_ERR, "--out %s: expected a directory, got a file", out);
     } else if (errno != ENOENT) {
         return tr_fail(t->err, TR_ERR, "--out %s: %s", out, strerror(errno));
     }
@@ -6984,7 +7010,7 @@ TR_DEF int tr_lm_expand_keep_best(tr_lm *t) {
     if (o->best) return tr_fail(t->err, TR_ERR, "--best and --keep-best cannot be combined");
     if (!o->checkpoint || !*o->checkpoint)
         return tr_fail(t->err, TR_ERR,
-                       "--keep-best requires a --checkpoint, after which the file is named");
+                       "--keep-best requires a --checkpoint, because its file is named after it");
     path = tr_path_with(o->checkpoint, ".best");
     ok = tr_lm_set_path(t, "best", path);
     free(path);
@@ -6997,7 +7023,7 @@ TR_DEF int tr_lm_check_alone(tr_lm *t, const char *name, int evaluating, const i
     const tr_opt *p;
     if (o->interactive && o->prompt && !strcmp(o->prompt, "-"))
         return tr_fail(t->err, TR_ERR, "--prompt - and --interactive cannot be combined: standard "
-                       "input is the conversation; give the text itself");
+                       "input is the conversation; write the prompt in the command");
     if (o->score && (o->interactive || o->generate))
         return tr_fail(t->err, TR_ERR, "--score and --%s cannot be combined",
                        o->interactive ? "interactive" : "generate");
@@ -7007,7 +7033,7 @@ TR_DEF int tr_lm_check_alone(tr_lm *t, const char *name, int evaluating, const i
         if (p->type == TR_T_FLAG && requests && *(const int *)p->to)
             return tr_fail(t->err, TR_ERR, "--%s and --%s cannot be combined", name, p->name);
     }
-    return tr_fail(t->err, TR_ERR, "--%s does not evaluate", name);
+    return tr_fail(t->err, TR_ERR, "--%s and an evaluation cannot be combined", name);
 }
 
 #ifdef _WIN32

@@ -76,11 +76,11 @@ static tr_opt table[] = {
     TR_REAL("adapt-span-init", TR_FIXED, &opt.adapt_span_init, 0, 1,
         "initial span, as a fraction of --attn-span"),
     TR_FLAG("adapt-span-cache", TR_MODEL, &opt.adapt_span_cache,
-        "keep only as much memory as the spans need"),
+        "keep only as much memory as the learned spans require"),
     TR_FLAG("span-per-layer", TR_MODEL | TR_LATER, &opt.span_per_layer,
         "one span for all heads of a layer"),
     TR_FLAG("no-renorm", TR_MODEL | TR_LATER, &opt.no_renorm,
-        "fairseq's form: masked attention weights are not renormalised"),
+        "do not renormalise the masked attention weights (fairseq's form)"),
     TR_FLAG("fairseq-init", TR_FIXED | TR_LATER, &opt.fairseq_init,
         "initialise the parameters as fairseq does"),
 
@@ -88,7 +88,7 @@ static tr_opt table[] = {
     TR_FLAG("adapt-io", TR_MODEL, &opt.adapt_io,
         "adaptive embedding and softmax, for large vocabularies"),
     TR_FLAG("adapt-io-tied", TR_MODEL, &opt.adapt_io_tied,
-        "input and output share tables and projections"),
+        "let the embedding and the softmax share tables and projections"),
     TR_REAL_OPEN("adapt-io-divval", TR_MODEL, &opt.adapt_io_divval, TR_OPEN_MIN, 1, 1e6,
         "each cluster is narrower than the previous one by this factor"),
     TR_TEXT("adapt-io-cutoffs", TR_MODEL, &opt.adapt_io_cutoffs,
@@ -176,7 +176,7 @@ static const tr_preset presets[] = {
         DEMO "dropout=0 steps=4800 eval-blocks=20 log-every=100"},
     {"reference", "the defaults of the authors' code",
         REFERENCE},
-    {"enwik8_small", "6.5M parameters, 8 layers, span 1024: published dev ~1.3 bpc",
+    {"enwik8_small", "6.5M parameters, 8 layers, span 1024: published dev about 1.3 bpc",
         ENWIK8 "nlayers=8 hid-sz=256 inner-hid-sz=1024 nheads=4 attn-span=1024 block-sz=256 "
         "dropout=0 adapt-span-loss=0.000002 lr-warmup=8000 niter=150"},
     {"enwik8", "38.5M parameters, 12 layers, span 8192: published test 1.02 bpc",
@@ -220,12 +220,12 @@ typedef struct run {
 
 // >>training
 
-enum { METRIC_LOSS };       /* mean loss of a step, nats per token */
+enum { METRIC_LOSS };       /* mean loss of a step, in nats per token */
 
-/* One step: forward, backward, update. Everything that changes between steps is read
-   from t.in, t.out and the optimiser's learning rate, so that a GPU can replay the
-   step (stx_step_run). The batch is processed in parts, whose gradients are
-   accumulated. */
+/* One step: a forward pass, a backward pass and an update. Everything that changes
+   between steps is read from t.in, t.out and the optimiser's learning rate, so that a
+   GPU can replay the step (stx_step_run). The batch is processed in parts, whose
+   gradients are accumulated. */
 static void step(void *user) {
     run *r = (run *)user;
     stx_ctx *x = r->t.x;

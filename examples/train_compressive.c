@@ -70,24 +70,26 @@ static tr_opt table[] = {
     TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256,
         "number of attention heads; must divide --hid-sz"),
     TR_SIZE("kv-heads", TR_MODEL, &opt.kv_heads, 0, 256,
-        "number of heads of keys and values; must divide --nheads, which share them; 0: --nheads"),
+        "number of key and value heads, which the query heads share; must divide --nheads; 0: "
+        "--nheads"),
     TR_SIZE("block-sz", TR_MODEL, &opt.block_sz, 1, MAX_ROWS,
-        "segment: tokens per stream and step, after which the memory moves"),
+        "segment length: tokens per stream and step, which then enter the memory"),
     TR_CHOICE("positions", TR_MODEL, &opt.positions, "learned|xl",
-        "learned: a table for all layers, with a slice per head; xl: those of Transformer-XL"),
+        "position encoding. learned: one table for all layers, with a slice per head; xl: as in "
+        "Transformer-XL"),
     TR_FLAG("norm-after", TR_MODEL, &opt.norm_after,
         "layer norm after each sublayer, as in the paper, instead of before"),
     TR_FLAG("final-norm", TR_MODEL, &opt.final_norm, "layer norm before the output head"),
     TR_FLAG("glu", TR_MODEL, &opt.glu, "gated linear units in the feed-forward network"),
-    TR_FLAG("tied", TR_MODEL, &opt.tied, "the weight of the output head is the embedding"),
+    TR_FLAG("tied", TR_MODEL, &opt.tied, "use the embedding as the weight of the output head"),
     TR_CHOICE("gate", TR_MODEL, &opt.gate, "residual|gru|input|output|highway|sigtanh|gtrxl",
-        "how the output of a sublayer joins the stream: x + y, the reference's GRU, or a gate of "
-        "GTrXL"),
+        "how the input x and the output y of a sublayer are combined: x + y, the reference's GRU, "
+        "or one of GTrXL's gates"),
     TR_FLAG("gate-relu", TR_MODEL, &opt.gate_relu, "ReLU before the gate (GTrXL)"),
     TR_REAL("gate-bias", TR_FIXED, &opt.gate_bias, -80, 80,
         "initial bias of the gate; 0: 2 for gtrxl, 1 for output, highway and sigtanh"),
-    TR_FLAG("no-gate-bias", TR_FIXED, &opt.no_gate_bias, "the bias of the gate starts at 0"),
-    TR_FLAG("mogrify", TR_MODEL, &opt.mogrify, "gru: mogrifier before the gate"),
+    TR_FLAG("no-gate-bias", TR_FIXED, &opt.no_gate_bias, "initialise the bias of the gate to 0"),
+    TR_FLAG("mogrify", TR_MODEL, &opt.mogrify, "gru: apply a mogrifier before the gate"),
     TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1,
         "dropout probability of attention weights, of attention outputs and inside the "
         "feed-forward network"),
@@ -100,31 +102,32 @@ static tr_opt table[] = {
 
     TR_GROUP("Memory"),
     TR_TEXT("memory-layers", TR_MODEL, &opt.memory_layers,
-        "layers with a memory, such as 6,7,8, or: all, none"),
+        "layers with a memory: a list such as 6,7,8, or all, or none"),
     TR_SIZE("mem", TR_MODEL, &opt.mem, 0, MAX_ROWS, "rows of memory; 0: none"),
     TR_SIZE("cmem", TR_MODEL, &opt.cmem, 0, MAX_ROWS, "rows of compressed memory; 0: none"),
     TR_TEXT("mems", TR_MODEL, &opt.mems, "instead of --mem: one number per layer, such as 8,16"),
     TR_TEXT("cmems", TR_MODEL, &opt.cmems, "instead of --cmem: one number per layer"),
     TR_CHOICE("recurrence", TR_MODEL, &opt.recurrence, "none|ernie|rotate",
-        "what the memory of a layer stores. none: its input. ernie: its output. rotate: its "
-        "input, and each call moves all memories down by one memory layer (the reference)"),
+        "what the memory of a layer stores. none: the layer's input. ernie: its output. rotate: "
+        "its input, and each call moves all memories down by one memory layer (the reference)"),
 
     TR_GROUP("Compression"),
     TR_CHOICE("compress", TR_MODEL, &opt.compress, "conv|dilated|max|mean|used|none",
-        "what becomes of --ratio rows that leave the memory. used: the rows that received most "
+        "how rows that leave the memory are compressed. used: the rows that received the most "
         "attention are kept. none: all rows are discarded"),
-    TR_SIZE("ratio", TR_MODEL, &opt.ratio, 1, 1u << 20, "rows that are compressed into one"),
+    TR_SIZE("ratio", TR_MODEL, &opt.ratio, 1, 1u << 20,
+        "number of rows that are compressed into one"),
     TR_SIZE("overlap", TR_MODEL, &opt.overlap, 0, 1u << 20,
         "conv: number of older rows that the kernel also sees"),
-    TR_FLAG("conv-no-bias", TR_MODEL, &opt.conv_no_bias, "conv: no bias"),
+    TR_FLAG("conv-no-bias", TR_MODEL, &opt.conv_no_bias, "conv: use no bias"),
     TR_TEXT("dilations", TR_MODEL, &opt.dilations,
-        "dilated: up to eight numbers, such as 1,2,4 (the default)"),
+        "dilated: up to eight dilations, such as 1,2,4 (the default)"),
     TR_CHOICE("aux", TR_MODEL, &opt.aux, "auto|attention|autoencode|bptt|none",
-        "loss that trains the compression. auto: attention if it has parameters. bptt: the "
-        "language loss of later segments"),
-    TR_REAL("aux-weight", TR_FREE, &opt.aux_weight, 0, 1e6, "weight of that loss; 0: 1"),
+        "loss that trains the compression. auto: attention if the compression has parameters. "
+        "bptt: the language loss of later segments"),
+    TR_REAL("aux-weight", TR_FREE, &opt.aux_weight, 0, 1e6, "weight of the --aux loss; 0: 1"),
     TR_REAL_OPEN("aux-dropout", TR_FREE, &opt.aux_dropout, TR_OPEN_MAX, 0, 1,
-        "dropout probability of the attention weights of that loss"),
+        "dropout probability of the attention weights in the --aux loss"),
     TR_SIZE("bptt", TR_FIXED, &opt.bptt, 0, 1024, "bptt: number of later segments; 0: 1"),
 
     TR_GROUP("The reference's own forms"),
@@ -167,7 +170,8 @@ static tr_opt table[] = {
     TR_INT("eval-mem", TR_FREE | TR_KEPT, &opt.eval_mem, -1, MAX_ROWS,
         "evaluation and generation: rows of memory in each memory layer; -1: as in training"),
     TR_INT("eval-cmem", TR_FREE | TR_KEPT, &opt.eval_cmem, -1, MAX_ROWS,
-        "the same for compressed memory, in layers that have one; -1: as in training"),
+        "evaluation and generation: rows of compressed memory, in layers that have one; -1: as "
+        "in training"),
     TR_SIZE("eval-positions", TR_LOCAL, &opt.eval_positions, 0, TR_INF,
         "at the end, print the loss of the validation text by distance from an empty memory; the "
         "memory is emptied every this many tokens, a multiple of --block-sz; 0: do not print it"),
@@ -187,15 +191,15 @@ static tr_opt table[] = {
     BASE "tokens=bytes nlayers=3 hid-sz=128 nheads=4 block-sz=64 mem=64 cmem=32 " \
     "positions=xl norm-after lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 batch-sz=16 "
 
-/* The reference's enwik8 example with its accidental behaviour corrected
-   (seqtx_compressive.h, Fidelity). --recurrence rotate --literal restores it. An update
-   follows each of the four segments of a piece. */
+/* The reference's enwik8 example, without its accidental behaviour, which --recurrence
+   rotate --literal restores (see Fidelity in seqtx_compressive.h). The parameters are
+   updated after each of the four segments that --random-segments reads in a row. */
 #define REFERENCE \
     BASE "tokens=bytes nlayers=8 hid-sz=512 nheads=8 block-sz=512 memory-layers=6,7,8 " \
     "mem=512 cmem=128 gate=gru recurrence=ernie lr=0.0001 schedule=constant lr-warmup=0 " \
     "grad-clip=0.5 batch-sz=16 batch-split=4 random-segments=4 steps=400000 "
 
-/* The paper (1911.05507, sections 4 and 5, appendices). It gives neither dropout nor the
+/* The paper (1911.05507, sections 4 and 5, appendices). It does not report dropout or the
    batch size of enwik8. */
 #define PAPER \
     BASE "positions=xl norm-after lr=0.0003 lr-start=0.000001 lr-min=0.000001 " \
@@ -215,16 +219,16 @@ static const tr_preset presets[] = {
     {"readme", "the sizes of the reference's README, on words: 12 layers, segment 1024, GLU",
         REFERENCE "tokens=words vocab=20000 nlayers=12 emb-sz=128 block-sz=1024 mem=1024 cmem=256 "
         "memory-layers=6,7,8,9,10,11,12 glu dropout=0.1 aux-dropout=0.1"},
-    {"enwik8", "of the paper, 24 layers: published test 0.97 bpc",
+    {"enwik8", "the paper's model, 24 layers: published test 0.97 bpc",
         PAPER "tokens=bytes-compact vocab=205 data-unit=bpc nlayers=24 hid-sz=1024 "
         "inner-hid-sz=3072 nheads=8 block-sz=768 mem=768 cmem=1152 ratio=3 batch-sz=32 "
         "lr-warmup=4000 steps=104000 eval-cmem=3072"},
-    {"wikitext103", "of the paper, 18 layers, with tied tables instead of its adaptive input: "
-        "published test 17.1 ppl",
+    {"wikitext103", "the paper's model, 18 layers, but with tied tables instead of an adaptive "
+        "input: published test 17.1 ppl",
         PAPER_WORDS "vocab=267735 nlayers=18 hid-sz=1024 inner-hid-sz=4096 nheads=16 batch-sz=128 "
         "eval-mem=500 eval-cmem=1500"},
-    {"pg19", "of the paper, 36 layers, for text in 32,000 subwords; the width is ours: published "
-        "test 33.6 ppl per word",
+    {"pg19", "the paper's model, 36 layers, for text in 32,000 subwords; we chose the width: "
+        "published test 33.6 ppl per word",
         PAPER_WORDS "vocab=32000 data-unit=word-ppl nlayers=36 hid-sz=1024 inner-hid-sz=4096 "
         "nheads=16 ratio=2 batch-sz=512"},
     TR_PRESET_END
@@ -239,7 +243,7 @@ static tr_options options = {
 
 // >>run: the state of a run
 
-/* Compression losses of a layer in the last step that was logged. */
+/* The compression losses of one layer in the last logged step. */
 typedef struct compression {
     size_t layer;           /* counted from 0 */
     double loss;
@@ -251,7 +255,7 @@ typedef struct run {
     stx_comp_desc desc;
     stx_comp     *model;
 
-    /* the lists to which desc points */
+    /* lists that desc points to, one entry per layer or memory layer */
     size_t        memory_layers[MAX_LAYERS], mems[MAX_LAYERS], cmems[MAX_LAYERS];
 
     /* capacities of the memories of evaluation and generation, per layer */
@@ -264,8 +268,8 @@ typedef struct run {
 
 // >>training
 
-/* Metrics of a step: the mean loss in nats per token, then loss and rel_error of each
-   reported layer. */
+/* Metrics of a step: the mean loss in nats per token, then the compression loss and
+   rel_error of each reported layer. */
 enum { METRIC_LOSS, METRIC_AUX };
 
 static int metric_aux(size_t i) {
@@ -276,8 +280,8 @@ static int metric_rel_error(size_t i) {
     return metric_aux(i) + 1;
 }
 
-/* Records the metrics of a part of a step. Loss and rel_error of a layer that evicted
-   nothing count as 0. */
+/* Records the metrics of one part of the batch. For a layer that evicted nothing, the
+   compression loss and rel_error are 0. */
 static void note_part(run *r, stx_tensor *loss, double share, int add) {
     stx_ctx *x = r->t.x;
     size_t i;
@@ -291,10 +295,10 @@ static void note_part(run *r, stx_tensor *loss, double share, int add) {
     }
 }
 
-/* One step: forward and backward of a segment, and an update when it is due. Everything
-   that changes between steps is read from t.in, t.out and the optimiser's learning rate,
-   so that a GPU can replay the step (stx_step_run). Gradients are accumulated over the
-   parts of the batch, and over steps without an update. */
+/* One step: a forward and a backward pass over a segment, and an update if it is due.
+   Everything that changes between steps is read from t.in, t.out and the optimiser's
+   learning rate, so that a GPU can replay the step (stx_step_run). Gradients are
+   accumulated over the parts of the batch, and over steps without an update. */
 static void step(void *user) {
     run *r = (run *)user;
     stx_ctx *x = r->t.x;
@@ -314,9 +318,9 @@ static void step(void *user) {
     if (r->t.update) stx_optim_step(r->t.optim, r->t.lr);
 }
 
-/* Reads the compression losses of the last step. With several ranks they are the mean of
-   the losses, and the ratio of the sums; the sum target^2 of a rank is
-   loss / rel_error. */
+/* Reads the compression losses of the last step. With several ranks, the loss is the mean
+   over the ranks, and rel_error is the ratio of the sums over the ranks. The sum of
+   target^2 of one rank is loss / rel_error. */
 static void read_compression(run *r) {
     const int ranks = tr_lm_ranks(&r->t);
     double sums[2 * MAX_LAYERS];
@@ -336,7 +340,8 @@ static void read_compression(run *r) {
     }
 }
 
-/* Logs one compression loss of each layer, as a list and as one curve per layer. */
+/* Logs loss, or rel_error, of each reported layer: as a list, and as one TensorBoard
+   curve per layer. */
 static void log_list(run *r, const char *name, const char *curve, int rel_error) {
     char text[64];
     tr_buf list;
@@ -363,12 +368,12 @@ static void log_compression(run *r) {
     log_list(r, "ratio", "ratio", 1);
 }
 
-/* Marks the layers that --literal freeze has frozen before this run was interrupted,
-   which the checkpoint does not say. A layer freezes at its first compression, after the
+/* When a run resumes, marks the layers that --literal freeze had frozen, because the
+   checkpoint does not store this. A layer freezes at its first compression, after the
    M / S segments that fill its memory. */
 static void restore_frozen(run *r) {
     const size_t S = opt.block_sz;
-    size_t l, segments = stx_batches_stream(r->t.batches) / S;     /* from an empty memory on */
+    size_t l, segments = stx_batches_stream(r->t.batches) / S;     /* between two resets */
     if (!(r->model->desc.literal & STX_COMP_LITERAL_FREEZE)) return;
     if (opt.lm.random_segments) segments = (size_t)opt.lm.random_segments;
     for (l = 0; l < opt.nlayers; l++) {
@@ -420,8 +425,8 @@ static size_t eval_batch(void) {
     return (size_t)(opt.batch_sz / opt.batch_split);
 }
 
-/* Losses by the number of blocks since the memory was empty, in buckets that end at 1, 2,
-   4, .. blocks. */
+/* Sums of losses, by the number of blocks since the memory was empty, in buckets that end
+   at 1, 2, 4, .. blocks. */
 enum { BUCKETS = 64 };
 
 typedef struct buckets {
@@ -459,7 +464,8 @@ static void eval_buckets(const tr_lm *t, size_t B, size_t T, size_t document, in
     t->lm.state_free(state);
 }
 
-/* --eval-positions: the mean loss in nats per token by distance from an empty memory. */
+/* --eval-positions: prints the mean loss in nats per token, by the number of tokens since
+   the memory was empty. */
 static void print_positions(const tr_lm *t, FILE *out) {
     const size_t document = (size_t)(opt.eval_positions / opt.block_sz);
     size_t B = eval_batch(), T = t->eval_block, i;
@@ -470,7 +476,8 @@ static void print_positions(const tr_lm *t, FILE *out) {
     memset(&sums, 0, sizeof sums);
     tokens = (int32_t *)malloc(2 * B * T * sizeof *tokens);
     if (!tokens) {
-        stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T);
+        stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot allocate a batch of %zu x %zu tokens",
+                 B, T);
         return;
     }
     eval_buckets(t, B, T, document, tokens, &sums);
@@ -494,8 +501,8 @@ static void print_results(const tr_lm *t, FILE *out) {
 
 static run this_run;
 
-/* As in stx_lm; window is 1 for evaluation and generation with other memories (see
-   plan). */
+/* The functions state_create and gen_create of stx_lm. window is 1 for evaluation and
+   generation with memories of other sizes (see plan). */
 static void *state_create(void *m, size_t B, size_t window) {
     if (!window) return stx_comp_state_create((stx_comp *)m, B);
     return stx_comp_state_create_sized((stx_comp *)m, B, this_run.eval_mems, this_run.eval_cmems);
@@ -608,8 +615,8 @@ static double dropout(double own) {
     return own == 0 ? opt.dropout : own;
 }
 
-/* Sets d->literal, when the rest of d is complete. Only the library knows which forms
-   apply to the model. */
+/* Sets d->literal; the rest of d must be complete. Only the library knows which forms
+   apply to the model, so a model is created in a dry context and its desc is read. */
 static int choose_literal(tr_lm *t, stx_comp_desc *d) {
     stx_ctx *x;
     stx_comp *m;
@@ -620,7 +627,8 @@ static int choose_literal(tr_lm *t, stx_comp_desc *d) {
     return tr_lm_literal(t, opt.literal, x, m ? &m->desc.literal : NULL, &d->literal);
 }
 
-/* Fills in r->desc from the options. Returns 0 and sets an error if a list is invalid. */
+/* Fills in r->desc from the options. Returns 0 and sets an error if a list is invalid or
+   the forms of --literal cannot be determined. */
 static int describe(run *r, size_t vocab) {
     stx_comp_desc *d = &r->desc;
     memset(d, 0, sizeof *d);
@@ -668,7 +676,7 @@ static size_t count(tr_lm *t, size_t vocab) {
     if (!describe(r, vocab)) return 0;
     n = stx_comp_count(&r->desc);
     if (!n) {
-        stx_comp_create(t->x, &r->desc);        /* sets the error that says why */
+        stx_comp_create(t->x, &r->desc);        /* fails too, and sets the error */
         report_error(t);
     }
     return n;
@@ -690,7 +698,7 @@ static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     }
     snprintf(line, size,
              "%llu layer%s, %llu head%s, segment %llu; "
-             "%zu layer%s with a memory, of %zu row%s together",
+             "%zu layer%s with a memory, %zu row%s in total",
              (unsigned long long)opt.nlayers, tr_s(opt.nlayers), (unsigned long long)opt.nheads,
              tr_s(opt.nheads), (unsigned long long)opt.block_sz, n, tr_s(n), rows, tr_s(rows));
     *states = (double)opt.batch_sz * (double)opt.hid_sz * (double)rows;
@@ -724,12 +732,12 @@ static int eval_sizes(run *r) {
     if ((m->desc.literal & STX_COMP_LITERAL_ROWS)
         && opt.block_sz + most_M + most_C > m->key_pe->dim[0])
         return tr_fail(r->t.err, TR_ERR,
-                       "--eval-mem, --eval-cmem: expected no more rows than in training with "
-                       "--literal rows, got %zu and %zu", most_M, most_C);
+                       "--eval-mem, --eval-cmem: with --literal rows, expected no more rows than "
+                       "in training, got %zu and %zu", most_M, most_C);
     if (limit > 0 && need > limit)
         return tr_fail(r->t.err, TR_ERR,
-                       "--eval-mem, --eval-cmem: memories of %zu and %zu rows need %.3g GiB, "
-                       "--max-memory allows %.3g GiB: use smaller ones, or a smaller "
+                       "--eval-mem, --eval-cmem: memories of %zu and %zu rows require %.3g GiB, "
+                       "but --max-memory allows %.3g GiB: use smaller memories, or a smaller "
                        "--eval-batch-sz", most_M, most_C, need / gib, limit / gib);
     return 1;
 }
@@ -742,8 +750,8 @@ static int report_layers(run *r) {
     if (!m->A && tr_given(&options, "aux") && opt.aux != STX_COMP_AUX_AUTO
         && opt.aux != STX_COMP_AUX_NONE)
         return tr_fail(r->t.err, TR_ERR,
-                       "--aux: no layer has a compressed memory for it to train "
-                       "(--memory-layers, --mem, --cmem)");
+                       "--aux: no layer has a compressed memory to train: check --memory-layers, "
+                       "--mem and --cmem");
     if (aux != STX_COMP_AUX_ATTENTION && aux != STX_COMP_AUX_AUTOENCODE) return 1;
     for (l = 0; l < opt.nlayers && r->reports < (STX_MAX_METRICS - METRIC_AUX) / 2; l++)
         if (m->layer[l].C) r->reported[r->reports++].layer = l;
@@ -792,7 +800,7 @@ static int check(tr_lm *t) {
         {"dilations", opt.compress == STX_COMP_COMPRESS_DILATED, "--compress dilated"},
         {"bptt", aux == STX_COMP_AUX_BPTT, "--aux bptt"},
         {"aux-dropout", attention, "--aux attention"},
-        {"aux-weight", weighted, "--aux attention and autoencode"},
+        {"aux-weight", weighted, "--aux attention or autoencode"},
         {"lr-start", opt.lr_warmup, "an --lr-warmup"},
         {"lr-min", opt.schedule == SCHEDULE_COSINE, "--schedule cosine"},
         {"momentum", opt.optim == OPTIM_SGD, "--optim sgd"}
@@ -807,8 +815,8 @@ static int check(tr_lm *t) {
                        (unsigned long long)opt.block_sz, (unsigned long long)opt.eval_positions);
     if (opt.compress == STX_COMP_COMPRESS_DROP && (cmem || cmems))
         return tr_fail(t->err, TR_ERR,
-                       "--cmem, --cmems: --compress none has no compressed memory: omit them, or "
-                       "choose another --compress");
+                       "--cmem, --cmems: --compress none has no compressed memory: leave them out, "
+                       "or choose another --compress");
     return describe((run *)t, 1);
 }
 
@@ -834,7 +842,7 @@ static const int no_adapt_io = 0;
 
 static const tr_lm_kind kind = {
     "seqtx.compressive.1", "memory", &no_adapt_io, NULL, STX_ORDER_FIRST, 0,
-    /* options that depend on the size of the text, from small texts to large ones */
+    /* changes of DEMO for texts of up to 1e5 tokens, up to 2e6, and longer ones */
     {"nlayers=2 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
     check, plan, count, shape, make, train, print_results, sizeof(run)
 };

@@ -102,13 +102,13 @@ static tr_opt table[] = {
         "position encoding: sines of the distance; a table for each attention; a table, and a bias "
         "per distance and head instead of v (Transformer-XL's attn_type 1)"),
     TR_SIZE("clamp-len", TR_FIXED | TR_KEPT, &opt.clamp_len, 0, MAX_ROWS,
-        "largest distance; larger ones count as this one; 0: no limit"),
+        "largest distance; larger distances are treated like it; 0: no limit"),
     TR_FLAG("same-length", TR_FIXED | TR_KEPT, &opt.same_length,
         "every query sees at most --mem keys, including its own"),
     TR_FLAG("norm-before", TR_MODEL, &opt.norm_before,
         "layer norm before each branch and one at the end, instead of after each branch"),
     TR_FLAG("no-final-norm", TR_MODEL | TR_LATER, &opt.no_final_norm,
-        "norm-before: without the norm at the end (Transformer-XL's pre_lnorm)"),
+        "norm-before: omit the norm at the end (Transformer-XL's pre_lnorm)"),
     TR_REAL("norm-eps", TR_MODEL, &opt.norm_eps, 0, 1, "epsilon of layer norms; 0: 1e-5"),
     TR_FLAG("own-uv", TR_MODEL, &opt.own_uv,
         "separate u and v for each attention (otherwise all share one pair)"),
@@ -120,25 +120,25 @@ static tr_opt table[] = {
     TR_REAL_OPEN("inner-dropout", TR_FREE, &opt.inner_dropout, TR_OPEN_MAX, 0, 1,
         "dropout probability inside the feed-forward network"),
     TR_REAL_OPEN("pos-dropout", TR_FREE, &opt.pos_dropout, TR_OPEN_MAX, 0, 1,
-        "dropout probability of the sines"),
+        "dropout probability of the sines of --positions sines"),
     TR_REAL_OPEN("final-dropout", TR_FREE, &opt.final_dropout, TR_OPEN_MAX, 0, 1,
         "dropout probability of the last hidden states"),
     TR_CHOICE("init", TR_FIXED, &opt.init, "xl|reference",
         "initial values: Transformer-XL's normal distributions, or those of PAR's reference"),
     TR_REAL("init-std", TR_FIXED, &opt.init_std, 0, 100,
-        "xl: standard deviation; 0: 0.02"),
+        "xl: standard deviation of the weights; 0: 0.02"),
     TR_REAL("proj-init-std", TR_FIXED, &opt.proj_init_std, 0, 100,
         "xl: standard deviation of the projections of the vocabulary; 0: 0.01"),
     TR_TEXT("inherit", TR_LOCAL, &opt.inherit,
-        "start a new run with a fixed --pattern from the weights of this checkpoint, of a search "
-        "or not"),
+        "start a new run with a fixed --pattern from the weights of this checkpoint, which may be "
+        "that of a search"),
 
     TR_GROUP("Vocabulary"),
     TR_CHOICE("words-out", TR_MODEL, &opt.words_out, "plain|adaptive|reference",
         "output: one softmax; Transformer-XL's clusters; clusters of PAR's reference: a head of "
         "width D, and tails with a projection and its bias"),
     TR_FLAG("adaptive-in", TR_MODEL, &opt.adaptive_in,
-        "adaptive: the embedding has the clusters of the output"),
+        "adaptive: the embedding uses the same clusters as the output"),
     TR_FLAG("tied", TR_MODEL, &opt.tied, "input and output share the tables"),
     TR_CHOICE("tie-projs", TR_MODEL, &opt.tie_projs, "none|all|but-first",
         "adaptive-in: the projections that input and output share"),
@@ -146,14 +146,14 @@ static tr_opt table[] = {
         "adaptive-in with --div-val 1: all clusters of the input share one projection, and so do "
         "those of the output that --tie-projs ties (Transformer-XL)"),
     TR_LIST_ALSO("cutoffs", "adapt-io-cutoffs", TR_MODEL, &opt.cutoffs,
-        "ends of the clusters, such as 20000,40000,200000, or one at a time; build/cuts finds "
-        "good ones"),
+        "ends of the clusters, such as 20000,40000,200000; build/cuts finds good values. The "
+        "option can also be repeated with one value each time"),
     TR_REAL_ALSO("div-val", "adapt-io-divval", TR_MODEL, &opt.div_val, 0, 0, 1e6,
         "adaptive: each cluster is narrower than the previous one by this factor; 0: 1"),
     TR_REAL("proj-factor", TR_MODEL, &opt.proj_factor, 0, 1e6,
-        "reference: the same for its tails; 0: 4"),
+        "reference: each tail is narrower than the previous cluster by this factor; 0: 4"),
     TR_LIST_ALSO("proj-dims", NULL, TR_MODEL, &opt.proj_dims,
-        "reference: the width of each tail instead, such as 64,16"),
+        "reference: width of each tail, instead of --proj-factor, such as 64,16"),
     TR_SIZE_ALSO("emb-sz", "d-embed", TR_MODEL, &opt.emb_sz, 0, 1u << 28,
         "adaptive: width of the first cluster; 0: --hid-sz"),
     TR_REAL("emb-scale", TR_MODEL, &opt.emb_scale, 0, 1e6,
@@ -167,7 +167,7 @@ static tr_opt table[] = {
     TR_CHOICE("arch", TR_MODEL, &opt.arch, "logits|pi",
         "parameters of a block's gate: logits, or weights that are clamped at 0 (the reference)"),
     TR_FLAG("straight-through", TR_FIXED, &opt.straight_through,
-        "training runs one branch of each block, with the gradient of a mixture"),
+        "in training, run one branch of each block, with the gradient of a mixture"),
     TR_CHOICE("gate-eval", TR_FREE | TR_KEPT, &opt.gate_eval, "argmax|soft|noise",
         "evaluation: the most probable branch of each block; the mixture; a mixture with noise, as "
         "in training (the reference)"),
@@ -175,7 +175,7 @@ static tr_opt table[] = {
         "draws of Gumbel noise: one per step; one per stream; one per --noise-tokens of each "
         "stream"),
     TR_SIZE("noise-tokens", TR_FIXED, &opt.noise_tokens, 0, MAX_ROWS,
-        "noise tokens: tokens that share one draw"),
+        "noise tokens: number of tokens that share one draw"),
     TR_REAL_OPEN("tau-start", TR_FREE, &opt.tau_start, 0, 1e-6, 1e6,
         "temperature of the first step"),
     TR_REAL_OPEN("tau-end", TR_FREE, &opt.tau_end, 0, 1e-6, 1e6, "temperature of the last step"),
@@ -184,8 +184,8 @@ static tr_opt table[] = {
     TR_SIZE("tau-steps", TR_FREE, &opt.tau_steps, 0, TR_INF,
         "number of steps from the first to the last temperature; 0: --steps"),
     TR_CHOICE("arch-optim", TR_FIXED, &opt.arch_optim, "same|adam|adamw|sgd",
-        "optimiser of the gates; same: kind, learning rate and decay of the weights (the "
-        "reference)"),
+        "optimiser of the gates; same: optimiser, learning rate and decay are those of the "
+        "weights (the reference)"),
     TR_REAL("arch-lr", TR_FREE, &opt.arch_lr, 0, 1e6, "constant learning rate of the gates"),
     TR_REAL("arch-weight-decay", TR_FREE, &opt.arch_weight_decay, 0, 1e6,
         "weight decay of the gates"),
@@ -197,12 +197,13 @@ static tr_opt table[] = {
         "the gates learn from this share of the training text, its end, and the weights from the "
         "rest; 0: both learn in the same steps"),
     TR_SIZE("arch-every", TR_FREE, &opt.arch_every, 2, 1u << 20,
-        "arch-share: the gates alone learn in one step out of this many"),
+        "arch-share: in one step out of this many, only the gates learn"),
     TR_CHOICE("latency", TR_FIXED, &opt.latency, "none|add|hinge|fbnet",
-        "how the loss depends on the expected time of the blocks: not; plus the time; plus its "
-        "excess over a target; times a ln(time)^b"),
+        "how the loss depends on the expected time of the blocks. none: not at all. add: the time "
+        "is added. hinge: its excess over a target is added. fbnet: the loss is multiplied by a "
+        "ln(time)^b"),
     TR_CHOICE("latency-of", TR_FIXED, &opt.latency_of, "p|w",
-        "the expected time follows from the probabilities p, or from the weights w with noise"),
+        "compute the expected time from the probabilities p, or from the weights w with noise"),
     TR_REAL("latency-weight", TR_FREE, &opt.latency_weight, 0, 1e9,
         "weight of the latency in the loss; a of fbnet"),
     TR_REAL("latency-target", TR_FREE, &opt.latency_target, 0, 1e6,
@@ -212,11 +213,11 @@ static tr_opt table[] = {
         "times of an attention and a feed-forward, such as 1.25,0.8, in milliseconds (fbnet: "
         "microseconds); default: measured at the start, on the device in use"),
     TR_CHOICE("latency-pass", TR_FREE, &opt.latency_pass, "training|forward",
-        "what is measured for the table"),
+        "passes that are measured for --latency-table: forward and backward, or only forward"),
     TR_FLAG("derive", TR_LOCAL, &opt.derive,
         "print what the search of a checkpoint found: the most probable pattern, --derive-samples "
-        "random ones and PAR's rule, each with its loss as a separate network; then the best one, "
-        "within --latency-target if it is given"),
+        "random patterns and PAR's rule, each with the loss of that network alone; then the best "
+        "one, within --latency-target if it is given"),
     TR_SIZE("derive-samples", TR_LOCAL, &opt.derive_samples, 0, 1u << 20,
         "derive: number of random patterns"),
     TR_TEXT("race", TR_LOCAL, &opt.race,
@@ -227,12 +228,12 @@ static tr_opt table[] = {
 
     TR_GROUP("Forms of the reference"),
     TR_CHOICE("sines", TR_MODEL, &opt.sines, "block|reference",
-        "sines, then cosines; or interleaved, the slowest first"),
+        "order of the sines: all sines, then all cosines; or interleaved, the slowest first"),
     TR_CHOICE("pos-mode", TR_MODEL, &opt.pos_mode, "dist|fixed|reference",
-        "the row of a distance is the distance; counted from the other end of memory and segment; "
-        "or from the other end of the keys that exist"),
+        "row of the position table for a distance: the distance itself; counted from the other "
+        "end of memory and segment; or from the other end of the keys that exist"),
     TR_FLAG("full-scale", TR_MODEL, &opt.full_scale,
-        "scores are divided by the head dimension, not by its square root"),
+        "divide scores by the head dimension instead of its square root"),
     TR_FLAG("attn-relu", TR_MODEL, &opt.attn_relu, "ReLU after the last projection of attention"),
     TR_SET("literal", TR_LOCAL, &opt.literal, "", 0,
         "Transformer-XL and PAR have no literal forms: each form of an original is a separate "
@@ -271,7 +272,7 @@ static tr_opt table[] = {
         "every epoch; blocks without overlap, as PAR's reference reads"),
     TR_LM_PACE(opt.lm),
     TR_SIZE_ALSO("steps", "max-step", TR_FREE, &opt.lm.steps, 0, TR_INF,
-        "total number of steps, of one segment per stream each; 0: by --epochs, or 1000"),
+        "total number of steps, each of one segment per stream; 0: by --epochs, or 1000"),
     TR_REAL("epochs", TR_FREE, &opt.epochs, 0, 1e9,
         "number of passes over the training text, if --steps is 0"),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF,
@@ -284,9 +285,9 @@ static tr_opt table[] = {
     TR_SIZE_ALSO("eval-block-sz", "eval-tgt-len", TR_FREE | TR_KEPT, &opt.eval_block_sz, 0,
         MAX_ROWS, "evaluation: tokens per call; 0: --block-sz"),
     TR_INT("eval-clamp-len", TR_FREE | TR_KEPT, &opt.eval_clamp_len, -1, MAX_ROWS,
-        "evaluation and generation: --clamp-len; -1: as in training"),
+        "--clamp-len of evaluation and generation; -1: as in training"),
     TR_FLAG("eval-same-length", TR_FREE | TR_KEPT, &opt.eval_same_length,
-        "evaluation and generation: --same-length, if training does not use it"),
+        "use --same-length in evaluation and generation, even if training does not"),
     TR_LM_RUNNING(opt.lm),
     TR_LM_GENERATION(opt.lm),
     TR_LM_SAMPLING(opt.lm),
@@ -346,7 +347,8 @@ static tr_opt table[] = {
     XL_EVAL("128", "1600", "1000")
 #define XL_WT103_LARGE XL_WORDS XL_DROP("0.2") XL_LARGE "steps=4000000 "
 
-/* NVIDIA's training of it: LAMB, and streams that are rotated in each epoch. */
+/* Transformer-XL as NVIDIA trains it: with LAMB, and with streams that are rotated in
+   each epoch. */
 #define NVIDIA XL_WORDS \
     "cutoffs=19997,39997,199997 reading=roll optim=lamb lr=0.01 schedule=cosine "
 #define NVIDIA_BASE NVIDIA XL_DROP("0.1") \
@@ -368,8 +370,8 @@ static const tr_preset presets[] = {
         "forms: published valid 39.4 ppl per piece",
         REFERENCE},
     {"par-search",
-        "the paper's search on WikiText-103: 32 blocks; the gates have a separate optimiser, steps "
-        "and a fifth of the text",
+        "the paper's search on WikiText-103: 32 blocks; the gates have a separate optimiser, "
+        "separate steps and a fifth of the text",
         NVIDIA_BASE "pattern=search batch-sz=128 weight-decay=0.0001 arch-weight-decay=0.0005 "
         "arch-from=10000 arch-share=0.2 tau-start=2 tau-end=0.4 noise=sequence "
         "latency=hinge latency-target=0.65"},
@@ -377,31 +379,31 @@ static const tr_preset presets[] = {
         "PAR by the rule the paper found, 6 attentions in 32 blocks, trained as nvidia-base: "
         "published test 22.7 ppl",
         NVIDIA_BASE "pattern=par:5"},
-    {"par-large", "the same at the size of nvidia-large, 7 in 36: published test 18.4 ppl",
+    {"par-large", "PAR at the size of nvidia-large, 7 attentions in 36 blocks: published test "
+        "18.4 ppl",
         NVIDIA_LARGE "pattern=par:5"},
-    {"par-enwik8", "24 blocks, 4 attentions: published test 1.11 bpc",
+    {"par-enwik8", "PAR, 24 blocks, 4 attentions: published test 1.11 bpc",
         XL_12 "tokens=bytes-compact pattern=par:5"},
-    {"par-text8", "24 blocks, 4 attentions: published test 1.18 bpc",
+    {"par-text8", "PAR, 24 blocks, 4 attentions: published test 1.18 bpc",
         XL_12 "tokens=chars vocab=28 pattern=par:5"},
     {"enwik8", "Transformer-XL, 41M parameters, 12 layers: published test 1.06 bpc",
         XL_12 "tokens=bytes-compact"},
-    {"enwik8-large", "277M parameters, 24 layers: published test 0.99 bpc",
+    {"enwik8-large", "Transformer-XL, 277M parameters, 24 layers: published test 0.99 bpc",
         XL_24 "tokens=bytes-compact"},
-    {"text8", "the same on text8: published test 1.08 bpc",
+    {"text8", "enwik8-large on text8: published test 1.08 bpc",
         XL_24 "tokens=chars vocab=28"},
-    {"wt103-base", "151M parameters, 16 layers: published test 24.0 ppl",
+    {"wt103-base", "Transformer-XL, 151M parameters, 16 layers: published test 24.0 ppl",
         XL_WT103},
-    /* the paper says 257M; the sizes in its script have 285M, as has the published
-       model */
-    {"wt103-large", "285M parameters, 18 layers: published test 18.3 ppl",
+    /* the paper says 257M; the sizes in its script and the published model have 285M */
+    {"wt103-large", "Transformer-XL, 285M parameters, 18 layers: published test 18.3 ppl",
         XL_WT103_LARGE},
-    {"lm1b-large", "0.8B parameters, 24 layers: published test 21.8 ppl",
+    {"lm1b-large", "Transformer-XL, 0.8B parameters, 24 layers: published test 21.8 ppl",
         XL_WORDS XL_DROP("0.05") "vocab=793471 tie-projs=none cutoffs=60000,100000,640000 "
         "div-val=4 nlayers=48 hid-sz=1280 nheads=16 head-sz=80 inner-hid-sz=8192 attn-dropout=0.05 "
         "block-sz=32 mem=32 batch-sz=512 lr-warmup=20000 steps=400000"},
-    {"nvidia-base", "NVIDIA's base on WikiText-103: published 23.2 ppl",
+    {"nvidia-base", "NVIDIA's base model on WikiText-103: published 23.2 ppl",
         NVIDIA_BASE},
-    {"nvidia-large", "NVIDIA's large: published 18.2 ppl",
+    {"nvidia-large", "NVIDIA's large model on WikiText-103: published 18.2 ppl",
         NVIDIA_LARGE},
     {"fairseq",
         "fairseq's example of truncated backpropagation: wt103-base, with a cosine to 0 in 200,000 "
@@ -412,8 +414,8 @@ static const tr_preset presets[] = {
 
 static tr_options options = {
     "train_par",
-    "Trains Transformer-XL, and networks of attention and feed-forward blocks in an order that "
-    "it searches (PAR), on text.",
+    "Trains Transformer-XL on text, or searches for an order of attention and feed-forward blocks "
+    "(PAR) and trains the network that it found.",
     table, presets, TR_LM_DEFAULTS DEMO, TR_LM_AFTER, ""
 };
 
@@ -455,9 +457,9 @@ static size_t eval_batch(void) {
 
 // >>training
 
-enum { METRIC_LOSS };       /* mean loss of a step, nats per token */
+enum { METRIC_LOSS };       /* mean loss of a step, in nats per token */
 
-/* One step: forward and backward of a segment and, where they are due, updates.
+/* One step: a forward and a backward pass over a segment, and the updates that are due.
    Everything that changes between steps is read from t.in, t.out, the temperature and
    the optimisers' learning rates, so that a GPU can replay the step (stx_step_run).
    The batch is processed in parts, whose gradients are accumulated. */
@@ -624,7 +626,7 @@ static void train(tr_lm *t) {
 static stx_ctx *bench_context(const tr_lm *t) {
     stx_desc d = *stx_ctx_desc(t->x);
     stx_ctx *x = stx_create(&d);
-    if (!x) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a context");
+    if (!x) stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot create a context");
     if (!x || stx_ok(x)) return x;
     stx_fail(t->x, stx_error_code(x), "%s", stx_error(x));
     stx_destroy(x);
@@ -641,7 +643,7 @@ static double median(double *v, size_t n) {
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
-/* A network of one block like those of the run, whose input are vectors. */
+/* Describes a network of one block like those of the run, whose inputs are vectors. */
 static stx_par_desc block_desc(const stx_par_desc *of, const char *pattern) {
     stx_par_desc d;
     memset(&d, 0, sizeof d);
@@ -701,7 +703,7 @@ static int measure(run *r, double cost[2]) {
     double took[3][ROUNDS], began, idle;
     size_t n, k, i;
     int ok;
-    if (!h) stx_fail(r->t.x, STX_ERR_MEMORY, "no memory to measure blocks");
+    if (!h) stx_fail(r->t.x, STX_ERR_MEMORY, "out of memory: cannot measure the time of a block");
     for (i = 0; h && i < size; i++) h[i] = (stx_real)((double)(i * 2654435761u % 1000) / 500 - 1);
     for (k = 0; x && k < 3; k++) {
         stx_par_desc d = block_desc(&r->desc, kind[k]);
@@ -772,7 +774,7 @@ static int race(run *r, const char *const pattern[2], double speed[2][2]) {
     size_t n, i;
     int ok, k, mode;
     memset(c, 0, sizeof c);
-    if (!ids) stx_fail(r->t.x, STX_ERR_MEMORY, "no memory for a race");
+    if (!ids) stx_fail(r->t.x, STX_ERR_MEMORY, "out of memory: cannot start the race");
     for (i = 0; ids && i < B * T; i++) ids[i] = (int32_t)(i * 40503u % r->desc.vocab);
     if (ids && text && stx_corpus_size(text) >= B * T) stx_corpus_read(text, 0, B * T, ids);
     for (k = 0; x && k < 2; k++) {
@@ -817,7 +819,8 @@ static int expand(tr_lm *t, const char *option, const char *text, size_t L, char
     out[0] = 0;
     if (text && !*text)
         return tr_fail(t->err, TR_ERR,
-                       "--%s: expected letters s, f and i, or search, xl, par:5; got none", option);
+                       "--%s: expected letters s, f and i, or search, xl or par:5, got ''",
+                       option);
     if (!text || !strcmp(text, "search")) return 1;
     if (!strcmp(text, "xl")) {
         for (i = 0; i < L; i++) out[i] = "sf"[i % 2];
@@ -828,13 +831,13 @@ static int expand(tr_lm *t, const char *option, const char *text, size_t L, char
         int valid = tr_read_size(text + 4, &p) && p >= 1 && p <= L;
         if (valid && stx_par_rule(out, PATTERN, L, (size_t)p)) return 1;
         return tr_fail(t->err, TR_ERR,
-                       "--%s %.100s: expected par: and the number of blocks per attention, from 2 "
-                       "to the %zu blocks of --nlayers", option, text, L);
+                       "--%s %.100s: expected par:P with a number P of blocks per attention, from "
+                       "2 to the %zu blocks of --nlayers", option, text, L);
     }
     if (stx_par_expand(out, PATTERN, text)) return 1;
     return tr_fail(t->err, TR_ERR,
                    "--%s %.200s: expected letters s, f and i, with counts and groups such as "
-                   "(sff)4f3, at most %d blocks; or search, xl, par:5",
+                   "(sff)4f3, for at most %d blocks; or search, xl or par:5",
                    option, text, (int)MAX_BLOCKS);
 }
 
@@ -970,7 +973,7 @@ static void print_best(FILE *out, const candidate *c, size_t n) {
     print_pattern(out, c[best].pattern);
     fprintf(out, "\n");
     if (opt.latency_target > 0 && c[best].time > opt.latency_target)
-        fprintf(out, "none of them is within --latency-target %g: this one is the fastest\n",
+        fprintf(out, "no pattern is within --latency-target %g: this one is the fastest\n",
                 opt.latency_target);
 }
 
@@ -1029,7 +1032,7 @@ static void derive(run *r, FILE *out) {
         r->model->desc.gate_eval = gate_eval;
         if (n) print_best(out, all, n);
     } else {
-        stx_fail(r->t.x, STX_ERR_MEMORY, "no memory for %zu patterns", samples);
+        stx_fail(r->t.x, STX_ERR_MEMORY, "out of memory: cannot store %zu patterns", samples);
     }
     free(all);
     free(gates);
@@ -1097,7 +1100,7 @@ static void picture(run *r) {
     if (!ok)
         stx_fail(r->t.x, STX_ERR_IO, "--picture %s: %s", opt.picture, strerror(errno));
     else if (!rows.count)
-        tr_say(&r->t.term, "--picture: %s has no probabilities of %zu blocks", opt.lm.log,
+        tr_say(&r->t.term, "--picture: %s contains no probabilities of %zu blocks", opt.lm.log,
                r->blocks);
     else if (!draw_rows(&rows, r->blocks, r->t.err))
         stx_fail(r->t.x, STX_ERR_IO, "--picture %s", r->t.err);
@@ -1379,7 +1382,7 @@ static int list(tr_lm *t, const char *option, const char *text, size_t *out, siz
     for (i = 0; i < *n; i++) ok = ok && out[i];
     if (ok) return 1;
     return tr_fail(t->err, TR_ERR,
-                   "--%s %.200s: expected up to %zu numbers above 0 with commas between, such as "
+                   "--%s %.200s: expected up to %zu numbers above 0, separated by commas, such as "
                    "20000,40000,200000", option, text, capacity);
 }
 
@@ -1565,8 +1568,8 @@ static int same_network(tr_lm *t, const stx_file *f) {
         if (tr_json_find(config, names[i], theirs, sizeof theirs) != 1) continue;
         if (strcmp(theirs, ours) != 0)
             return tr_fail(t->err, TR_ERR,
-                           "--inherit %.300s: its weights were made with --%s %s, got %s: use the "
-                           "same value", opt.inherit, names[i], theirs, ours);
+                           "--inherit %.300s: its weights were trained with --%s %s, got %s: use "
+                           "the same value", opt.inherit, names[i], theirs, ours);
     }
     return 1;
 }
@@ -1594,7 +1597,7 @@ static int inherit(run *r) {
     if (!f) return tr_fail(t->err, TR_ERR, "--inherit: %s", stx_error(t->x));
     if (!same_vocabulary(t, f)) {
         ok = tr_fail(t->err, TR_ERR,
-                     "--inherit %.300s: its vocabulary is not that of this run: use the same "
+                     "--inherit %.300s: its vocabulary differs from that of this run: use the same "
                      "--data and --tokens", opt.inherit);
     } else {
         ok = same_network(t, f);
@@ -1649,8 +1652,8 @@ static int eval_fits(run *r) {
     need *= (double)opt.eval_mem * sizeof(stx_real);
     if (!(limit > 0 && need > limit)) return 1;
     return tr_fail(r->t.err, TR_ERR,
-                   "--eval-mem %d: memories of that many rows take %.3g GiB of the %.3g GiB of "
-                   "--max-memory: use fewer, or a smaller --eval-batch-sz",
+                   "--eval-mem %d: memories of that many rows require %.3g GiB, but --max-memory "
+                   "allows %.3g GiB: use fewer rows, or a smaller --eval-batch-sz",
                    opt.eval_mem, need / (1 << 30), limit / (1 << 30));
 }
 
@@ -1679,8 +1682,8 @@ static int make(tr_lm *t) {
     if (!fill_table(r)) return *t->err || stx_ok(t->x) ? 0 : tr_lm_why(t);
     if (r->desc.latency == STX_PAR_LATENCY_FBNET && !(xl_time(r) > 1))
         return tr_fail(t->err, TR_ERR,
-                       "--latency fbnet: expected a Transformer-XL to take a time above 1, got %g, "
-                       "and only times above 1 count: use a --latency-table in a smaller unit",
+                       "--latency fbnet: expected a time above 1 for a Transformer-XL, got %g, "
+                       "whose logarithm is not positive: use a --latency-table in a smaller unit",
                        xl_time(r));
 
     r->model = stx_par_create(t->x, &r->desc);
@@ -1708,7 +1711,7 @@ static int check_useful(tr_lm *t) {
     const int trains = !opt.lm.no_train && !opt.lm.interactive;
     const int measures = !opt.latency_table && (opt.latency || opt.derive);
     const tr_only only[] = {
-        {"cutoffs", adaptive || ref, "--words-out adaptive and reference"},
+        {"cutoffs", adaptive || ref, "--words-out adaptive or reference"},
         {"tie-projs", opt.adaptive_in, "--adaptive-in"},
         {"emb-sz", adaptive, "--words-out adaptive"},
         {"one-proj", opt.adaptive_in || !opt.one_proj, "--adaptive-in"},
@@ -1716,23 +1719,23 @@ static int check_useful(tr_lm *t) {
         {"proj-dims", ref, "--words-out reference"},
         {"proj-factor", ref, "--words-out reference"},
         {"div-val", adaptive, "--words-out adaptive"},
-        {"divide-all", opt.pad_id >= 0 || !opt.divide_all, "a --pad-id"},
+        {"divide-all", opt.pad_id >= 0 || !opt.divide_all, "runs with a --pad-id"},
         {"init-std", xl_init, "--init xl"},
         {"proj-init-std", xl_init && (adaptive || opt.adaptive_in),
             "--init xl with an adaptive vocabulary"},
         {"momentum", opt.optim == OPTIM_SGD, "--optim sgd"},
-        {"lr-min", cosine, "--schedule cosine and xl-cosine"},
-        {"lr-start", ranges, "an --lr-warmup, and another --schedule than reference"},
-        {"inherit", trains, "training, not for --no-train"},
+        {"lr-min", cosine, "--schedule cosine or xl-cosine"},
+        {"lr-start", ranges, "an --lr-warmup with a --schedule other than reference"},
+        {"inherit", trains, "training, not to --no-train"},
         {"arch-lr", opt.arch_optim != ARCH_SAME, "a separate --arch-optim"},
         {"arch-weight-decay", opt.arch_optim != ARCH_SAME, "a separate --arch-optim"},
-        {"arch-every", opt.arch_share > 0, "an --arch-share"},
-        {"latency-of", opt.latency > 0, "a --latency"},
-        {"latency-weight", opt.latency > 0, "a --latency"},
+        {"arch-every", opt.arch_share > 0, "runs with an --arch-share"},
+        {"latency-of", opt.latency > 0, "runs with a --latency"},
+        {"latency-weight", opt.latency > 0, "runs with a --latency"},
         {"latency-target", opt.latency == STX_PAR_LATENCY_HINGE || opt.derive,
-            "--latency hinge, and --derive"},
+            "--latency hinge and to --derive"},
         {"latency-pass", measures,
-            "times that are measured (--latency, --derive), not for a table that is given or in "
+            "times that are measured (--latency, --derive), not to a table that is given or in "
             "the checkpoint"}
     };
     return tr_check_only(&options, only, sizeof only / sizeof *only, t->err, TR_ERR);
@@ -1745,13 +1748,15 @@ static int check_model(tr_lm *t) {
     if (opt.pad_id >= 0 && !opt.divide_all && split && t->found_seal[0] && t->training)
         return tr_fail(t->err, TR_ERR,
                        "--pad-id with --%s: an update would add several means with equal weights, "
-                       "however much padding is in each; this run of an earlier version cannot be "
-                       "continued: start a new run with --init-from %.400s and --%s 1",
+                       "although they contain different amounts of padding, so this run of an "
+                       "earlier version cannot be resumed: start a new run with --init-from %.400s "
+                       "and --%s 1",
                        split, opt.lm.checkpoint, split);
     if (opt.pad_id >= 0 && !opt.divide_all && split)
         return tr_fail(t->err, TR_ERR,
                        "--pad-id with --%s: an update would add several means with equal weights, "
-                       "however much padding is in each: use --divide-all, or --%s 1",
+                       "although they contain different amounts of padding: use --divide-all, or "
+                       "--%s 1",
                        split, split);
     if (!opt.head_sz && opt.hid_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR,
@@ -1772,7 +1777,7 @@ static int check_evaluation(tr_lm *t) {
     if (opt.eval_same_length && opt.eval_mem < 0 && opt.mem < 2)
         return tr_fail(t->err, TR_ERR, "--eval-same-length requires an --eval-mem of at least 2");
     if (opt.picture && !opt.lm.log)
-        return tr_fail(t->err, TR_ERR, "--picture is drawn from the --log, and requires one");
+        return tr_fail(t->err, TR_ERR, "--picture requires a --log, from which it is drawn");
     return !opt.picture || (tr_lm_own_file(t, "picture", opt.picture)
                             && tr_can_write("picture", opt.picture, 1, t->err, TR_ERR));
 }
@@ -1785,13 +1790,13 @@ static int check_patterns(tr_lm *t) {
         if (!expand(t, "race", opt.race, r->blocks, pattern)) return 0;
         if (!*pattern)
             return tr_fail(t->err, TR_ERR,
-                           "--race: expected a pattern to race against, such as xl, got %s",
+                           "--race: expected a fixed pattern to race against, such as xl, got %s",
                            opt.race);
     }
     if (opt.inherit && opt.lm.init_from)
         return tr_fail(t->err, TR_ERR,
-                       "--inherit and --init-from cannot be combined: --init-from takes the blocks "
-                       "of its file, too; --inherit is for another --pattern");
+                       "--inherit and --init-from cannot be combined: --init-from also takes the "
+                       "pattern from its file; --inherit is for a different --pattern");
     return 1;
 }
 
@@ -1806,10 +1811,11 @@ static int check_fixed(tr_lm *t) {
     size_t i;
     for (i = 0; i < sizeof search / sizeof *search; i++)
         if (tr_given(&options, search[i]))
-            return tr_fail(t->err, TR_ERR, "--%s is for a search: the pattern %.80s is fixed",
+            return tr_fail(t->err, TR_ERR, "--%s is only for a search: the pattern %.80s is fixed",
                            search[i], opt.pattern);
     if (opt.derive)
-        return tr_fail(t->err, TR_ERR, "--derive is for a search: this model's pattern is fixed");
+        return tr_fail(t->err, TR_ERR,
+                       "--derive is only for a search: this model's pattern is fixed");
     return 1;
 }
 
@@ -1817,12 +1823,14 @@ static int check_search(tr_lm *t) {
     const char *by_token = tr_lm_by_token(t);
     const int samples = t->training && opt.lm.sample_every;
     if (opt.derive && t->opt->no_train)
-        return tr_fail(t->err, TR_ERR, "--derive evaluates: it cannot be combined with --no-train");
+        return tr_fail(t->err, TR_ERR, "--derive and --no-train cannot be combined: --derive "
+                       "evaluates networks");
     if (opt.gate_eval == STX_PAR_EVAL_NOISE && (by_token || samples))
         return tr_fail(t->err, TR_ERR,
-                       "--%s with --gate-eval noise: gates with noise cannot read token by token: "
-                       "use --gate-eval argmax or soft", by_token ? by_token : "sample-every");
-    if (opt.inherit) return tr_fail(t->err, TR_ERR, "--inherit is for a fixed --pattern");
+                       "--%s with --gate-eval noise: the model cannot read token by token if its "
+                       "gates have noise: use --gate-eval argmax or soft",
+                       by_token ? by_token : "sample-every");
+    if (opt.inherit) return tr_fail(t->err, TR_ERR, "--inherit is only for a fixed --pattern");
     if (opt.arch_until && opt.arch_until <= opt.arch_from)
         return tr_fail(t->err, TR_ERR,
                        "--arch-until %llu: the gates would never learn: expected more than "
@@ -1835,9 +1843,9 @@ static int check_search(tr_lm *t) {
     if (t->training && tr_lm_ranks(t) > 1 && opt.latency > STX_PAR_LATENCY_ADD && opt.latency_of
         && opt.noise != STX_PAR_NOISE_STEP)
         return tr_fail(t->err, TR_ERR,
-                       "--latency hinge and fbnet cannot be combined with --latency-of w and "
-                       "--noise sequence or tokens in a group: each rank knows only the time of "
-                       "its streams, and the loss would not be the mean over ranks: use "
+                       "with several ranks, --latency hinge and fbnet cannot be combined with "
+                       "--latency-of w and --noise sequence or tokens: each rank knows only the "
+                       "time of its streams, and the loss would not be the mean over ranks: use "
                        "--latency-of p or --noise step");
     if (opt.noise == STX_PAR_NOISE_TOKENS && !opt.noise_tokens)
         return tr_fail(t->err, TR_ERR, "--noise tokens requires --noise-tokens");
@@ -1933,7 +1941,7 @@ static void plan(tr_lm *t) {
 
 static const tr_lm_kind kind = {
     "seqtx.par.1", "memory", &opt.words_out, NULL, STX_ORDER_COUNT_EARLIER, 1,
-    /* options that depend on the size of the text, from small texts to large ones */
+    /* changes of DEMO for texts of up to 1e5 tokens, up to 2e6, and longer ones */
     {"nlayers=4 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
     check, plan, count, shape, make, train, report, sizeof(run)
 };

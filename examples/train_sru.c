@@ -61,28 +61,28 @@ static tr_opt table[] = {
     TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, 4096, "number of layers"),
     TR_SIZE("hid-sz", TR_MODEL, &opt.hid_sz, 1, 1u << 28, "model dimension d"),
     TR_SIZE("emb-sz", TR_MODEL, &opt.emb_sz, 0, 1u << 28,
-        "width of the embedding, with --adapt-io of its first cluster; 0: --hid-sz"),
+        "width of the embedding (with --adapt-io: of its first cluster); 0: --hid-sz"),
     TR_SIZE("proj-sz", TR_MODEL, &opt.proj_sz, 0, 1u << 28,
         "width of the projection in each layer. sru++: 0 means a quarter of --hid-sz. sru: 0 "
-        "means none, and it is left out where it would not make the layer narrower"),
+        "means no projection; layers that are not wider than it have none"),
     TR_FLAG("skip", TR_MODEL, &opt.skip, "highway from a layer's input to its output"),
     TR_REAL("highway-bias", TR_MODEL, &opt.highway_bias, -80, 80,
         "initial bias of the reset gate"),
     TR_FLAG("rescale", TR_MODEL, &opt.rescale, "multiply the highway by sqrt(1 + 2 e^bias)"),
-    TR_FLAG("tanh", TR_MODEL, &opt.tanh, "output tanh of the state"),
+    TR_FLAG("tanh", TR_MODEL, &opt.tanh, "output the tanh of the state"),
     TR_FLAG("v1", TR_MODEL, &opt.v1, "gates do not depend on the state (SRU of 2017)"),
     TR_CHOICE("norm", TR_MODEL, &opt.norm, "none|before|after",
         "layer norm of each cell: before the input transform or after the recurrence"),
     TR_FLAG("input-first", TR_MODEL, &opt.input_first,
-        "if --emb-sz differs: project the embedding to --hid-sz first, so that all layers have "
-        "the same shapes"),
+        "if --emb-sz differs from --hid-sz: project the embedding to --hid-sz first, so that all "
+        "layers have the same shapes"),
     TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1,
-        "dropout probability of the embedding, in every layer, and of the last hidden state"),
+        "dropout probability of the embedding, within every layer, and of the last hidden state"),
     TR_REAL_OPEN("rnn-dropout", TR_FREE, &opt.rnn_dropout, TR_OPEN_MAX, 0, 1,
-        "dropout probability of the input of every transform, one draw for all times"),
+        "dropout probability of the input of every transform, with one mask for all time steps"),
     TR_FLAG("init-xavier", TR_FIXED, &opt.init_xavier,
-        "sru: initial values of version 3.0 of the authors' code, not 2.6 (sru++ always has "
-        "them)"),
+        "sru: initialise as version 3.0 of the authors' code does, instead of 2.6 (sru++ always "
+        "uses 3.0)"),
     TR_REAL("v-init", TR_FIXED, &opt.v_init, 0, 1e6,
         "bound of the initial gate vectors; 0: as in the authors' code"),
     TR_SET("literal", TR_MODEL, &opt.literal, "norm", 0,
@@ -93,7 +93,7 @@ static tr_opt table[] = {
     TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256,
         "number of attention heads; must divide --proj-sz"),
     TR_FLAG("attention", TR_MODEL, &opt.attention,
-        "layers attend; with --no-attention they only project"),
+        "use attention in the layers; with --no-attention, they only project"),
     TR_SIZE("attention-every", TR_MODEL, &opt.attention_every, 0, 4096,
         "only layers N, 2 N, .. attend; 0: all"),
     TR_SIZE("attention-last", TR_MODEL, &opt.attention_last, 0, 4096,
@@ -102,16 +102,16 @@ static tr_opt table[] = {
         "dropout probability of attention weights"),
     TR_FLAG("attn-norm", TR_MODEL, &opt.attn_norm, "layer norm in the transform of each layer"),
     TR_FLAG("attn-norm-first", TR_MODEL, &opt.attn_norm_first,
-        "this layer norm is before the attention, not after it"),
+        "apply this layer norm before the attention instead of after it"),
     TR_REAL("alpha-init", TR_FIXED, &opt.alpha_init, -1e6, 1e6,
         "initial weight of the attention; 0: training starts without attention"),
 
     TR_GROUP("Input and output"),
-    TR_FLAG("tied", TR_MODEL, &opt.tied, "the embedding is also the output matrix"),
+    TR_FLAG("tied", TR_MODEL, &opt.tied, "use the embedding as the output matrix, too"),
     TR_FLAG("adapt-io", TR_MODEL, &opt.adapt_io,
         "adaptive embedding and softmax with shared tables, for large vocabularies"),
     TR_FLAG("adapt-io-separate", TR_MODEL, &opt.adapt_io_separate,
-        "embedding and softmax have separate projections"),
+        "use separate projections for the embedding and the softmax"),
     TR_REAL_OPEN("adapt-io-divval", TR_MODEL, &opt.adapt_io_divval, TR_OPEN_MIN, 1, 1e6,
         "each cluster is narrower than the previous one by this factor"),
     TR_TEXT("adapt-io-cutoffs", TR_MODEL, &opt.cutoffs,
@@ -124,12 +124,12 @@ static tr_opt table[] = {
     TR_GROUP("Optimisation"),
     TR_CHOICE("optim", TR_FIXED, &opt.optim, "radam|adamw|adam|sgd|adagrad", "optimiser"),
     TR_FLAG("radam-skip", TR_FIXED, &opt.radam_skip,
-        "radam: no update while the variance is unknown (5 steps), as in later versions; without: "
-        "an update that does not use it"),
+        "radam: leave the parameters unchanged in the first 5 updates, in which the variance is "
+        "unknown, as later versions do, instead of updating without the variance"),
     TR_REAL("lr", TR_FREE, &opt.lr, 0, 1e6, "learning rate"),
     TR_CHOICE("schedule", TR_FREE, &opt.schedule, "constant|cosine|inv-sqrt|recursive|noam",
         "learning-rate schedule after the warm-up. recursive: the authors' cosine, from the end "
-        "of the warm-up; noam: lr / sqrt(d) min(n^-0.5, n warmup^-1.5)"),
+        "of the warm-up; noam: lr / sqrt(d) min(n^-0.5, n warmup^-1.5) in update n"),
     TR_SIZE("lr-warmup", TR_FREE, &opt.lr_warmup, 0, TR_INF,
         "length of the linear warm-up, in updates"),
     TR_FLAG("lr-first-zero", TR_FREE, &opt.lr_first_zero,
@@ -150,13 +150,13 @@ static tr_opt table[] = {
         "gradient clipping norm, per tensor with adagrad, otherwise over all tensors; 0: no "
         "clipping"),
     TR_FLAG("sum-loss", TR_FIXED, &opt.sum_loss,
-        "the loss is the sum over the times of a block, not the mean, which multiplies the "
-        "gradients by --block-sz"),
+        "sum the loss over the time steps of a block instead of averaging it, which multiplies "
+        "the gradients by --block-sz"),
     TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "number of parallel text streams"),
     TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30,
         "process the batch in this many parts, to save memory"),
     TR_SIZE("block-sz", TR_FIXED | TR_KEPT, &opt.block_sz, 1, 1u << 30,
-        "tokens per stream and pass (unroll); attention also sees the block before"),
+        "tokens per stream and pass (unroll); attention also sees the previous block"),
     TR_SIZE("update-param-freq", TR_FIXED, &opt.update_param_freq, 1, 1u << 20,
         "blocks of each stream per update, processed one after the other"),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF, "total number of updates; 0: 1000"),
@@ -166,16 +166,16 @@ static tr_opt table[] = {
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "only at the end", "the whole text"),
     TR_SIZE("eval-unroll", TR_FREE | TR_KEPT, &opt.eval_unroll, 0, 1u << 30,
-        "evaluation and generation: size of a block, and how many tokens attention looks back; "
-        "0: --block-sz"),
+        "evaluation and generation: size of a block, and number of tokens that attention looks "
+        "back; 0: --block-sz"),
     TR_LM_RUNNING(opt.lm),
     TR_LM_GENERATION(opt.lm),
     TR_LM_SAMPLING(opt.lm),
     TR_END
 };
 
-/* The default without --preset: the demo's model and optimiser, scaled to the size of
-   the text by kind.sized below. */
+/* DEMO is the default without --preset: the demo's model and optimiser, scaled to the
+   size of the text by kind.sized below. */
 #define CELL \
     "cell=sru++ nheads=1 skip attention attn-norm adapt-io-divval=4 lr-decay=1 batch-split=1 " \
     "update-param-freq=1 "
@@ -184,7 +184,7 @@ static tr_opt table[] = {
     "batch-sz=32 block-sz=64 eval-unroll=256 steps=2400 " \
     "optim=radam lr=0.02 schedule=recursive lr-warmup=60 weight-decay=0.01 grad-clip=1 "
 
-/* What the published SRU++ runs share, with 4 layers of 512. */
+/* The settings that the published SRU++ runs share, with 4 layers of width 512. */
 #define REFERENCE \
     CELL "tokens=bytes nlayers=4 hid-sz=512 proj-sz=128 emb-sz=0 attention-last=0 " \
     "highway-bias=-2 dropout=0.1 attn-dropout=0.1 " \
@@ -192,7 +192,7 @@ static tr_opt table[] = {
     "optim=radam lr=0.0003 schedule=recursive lr-warmup=100 weight-decay=0.1 grad-clip=1 "
 
 /* The published experiments (2102.12459, appendix A; 1709.02755, section 4). batch-sz
-   is the total over all GPUs of the authors. */
+   is the total over all of the authors' GPUs. */
 #define SRUPP \
     REFERENCE "nlayers=10 lr-warmup=16000 log-every=200 eval-every=8000 save-every=2000 "
 #define ENWIK8 \
@@ -225,8 +225,8 @@ static const tr_preset presets[] = {
         ENWIK8 "hid-sz=4096 proj-sz=1024 dropout=0.32 attn-dropout=0.32 lr=0.0004 batch-sz=64 "
         "block-sz=1024 eval-unroll=3072"},
     {"enwik8-large-8to1",
-        "SRU++, 195.0M parameters: published test 0.953 bpc; published sizes, the rest as "
-        "enwik8-large",
+        "SRU++, 195.0M parameters: published test 0.953 bpc; published sizes, other settings as "
+        "in enwik8-large",
         ENWIK8 "hid-sz=6016 proj-sz=752 dropout=0.32 attn-dropout=0.32 lr=0.0004 batch-sz=64 "
         "block-sz=1024 eval-unroll=3072"},
     {"enwik8-fp32", "SRU++, 42.3M parameters: the authors' variant for one machine",
@@ -242,7 +242,8 @@ static const tr_preset presets[] = {
         WT103 "hid-sz=5952 proj-sz=744 dropout=0.2 attn-dropout=0.2 emb-dropout=0.2 "
         "block-sz=1024"},
     {"wt103-large-k5",
-        "the same with attention in layers 5 and 10, 224.9M parameters: published test 17.3 ppl",
+        "wt103-large-8to1 with attention only in layers 5 and 10, 224.9M parameters: published "
+        "test 17.3 ppl",
         WT103 "hid-sz=5952 proj-sz=744 attention-every=5 dropout=0.2 attn-dropout=0.2 "
         "emb-dropout=0.2 block-sz=1024"},
     {"lm1b-base",
@@ -250,12 +251,14 @@ static const tr_preset presets[] = {
         "that are not reproduced here",
         LM1B "hid-sz=4096 proj-sz=1024 dropout=0.05 batch-sz=1024"},
     {"lm1b-large-k5",
-        "the same with attention in layers 5 and 10, 465.3M parameters: published test 23.5 ppl",
+        "SRU++ on words with attention only in layers 5 and 10, 465.3M parameters: published "
+        "test 23.5 ppl, on streams as in lm1b-base",
         LM1B "hid-sz=7616 proj-sz=1024 attention-every=5 dropout=0.1 batch-sz=1536"},
     {"enwik8-sru", "SRU, 6 layers of 1024: the defaults of the authors' older trainer",
         OLDER_SMALL "nlayers=6 hid-sz=1024"},
     {"enwik8-sru-8x1312",
-        "SRU, 37M parameters; this and the next three: published sizes, the rest as enwik8-sru",
+        "SRU, 37M parameters; this preset and the next three have published sizes, and other "
+        "settings as in enwik8-sru",
         OLDER_SMALL "nlayers=8 hid-sz=1312"},
     {"enwik8-sru-10x1152", "SRU, 37M parameters",
         OLDER_SMALL "nlayers=10 hid-sz=1152"},
@@ -275,11 +278,11 @@ static const tr_preset presets[] = {
 
 static tr_options options = {
     "train_sru",
-    "Trains a language model of SRU or SRU++ on text. Recipes of the papers are presets. "
+    "Trains an SRU or SRU++ language model on text. The papers' recipes are available as presets. "
     "Not reproduced: the Billion Word trainer's streams of shuffled sentences (<S> w .. <S>, with "
     "a separate vocabulary file; here the text is read in order and <eos> ends a line), the "
     "targets that the authors' code predicts across the ends of streams, the short last block of "
-    "an epoch, training on several GPUs.",
+    "an epoch, and training on several GPUs.",
     table, presets, TR_LM_DEFAULTS DEMO, TR_LM_AFTER, ""
 };
 
@@ -296,11 +299,12 @@ typedef struct run {
 
 // >>training
 
-enum { METRIC_LOSS };       /* mean loss of an update, nats per token */
+enum { METRIC_LOSS };       /* mean loss of an update, in nats per token */
 
-/* One update: forward and backward of each block, whose gradients are accumulated,
-   then the optimiser. Everything that changes between updates is read from t.in, t.out
-   and the optimiser's learning rate, so that a GPU can replay the step (stx_step_run). */
+/* One update: a forward and a backward pass over each block, which accumulate gradients,
+   then an optimiser step. Everything that changes between updates is read from t.in,
+   t.out and the optimiser's learning rate, so that a GPU can replay the step
+   (stx_step_run). */
 static void step(void *user) {
     run *r = (run *)user;
     stx_ctx *x = r->t.x;
@@ -321,8 +325,8 @@ static void step(void *user) {
 }
 
 /* Reads the blocks (B,T) of the next update, in order. If the rest of the text is too
-   short, an epoch ends, and the next one starts at the beginning with empty states, as in
-   the authors' code. */
+   short for an update, the next epoch starts at the beginning of the text with empty
+   states, as in the authors' code. */
 static int next_update(tr_lm *t) {
     stx_batches *b = t->batches;
     stx_batches_state at = stx_batches_get(b);
@@ -414,7 +418,8 @@ static int describe_projs(run *r) {
     size_t l;
     free(r->projs);
     r->projs = (size_t *)calloc(opt.nlayers, sizeof *r->projs);
-    if (!r->projs) return tr_fail(r->t.err, TR_ERR, "out of memory");
+    if (!r->projs)
+        return tr_fail(r->t.err, TR_ERR, "out of memory: cannot store the projection widths");
     for (l = 0; l < opt.nlayers; l++) {
         size_t inputs = l || same_width ? opt.hid_sz : opt.emb_sz;
         if (opt.proj_sz < inputs && opt.proj_sz < opt.hid_sz) r->projs[l] = opt.proj_sz;
@@ -423,8 +428,8 @@ static int describe_projs(run *r) {
     return 1;
 }
 
-/* Sets d->literal, when the rest of d is complete. Only the library knows which forms
-   apply to the model. */
+/* Sets d->literal; the rest of d must be complete. Only the library knows which forms
+   apply to the model, so a model is created in a dry context and its desc is read. */
 static int choose_literal(tr_lm *t, stx_sru_lm_desc *d) {
     stx_ctx *x;
     stx_sru_lm *m;
@@ -436,7 +441,7 @@ static int choose_literal(tr_lm *t, stx_sru_lm_desc *d) {
 }
 
 /* Fills in r->desc from the options. Returns 0 and sets an error if the cutoffs are
-   invalid. */
+   invalid or the forms of --literal cannot be determined. */
 static int describe(run *r, size_t vocab) {
     stx_sru_lm_desc *d = &r->desc;
     stx_sru_desc *stack = &d->sru;
@@ -491,7 +496,7 @@ static size_t count(tr_lm *t, size_t vocab) {
     if (!describe(r, vocab)) return 0;
     n = stx_sru_lm_count(&r->desc);
     if (!n) {
-        stx_sru_lm_create(t->x, &r->desc);      /* sets the error that says why */
+        stx_sru_lm_create(t->x, &r->desc);      /* fails too, and sets the error */
         report_error(t);
     }
     return n;
@@ -528,13 +533,13 @@ static int make(tr_lm *t) {
     od.momentum = opt.momentum;
     od.clip = opt.grad_clip;
     od.weight_decay = opt.weight_decay;
-    /* adagrad has none: ignore the preset's */
+    /* adagrad has no weight decay: ignore the one of a preset */
     if (opt.optim == OPTIM_ADAGRAD && !tr_given(&options, "weight-decay")) od.weight_decay = 0;
     return tr_lm_make(t, &od, opt.update_param_freq);
 }
 
-/* Checks the attention options, and lets a default of --attention-last yield to
-   --attention-every and --nlayers. */
+/* Checks the attention options. If --attention-last was not given, it first yields to
+   --attention-every and is limited to --nlayers. */
 static int check_attention(tr_lm *t) {
     const unsigned long long layers = opt.nlayers, proj = opt.proj_sz;
     if (!tr_lm_decided(t, "attention-last")) {
@@ -554,8 +559,8 @@ static int check_attention(tr_lm *t) {
     if (tr_lm_by_token(t) && opt.literal && opt.norm == STX_SRU_NORM_BEFORE
         && !(tr_set_removed(opt.literal) & STX_SRU_LITERAL_NORM))
         return tr_fail(t->err, TR_ERR,
-                       "--%s: with --literal norm a key depends on where its block began; leave "
-                       "--%s out", tr_lm_by_token(t), tr_lm_by_token(t));
+                       "--%s and --literal norm cannot be combined: a key would depend on where "
+                       "its block began; leave --%s out", tr_lm_by_token(t), tr_lm_by_token(t));
     return 1;
 }
 
@@ -567,17 +572,17 @@ static int check(tr_lm *t) {
     const tr_only only[] = {
         {"init-xavier", !srupp, "--cell sru"},
         {"attention", srupp, "--cell sru++"},
-        {"attention-every", attends, "attention, of --cell sru++"},
-        {"attention-last", attends, "attention, of --cell sru++"},
-        {"attn-dropout", attends, "attention, of --cell sru++"},
+        {"attention-every", attends, "the attention of --cell sru++"},
+        {"attention-last", attends, "the attention of --cell sru++"},
+        {"attn-dropout", attends, "the attention of --cell sru++"},
         {"attn-norm", srupp, "--cell sru++"},
-        {"attn-norm-first", srupp && opt.attn_norm, "--attn-norm, of --cell sru++"},
-        {"alpha-init", attends, "attention, of --cell sru++"},
+        {"attn-norm-first", srupp && opt.attn_norm, "the --attn-norm of --cell sru++"},
+        {"alpha-init", attends, "the attention of --cell sru++"},
         {"highway-bias", opt.skip, "--skip"},
         {"rescale", opt.skip, "--skip"},
-        {"v-init", !opt.v1, "gates that depend on the state, without --v1"},
+        {"v-init", !opt.v1, "gates that depend on the state (without --v1)"},
         {"input-first", other_width && !opt.adapt_io,
-            "an --emb-sz that differs from --hid-sz, without --adapt-io"},
+            "an --emb-sz other than --hid-sz, without --adapt-io"},
         {"adapt-io-separate", opt.adapt_io, "--adapt-io"},
         {"adapt-io-divval", opt.adapt_io, "--adapt-io"},
         {"adapt-io-cutoffs", opt.adapt_io, "--adapt-io"},
@@ -595,12 +600,13 @@ static int check(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--attention-every and --attention-last cannot be combined");
     if (opt.tied && opt.adapt_io)
         return tr_fail(t->err, TR_ERR,
-                       "--tied: expected off with --adapt-io, whose tables are always shared");
+                       "--tied and --adapt-io cannot be combined: --adapt-io always shares its "
+                       "tables");
     if (opt.tied && other_width)
         return tr_fail(t->err, TR_ERR, "--emb-sz: expected --hid-sz %llu with --tied, got %llu",
                        (unsigned long long)opt.hid_sz, (unsigned long long)opt.emb_sz);
     if (opt.schedule == LR_NOAM && !opt.lr_warmup)
-        return tr_fail(t->err, TR_ERR, "--schedule noam requires --lr-warmup of 1 or more");
+        return tr_fail(t->err, TR_ERR, "--schedule noam requires an --lr-warmup of 1 or more");
     return 1;
 }
 
@@ -616,7 +622,7 @@ static void plan(tr_lm *t) {
     t->save_every = opt.lm.save_every;
     t->eval_blocks = opt.lm.eval_blocks;
 
-    /* attention looks back equally far from every token */
+    /* attention looks back equally far from every token of the block */
     t->eval_block = t->eval_window = opt.eval_unroll ? opt.eval_unroll : opt.block_sz;
 
     s->kind = kinds[opt.schedule];
@@ -637,7 +643,7 @@ static void plan(tr_lm *t) {
    authors' code. */
 static const tr_lm_kind kind = {
     "seqtx.sru.1", "state", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_EARLIER, 1,
-    /* options by the size of the text, from small to large */
+    /* changes of DEMO for texts of up to 1e5 tokens, up to 2e6, and longer ones */
     {"nlayers=3 hid-sz=192 dropout=0.2 attn-dropout=0.1", "dropout=0.1 attn-dropout=0.1", ""},
     check, plan, count, shape, make, train, print_alpha, sizeof(run)
 };

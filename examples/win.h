@@ -55,7 +55,7 @@ static __attribute__((constructor)) void tr_win_start(void) {
 #define O_NONBLOCK        0
 #define S_ISLNK(mode)     ((void)(mode), 0)
 #undef X_OK
-#define X_OK              0         /* only used for directories, which can be searched */
+#define X_OK              0         /* only used for directories, which are always searchable */
 #define fsync             _commit
 #define mkdir(path, mode) _mkdir(path)
 #define fchmod(fd, mode)  ((void)(fd), (void)(mode), 0)
@@ -107,7 +107,7 @@ TR_WIN int tr_win_fstat(int fd, struct tr_win_stat *st) {
     return tr_win_look((HANDLE)_get_osfhandle(fd), st);
 }
 
-/* With a 64-bit off_t these already are macros. */
+/* With a 64-bit off_t, these are already macros. */
 #undef stat
 #undef fstat
 #define stat  tr_win_stat
@@ -125,8 +125,8 @@ TR_WIN int tr_win_lock(int fd) {
     return GetLastError() == ERROR_LOCK_VIOLATION || GetLastError() == ERROR_IO_PENDING ? 0 : -1;
 }
 
-/* There are no links. Fails as readlink does for an existing file that is not a link,
-   or for a missing file. */
+/* Always fails, because there are no links: with the errno of readlink for an existing
+   file that is not a link, or for a missing file. */
 TR_WIN ssize_t tr_win_readlink(const char *path, char *to, size_t room) {
     struct tr_win_stat st;
     (void)to;
@@ -217,7 +217,7 @@ struct tr_win_sigaction {
 
 static void (*tr_win_handler)(int) TR_UNUSED;
 
-/* Runs on a thread of the system, concurrently with the program. */
+/* Runs on a separate thread of the system, concurrently with the program. */
 TR_WIN BOOL WINAPI tr_win_event(DWORD event) {
     int sig = SIGHUP;
     if (event == CTRL_C_EVENT) sig = SIGINT;

@@ -197,7 +197,7 @@ check "to a pipe" cmp stdout.svg four.svg
 "$plot" damaged.jsonl -o damaged.svg >out 2>err; rc=$?
 check "damaged lines are skipped" [ $rc -eq 0 -a "$(wc -l < err)" -eq 1 ]
 check "their number and the first one: $(cat err)" \
-    has err '^plot: damaged.jsonl: 4 damaged lines skipped, the first is line 3$'
+    has err '^plot: damaged.jsonl: skipped 4 damaged lines, the first is line 3$'
 sed '/"step":400/d' damaged.jsonl > less.jsonl; "$plot" less.jsonl -o less.svg 2>/dev/null
 check "null, nan and 1e999 are not drawn" [ "$(line less.svg 1 | wc -w)" -eq 3 ]
 check "well-formed" xml damaged.svg
@@ -263,7 +263,7 @@ check "closed output: an error message: $(cat err)" \
 "$plot" model.safetensors -o none.svg >out 2>err
 check "a checkpoint: refused" [ $? -eq 2 -a ! -e none.svg ]
 check "the message asks for a log: $(cat err)" \
-    grep -q '^plot: model.safetensors: it is a safetensors file.*give the log of the run' err
+    grep -q '^plot: model.safetensors: expected a log, got a safetensors file' err
 
 "$plot" --help > out 2>err
 check "help" [ $? -eq 0 -a ! -s err -a "$(grep -c -- '--smooth N\|--log-x\|--out TEXT' out)" -eq 3 ]

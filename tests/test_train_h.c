@@ -196,7 +196,7 @@ static const char *const bad_options[][2] = {
     {"--optim=adagrad|sgd", "expected an option, got 'sgd'"},
     {"--optim=ada", "expected one of"},
     {"--fast=2", "--fast: expected on or off (also 1, 0, true, false, yes, no), got '2'"},
-    {"--fast|1", "--fast: expected no value, because it is a flag, got '1'"},
+    {"--fast|1", "--fast: expected no value after a flag, got '1'"},
     {"--no-fast=1", "--no-fast: expected no value, got '1'"},
     {"--no-lr", "--lr is not a flag"},
     {"--nhead|8", "--nhead: unknown option (did you mean --nheads?)"},
@@ -212,7 +212,7 @@ static const char *const bad_options[][2] = {
     {"--max_iters=5", "did you mean --steps?"},
     {"--num_train_epochs|3", "did you mean --steps?"},
     {"--n_layer|3", "did you mean --nlayers?"},
-    {"-p|x", "-p: unknown option (did you mean --prompt?); --help lists all"},
+    {"-p|x", "-p: unknown option (did you mean --prompt?); --help lists all options"},
     {"-lr|1", "-lr: unknown option (did you mean --lr?)"},
     {"--prompt_file|x", "--prompt_file: unknown option (did you mean --prompt?)"},
     {"--lr_x=1", "--lr_x: unknown option (did you mean --lr?)"},
@@ -233,7 +233,7 @@ static void test_bad_options(void) {
     size_t i;
     for (i = 0; i < sizeof bad_options / sizeof *bad_options; i++)
         CHECK(fails_with(bad_options[i][0], bad_options[i][1]));
-    CHECK(fails_with("--xyzzy", "--xyzzy: unknown option; --help lists all"));
+    CHECK(fails_with("--xyzzy", "--xyzzy: unknown option; --help lists all options"));
     CHECK(strstr(err, "did you mean") == NULL);
     CHECK(tr_is_opposite("do-train", 8, "no-train") && !tr_is_opposite("notrain", 7, "no-train"));
     CHECK(tr_is_opposite("no-fats", 7, "fast") && !tr_is_opposite("no-fats", 7, "no-fast"));
@@ -334,7 +334,8 @@ static void test_tables(void) {
         CHECK(tr_check_table(&options, err, sizeof err) == 1);
         CHECK(tr_check_table(&o, err, sizeof err) == 0);
         SAME(err,
-             "preset broken: --nlayer: unknown option (did you mean --nlayers?); --help lists all");
+             "preset broken: --nlayer: unknown option (did you mean --nlayers?); --help lists all "
+             "options");
         one[0].set = "nlayers=0";
         CHECK(tr_check_table(&o, err, sizeof err) == 0 && nlayers == 8);
         HOLDS(err, "preset broken: --nlayers: expected a whole number from 1 to 100, got '0'");
@@ -490,7 +491,7 @@ static void test_changes(void) {
                "leave --preset out");
     free(json);
     SAME(adopted("", "{\"nlayers\":0}", 1), "refused");
-    HOLDS(err, "the checkpoint's configuration: --nlayers: "
+    HOLDS(err, "the checkpoint's configuration is invalid: --nlayers: "
                "expected a whole number from 1 to 100, got '0'");
     SAME(adopted("", "{\"nlayers\":", 1), "refused");
     HOLDS(err, "malformed");
@@ -520,10 +521,10 @@ static void test_initial_weights(void) {
     CHECK(nlayers == 4 && dropout == 0.5 && lr == 1 && nheads == 3);
     SAME(adopted("--nlayers=5", json, TR_INIT), "refused");
     HOLDS(err, "--nlayers is 5 here (from the command line) but 4 in the checkpoint: "
-               "leave it out to begin with its weights");
+               "leave it out to start from its weights");
     SAME(adopted("--preset=enwik8_large", json, TR_INIT), "refused");
     HOLDS(err, "(from --preset enwik8_large) but 4 in the checkpoint: "
-               "leave --preset out to begin with its weights");
+               "leave --preset out to start from its weights");
     CHECK(parse("--prompt=x") == 1);
     tr_options_free(&options);
     CHECK(prompt == NULL);
@@ -555,10 +556,10 @@ static void test_set(void) {
     CHECK(parse("--nothing=off|--no-nothing") == 1 && nothing == 0);
 
     CHECK(parse("--literal|rows,pat") == 0);
-    SAME(err, "--literal: expected on, off, or some of rows, pad, free_ze, got 'rows,pat' "
+    SAME(err, "--literal: expected on, off, or any of rows, pad, free_ze, got 'rows,pat' "
               "(did you mean pad?)");
     CHECK(parse("--literal=") == 0);
-    HOLDS(err, "some of rows, pad, free_ze");
+    HOLDS(err, "any of rows, pad, free_ze");
     CHECK(parse("--literal=rows,") == 0);
     CHECK(parse("--literal-pad|rows") == 0);
     HOLDS(err, "expected an option, got 'rows'");
@@ -609,8 +610,8 @@ static void test_set_adopted(void) {
     SAME(adopted("--literal", json, TR_INIT), "refused");
     free(json);
     SAME(adopted("", "{\"literal\":\"pat\"}", TR_INIT), "refused");
-    HOLDS(err, "the checkpoint's configuration: --literal: "
-               "expected on, off, or some of rows, pad, free_ze, got 'pat'");
+    HOLDS(err, "the checkpoint's configuration is invalid: --literal: "
+               "expected on, off, or any of rows, pad, free_ze, got 'pat'");
 
     SAME(adopted("", flags, TR_INIT), "|||");
     CHECK(literal == 5);
@@ -898,7 +899,7 @@ static void test_targets(void) {
     CHECK(tr_replace(in_dir("no/such/file"), "x", 1, err, sizeof err) == 0);
     HOLDS(err, "no/such/file: cannot write: No such file or directory");
     CHECK(tr_can_write("x", dir, 0, err, sizeof err) == 0);
-    HOLDS(err, "it is a directory");
+    HOLDS(err, "expected a file, got a directory");
     CHECK(tr_can_write("x", "/dev/null", 0, err, sizeof err) == 0
           && tr_can_write("x", "/dev/null", 1, err, sizeof err) == 1);
 }
@@ -919,7 +920,8 @@ static void test_claims(void) {
             _exit(9);
         for (;;) pause();
     }
-    snprintf(owner, sizeof owner, "mine.st: another run (process %ld) is writing it", (long)child);
+    snprintf(owner, sizeof owner, "mine.st: another run (process %ld) is writing this file",
+             (long)child);
     CHECK(read(out[0], &c, 1) == 1);
     CHECK(tr_unclaimed("checkpoint", path, err, sizeof err) == 0);
     HOLDS(err, owner);
@@ -943,19 +945,19 @@ static void test_claims(void) {
     CHECK(tr_claim_open(&b, "log", "/dev/null", err, sizeof err) == 1 && b.fd == -1);
     CHECK(symlink("victim", lock) == 0
           && tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
-    HOLDS(err, "cannot create the lock");
+    HOLDS(err, "cannot create the lock file");
     CHECK(unlink(lock) == 0);
     /* Another file with the name of the lock must not be treated as a lock. */
     put_text(lock, "precious");
     CHECK(tr_unclaimed("checkpoint", path, err, sizeof err) == 0);
-    HOLDS(err, "mine.st.lock is not a lock of a run: rename that file");
+    HOLDS(err, "mine.st.lock is not the lock file of a run: rename it");
     CHECK(tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0 && b.fd == -1);
-    HOLDS(err, "mine.st.lock is not a lock of a run");
+    HOLDS(err, "mine.st.lock is not the lock file of a run");
     tr_claim_close(&b);
     SAME(get_file(lock, NULL), "precious");
     CHECK(unlink(lock) == 0 && mkfifo(lock, 0600) == 0);
     CHECK(tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
-    HOLDS(err, "is not a lock of a run");
+    HOLDS(err, "is not the lock file of a run");
     CHECK(unlink(lock) == 0);
     /* Two long names with the same beginning must have separate locks. */
     memset(name, 'n', sizeof name);
@@ -1579,7 +1581,7 @@ static int useful(const char *line, int yes) {
 static void test_only(void) {
     CHECK(useful("", 0) && useful("--lr|0.5|--adapt-span", 1) && useful("--steps|7", 0));
     CHECK(!useful("--lr|0.5", 0));
-    SAME(err, "--lr would change nothing: it is for the sun");
+    SAME(err, "--lr has no effect: it applies only to the sun");
     CHECK(!useful("--adapt-span", 0) && !useful("--prompt|x", 0));
     CHECK(useful("--no-adapt-span", 0)); /* turned off */
     /* A preset may set options that the run does not use. */

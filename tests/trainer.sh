@@ -218,7 +218,7 @@ second() { # WHAT FILE OPTIONS..
     run pair "$@"
     check "$what: exit code 2, got $rc" [ $rc -eq 2 ]
     check "$what: the message names the file and the process: $(tail -n 1 err)" \
-        grep -q -e "$file: another run (process $running) is writing it" err
+        grep -q -e "$file: another run (process $running) is writing this file" err
 }
 second "the same command" "--checkpoint run.st" $files $full --steps 100000000
 second "one checkpoint" "--checkpoint run.st" --data ../t.txt --checkpoint run.st --threads 1
@@ -261,7 +261,7 @@ if [ "$(id -u)" -eq 0 ] && as_nobody shared --version && [ $rc -eq 0 ]; then
     echo precious >shared/run.st.lock
     as_nobody shared $theirs --steps 4
     check "another user's file is no lock: $(tail -n 1 err)" \
-        [ $rc -eq 2 -a "$(grep -c 'run.st.lock is not a lock of a run' err)" -eq 1 ]
+        [ $rc -eq 2 -a "$(grep -c 'run.st.lock is not the lock file of a run' err)" -eq 1 ]
     check "and stays" [ "$(cat shared/run.st.lock)" = precious ]
     # closed to others, or in a directory where only the owner can remove it
     rm shared/run.st.lock; (umask 077; : >shared/run.st.lock)
@@ -281,7 +281,7 @@ if [ "$(id -u)" -eq 0 ] && as_nobody shared --version && [ $rc -eq 0 ]; then
     wait_for_a_step shared
     as_nobody shared $theirs
     check "another user's run: $(tail -n 1 err)" [ $rc -eq 2 -a "$(grep -c \
-        "run.st: another run (process $running) is writing it" err)" -eq 1 ]
+        "run.st: another run (process $running) is writing this file" err)" -eq 1 ]
     kill -9 "$running" 2>/dev/null; collect
 else
     echo "left out: locks of another user (not root, or no setpriv)"
@@ -446,7 +446,7 @@ refused "the training text of --data ../w.txt" --checkpoint run.st --data ../w.t
 cd ..
 mkdir opt/far && cp opt/at.st opt/far/far.st
 cd opt/far
-refused "the text of the checkpoint, ../t.txt: No such file.*give --data" \
+refused "the text of the checkpoint, ../t.txt: No such file.*give its new path as --data" \
     --checkpoint far.st --steps 500
 cd ../..
 good "generation needs no text" opt/far --checkpoint far.st --no-train --generate 5
@@ -631,7 +631,7 @@ refused 'dir/train.txt.*no such file' --data dir $tiny $new
 refused 'three/valid.txt' --data three $tiny $new
 refused '/dev/null' --data /dev/null $tiny $new
 mkdir one && cp t.txt one/train.txt && printf x >one/valid.txt
-refused 'one: the validation text: expected at least 2 tokens, got 1' --data one $tiny $new
+refused 'one: the validation text is too short: expected at least 2 tokens, got 1' --data one $tiny $new
 # damage within a valid file format: a bit of the last tensor, and a number of the
 # metadata
 size=$(wc -c <good.st)
@@ -885,16 +885,16 @@ refused 'same file' $t $tiny $new --eval-every 1 --best C.st
 refused 'same file' $t $tiny --steps 3 --log C.st --checkpoint C.st
 refused 'same file' $t $tiny --steps 3 --log ./t.txt
 refused 'same file' $t $tiny --steps 3 --checkpoint Z.st --log ./Z.st
-refused '--log ./Z.st.lock is the lock of --checkpoint' \
+refused '--log ./Z.st.lock is the lock file of --checkpoint' \
     $t $tiny --steps 3 --checkpoint Z.st --log ./Z.st.lock
-refused '--checkpoint Z.jsonl.lock is the lock of --log' \
+refused '--checkpoint Z.jsonl.lock is the lock file of --log' \
     $t $tiny --steps 3 --checkpoint Z.jsonl.lock --log Z.jsonl
-refused '--best C.st.lock is the lock of --checkpoint' \
+refused '--best C.st.lock is the lock file of --checkpoint' \
     $t $tiny $new --eval-every 1 --best C.st.lock
 echo precious >Z.st.lock
-refused '--checkpoint Z.st: Z.st.lock is not a lock of a run: rename that file' \
+refused '--checkpoint Z.st: Z.st.lock is not the lock file of a run: rename it' \
     $t $tiny --steps 3 --checkpoint Z.st
-refused '--log Z.st: Z.st.lock is not a lock of a run' $t $tiny --steps 3 --log Z.st
+refused '--log Z.st: Z.st.lock is not the lock file of a run' $t $tiny --steps 3 --log Z.st
 check "the file is unchanged" [ "$(cat Z.st.lock)" = precious ]
 cp t.txt two/valid.txt
 refused 'same file' --data two $tiny $new --eval-every 1 --best two/valid.txt
@@ -1474,7 +1474,7 @@ check "the number of parameters is the same" \
 cd tune
 refused "--init-from ten.st starts a new run, but --checkpoint new.st exists: leave --init-from out to resume it" \
     --init-from ten.st --data ../t.txt --checkpoint new.st
-refused "--hid-sz is 8 here .* but [0-9]* in the checkpoint: leave it out to begin with its weights" \
+refused "--hid-sz is 8 here .* but [0-9]* in the checkpoint: leave it out to start from its weights" \
     --init-from ten.st --data ../t.txt --hid-sz 8
 refused "--tokens is chars here .* but bytes in the checkpoint" \
     --init-from ten.st --data ../t.txt --tokens chars
@@ -1491,8 +1491,8 @@ refused "--score and --generate cannot be combined" \
     --checkpoint ten.st --score ../t.txt --generate 5
 refused "--score and --eval-only cannot be combined" \
     --checkpoint ten.st --score ../t.txt --eval-only
-refused "--data would change nothing" --checkpoint ten.st --score ../t.txt --data ../t.txt
-refused "--score-by would change nothing" --checkpoint ten.st --score-by lines --no-train
+refused "--data has no effect" --checkpoint ten.st --score ../t.txt --data ../t.txt
+refused "--score-by has no effect" --checkpoint ten.st --score-by lines --no-train
 refused "--score none: No such file" --checkpoint ten.st --score none
 refused "evaluation and generation without training require a --checkpoint" --score ../t.txt
 cd ..
@@ -1645,7 +1645,7 @@ cp bad/chars.st log
 conversation chars.st "the cat" "the dog" ""
 talks t1 run.st '/help\n'
 check "help is not on standard output" [ ! -s t1 ]
-check "help" grep -q '^An empty line, or /reset' err
+check "help" grep -q '^An empty line or /reset' err
 talks t1 run.st 'the cat\n'
 check "a random seed is reported" grep -q -e '--- sampled with --seed [0-9]*$' err
 drawn=$(sed -n 's/.*sampled with --seed \([0-9]*\)$/\1/p' err)
@@ -1789,7 +1789,7 @@ refused '--interactive and --eval-only cannot be combined' \
     --interactive --eval-only --checkpoint good.st
 refused '--prompt - and --interactive cannot be combined' \
     --interactive --prompt - --checkpoint good.st
-refused '--log would change nothing' --interactive --checkpoint good.st --log L.jsonl
+refused '--log has no effect' --interactive --checkpoint good.st --log L.jsonl
 refused '--keep-best requires a --checkpoint' $t $tiny --steps 3 --keep-best
 refused '--best and --keep-best cannot be combined' \
     $t $tiny $new --eval-every 1 --best B.st --keep-best
@@ -1803,23 +1803,23 @@ run . $t $tiny --steps 3 --out lost $too_much
 check "no memory for a step: no directory of --out" [ $rc -eq 2 -a ! -e lost ]
 refused "--stop: expected a text, got ''" --no-train --generate 3 --checkpoint good.st --stop=
 for more in "prompt x" "stop x" "temperature 1" "top-k 3" "top-p 0.5" "repetition-penalty 1.1"; do
-    refused "--${more% *} would change nothing: it is for --generate and --interactive" \
+    refused "--${more% *} has no effect: it applies only to --generate and --interactive" \
         $t $tiny $new --$more
 done
 for more in "repetition-window 3 --generate 3" "gpu 1" tf32 tune no-graph join-lines; do
-    refused "--${more%% *} would change nothing: it is for" $t $tiny $new --$more
+    refused "--${more%% *} has no effect: it applies only to" $t $tiny $new --$more
 done
-refused '--weights would change nothing: it is for generation and evaluation' \
+refused '--weights has no effect: it applies only to generation and evaluation' \
     $t $tiny $new --weights int8
-refused '--weights would change nothing: the model has no matrix of 32 x 32' \
+refused '--weights has no effect: the model has no matrix of 32 x 32' \
     --checkpoint good.st --no-train --generate 3 --weights bf16
 refused "--weights: expected one of .*, got 'q4'" \
     --checkpoint good.st --no-train --generate 3 --weights q4
-refused '--save-every would change nothing' $t $tiny --steps 3 --save-every 2
+refused '--save-every has no effect' $t $tiny --steps 3 --save-every 2
 useless >options
 while read -r option; do
     name=${option%% *}
-    refused "$name would change nothing: it is for" $t $tiny $new $option
+    refused "$name has no effect: it applies only to" $t $tiny $new $option
 done <options
 refused '--repetition-penalty: expected .*, got .0.5.' \
     --no-train --generate 3 --checkpoint good.st --repetition-penalty 0.5

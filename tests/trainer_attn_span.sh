@@ -198,7 +198,7 @@ family_bad() {
     refused '--literal eps requires --adapt-span' $t $tiny $new --no-adapt-span --literal eps,memory
     refused '--lr-min: expected at most --lr 0.01, got 0.1' \
         $t $tiny $new --schedule cosine --lr 0.01 --lr-min 0.1
-    refused "--literal: expected on, off, or some of eps, memory, got 'rows'" \
+    refused "--literal: expected on, off, or any of eps, memory, got 'rows'" \
         $t $tiny $new --literal rows
     refused 'C.st' $t --full-eval-mode --checkpoint C.st $old
     refused 'max-memory' $t $tiny $new --hid-sz 536870912 --inner-hid-sz 1073741824

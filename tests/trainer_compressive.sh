@@ -74,7 +74,7 @@ family_presets() {
     check "the reference's example: without five unused convolutions" \
         [ "$(parameters)" -eq $((n - 5 * (4 * 512 * 512 + 512))) ]
     check "the reference's example: its shape" \
-        grep -q '^8 layers, 8 heads, segment 512; 3 layers with a memory, of 1920 rows together$' \
+        grep -q '^8 layers, 8 heads, segment 512; 3 layers with a memory, 1920 rows in total$' \
         out
     n=$(reference_count 20000 128 512 12 1024 1024 256 4 1)
     good "the README's example" . --preset readme --dry-run
@@ -368,7 +368,7 @@ family_bad() {
         refused "--${name}s 4,1073741825: .*at most" $t $tiny $new --${name}s 4,1073741825
     done
     refused '--ratio' $t $tiny $new --ratio 1048577
-    refused '--overlap would change nothing: it is for --compress conv' \
+    refused '--overlap has no effect: it applies only to --compress conv' \
         $t $tiny $new --overlap 2 --compress mean
     refused '--dilations 1,0: expected up to 8 numbers' \
         $t $tiny $new --compress dilated --dilations 1,0
@@ -377,11 +377,11 @@ family_bad() {
     refused '--dilations' $t $tiny $new --dilations 1,2
     refused '--aux: expected none, because this compression has no parameters, got attention' \
         $t $tiny $new --compress max --aux attention
-    refused '--bptt would change nothing: it is for --aux bptt' $t $tiny $new --bptt 2
+    refused '--bptt has no effect: it applies only to --aux bptt' $t $tiny $new --bptt 2
     refused '--compress.*did you mean used' $t $tiny $new --compress use
     refused '--gate' $t $tiny $new --gate lstm
     refused '--gate-bias' $t $tiny $new --gate-bias 1
-    refused '--mogrify would change nothing: it is for --gate gru' $t $tiny $new --mogrify
+    refused '--mogrify has no effect: it applies only to --gate gru' $t $tiny $new --mogrify
     refused '--mems, --cmems: expected equal sizes for all memory layers with --recurrence rotate, got M = 8 and C = 8 in layer 1, but M = 16 and C = 8 in layer 2' \
         $t $tiny $new --recurrence rotate --mems 8,16
     refused '--hid-sz: expected an even number with --positions xl, got 15' \
@@ -396,7 +396,7 @@ family_bad() {
     refused '--literal mask requires a --compress other than used' \
         $t $tiny $new --compress used --literal mask
     refused '--literal freeze requires --aux attention' $t $tiny $new --aux none --literal freeze
-    refused "--literal: expected on, off, or some of rows, pad, target, mask, freeze, got 'row' .did you mean rows" \
+    refused "--literal: expected on, off, or any of rows, pad, target, mask, freeze, got 'row' .did you mean rows" \
         $t $tiny $new --literal row
     refused '--random-segments 1000: expected a training text of at least [0-9]* tokens .*, got [0-9]*' \
         $t $tiny $new --random-segments 1000
@@ -416,7 +416,7 @@ family_bad() {
         $t $tiny $new --eval-positions 7
     refused '--data-unit' $t $tiny $new --data-unit words
     tr -d 'a-z0-9' <t.txt >blank.txt
-    refused 'word-ppl: a text has no words' \
+    refused 'word-ppl: a text contains no words' \
         --data blank.txt $tiny $new --data-unit word-ppl --block-sz 8
     refused 'best.*eval-every' $t $tiny $new --best B.st --eval-every 0
     refused 'max-memory' $t $tiny $new --hid-sz 536870912

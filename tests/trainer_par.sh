@@ -412,7 +412,7 @@ family_bad() {
         $t $tiny $new --pattern search --latency add --latency-power 2
     for more in "tau-start 3" "arch-lr 1" "latency add" "noise sequence" "gate-eval soft" \
         straight-through "picture p.svg"; do
-        refused "--${more%% *} is for a search: the pattern sf is fixed" \
+        refused "--${more%% *} is only for a search: the pattern sf is fixed" \
             $t $tiny $new --pattern sf --$more
     done
     for more in "generate 5" "sample-every 2"; do
@@ -422,7 +422,7 @@ family_bad() {
     refused "--score-by with --gate-eval noise" \
         --checkpoint good.st --score t.txt --score-by lines --gate-eval noise
     refused "--inherit and --init-from" $t $new --init-from good.st --inherit good.st
-    refused '--pattern: expected letters .*; got none' $t $tiny $new --pattern ""
+    refused "--pattern: expected letters .*, got ''" $t $tiny $new --pattern ""
     refused '--arch-until 5: ' $t $tiny $new --pattern search --arch-from 5 --arch-until 5
     refused '--pos-mode: expected dist unless --sines reference, got fixed' \
         $t $tiny $new --pos-mode fixed
@@ -437,17 +437,17 @@ family_bad() {
     for more in "proj-factor 2" "div-val 2" divide-all "momentum 0.9" "lr-min 0.1" \
         "arch-weight-decay 1 --arch-optim same" "latency-of w --latency none" \
         "init-std 1 --init reference" "latency-pass forward" "lr-start 1 --schedule reference"; do
-        refused "--${more%% *} would change nothing: it is for" \
+        refused "--${more%% *} has no effect: it applies only to" \
             $t $tiny $new --pattern search --$more
     done
-    refused '--one-proj would change nothing: it is for --adaptive-in' $t $tiny $new --one-proj
-    refused '--no-final-norm would change nothing: .*--norm-before' $t $tiny $new --no-final-norm
+    refused '--one-proj has no effect: it applies only to --adaptive-in' $t $tiny $new --one-proj
+    refused '--no-final-norm has no effect: .*--norm-before' $t $tiny $new --no-final-norm
     refused '--one-proj: expected off unless --adaptive-in with --div-val 1 and --emb-sz other than --hid-sz' \
         $t $tiny $new \
         --words-out adaptive --adaptive-in --cutoffs 5,12 --div-val 2 --one-proj
-    refused '--inherit would change nothing' \
+    refused '--inherit has no effect' \
         --checkpoint ../search/found.st --no-train --generate 1 --inherit good.st
-    refused '--arch-every would change nothing' \
+    refused '--arch-every has no effect' \
         $t $tiny $new --pattern search --arch-share 0 --arch-every 2
     for split in batch-split update-every; do
         padded="$t $tiny --pattern sf --pad-id 0 --$split 2"
@@ -481,13 +481,13 @@ family_bad() {
     refused '--update-every.*fixed' $t $tiny $new --update-every 2
     refused '--arch-share.*--random-segments' $t $tiny $new --arch-share 0.2 --random-segments 4
     refused '--arch-share 0.01: .*too short' $t $tiny $new --arch-share 0.01
-    refused '--inherit is for a fixed' $t $tiny $new --inherit good.st
+    refused '--inherit is only for a fixed' $t $tiny $new --inherit good.st
     refused '--inherit.*no such file' $t $tiny $new --pattern sf --inherit nothing.st
     refused '--inherit.*vocabulary' $t $tiny $new --pattern sf --inherit chars.st
     refused '--inherit' $t $tiny $new --pattern sf --inherit good.st --hid-sz 32
     for more in "nheads 1" norm-before "norm-eps 0.01" "emb-scale 2" "sines reference" full-scale \
         attn-relu; do
-        refused "--inherit good.st: its weights were made with --${more%% *} " \
+        refused "--inherit good.st: its weights were trained with --${more%% *} " \
             $t $tiny $new --pattern sf --inherit good.st --$more
     done
     refused '--picture.*--log' $t $tiny --steps 3 --picture x.svg
@@ -517,7 +517,7 @@ family_evaluation() {
     check "other evaluations have as many tokens" \
         [ "$(head -q -n 1 eval/other*.jsonl | field tokens | sort -u | wc -l)" -eq 1 ]
     cd eval
-    refused '--derive is for a search' --data ../t.txt --derive --checkpoint ../log/run.st
+    refused '--derive is only for a search' --data ../t.txt --derive --checkpoint ../log/run.st
     cd ..
     mkdir -p pads
     good "--race with padding and adaptive words" pads --data ../t.txt $tiny \
@@ -590,7 +590,7 @@ family_evaluation() {
     check "padding counts neither as tokens nor as bytes: $rows" [ "$rows" = "1 3 3;2 1 1;3 3 3;" ]
     cd pads
     printf '%99s' '' | tr ' ' _ >all
-    refused '--pad-id 95: a text that consists of this token only' \
+    refused '--pad-id 95: a text consists only of this token' \
         --data all $tiny --pattern f --pad-id 95
     cd ..
     good "a search with noise in evaluation" pads --data ../t.txt $tiny --pattern search \

@@ -254,7 +254,7 @@ family_bad() {
         $t $tiny $new --literal norm
     refused '--literal norm requires --cell sru++' \
         $t $tiny $new --cell sru --norm before --literal=norm
-    refused "--literal: expected on, off, or some of norm, got 'rows'" $t $tiny $new --literal rows
+    refused "--literal: expected on, off, or any of norm, got 'rows'" $t $tiny $new --literal rows
     good "a model without literal forms" . $t $tiny --literal --steps 1 --checkpoint none.st
     good "a literal form that excludes token by token" . $t $tiny --literal --norm before \
         --steps 1 --checkpoint literal.st

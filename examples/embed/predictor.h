@@ -1,5 +1,5 @@
-/* predictor.h - a byte predictor that learns while it reads. Its users do not see
-   seqtx. */
+/* predictor.h - a byte predictor that learns while it reads. Its interface does not
+   expose seqtx. */
 #ifndef PREDICTOR_H
 #define PREDICTOR_H
 #include <stddef.h>
@@ -10,7 +10,7 @@ extern "C" {
 
 typedef struct predictor predictor;
 
-/* NULL if there is no memory */
+/* Returns NULL if memory runs out. */
 predictor *predictor_create(void);
 void predictor_free(predictor *p);
 
@@ -21,7 +21,7 @@ double predictor_learn(predictor *p, const char *text, size_t n);
 /* Writes up to n likely bytes after the prompt to out; returns how many. */
 size_t predictor_continue(predictor *p, const char *prompt, char *out, size_t n);
 
-/* "", or the text of the first error */
+/* Returns the text of the first error, or "". */
 const char *predictor_error(const predictor *p);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* The implementation of seqtx, in one file of the program; all others include headers
-   only. It is compiled once, and can be optimised where the rest is not. */
+/* The implementation of seqtx, which exactly one file of a program contains. It is
+   compiled once, and can be optimised even if the rest of the program is not. */
 #define SEQTX_IMPLEMENTATION
 #include "seqtx_attn_span.h"
