@@ -155,8 +155,7 @@ static double gradient_error(const conv *m, size_t p, const int32_t *text, size_
     return error;
 }
 
-/* Checks the gradients, and that a text has the same loss when it is read in two parts.
-   */
+/* Checks the gradients, and that a text that is read in two parts has the same loss. */
 int main(void) {
     enum { T = 64, PART = 40 };
 

@@ -152,8 +152,7 @@ TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
     va_end(args);
 }
 
-/* Appends a text element. `look` is "" or further attributes, each preceded by a blank.
-   */
+/* Appends a text element. `look` is "" or more attributes, each preceded by a blank. */
 TR_DEF void svg_text(tr_buf *b, double x, double y, const char *look, const char *text) {
     svg_add(b, "<text x=\"%n\" y=\"%n\"%s>%t</text>\n", x, y, look, text);
 }

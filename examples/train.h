@@ -241,7 +241,7 @@ TR_DEF TR_PRINTF(2, 3) void tr_buf_printf(tr_buf *b, const char *fmt, ...) {
     b->n += (size_t)n;
 }
 
-/* The ending of a noun after a number: 1 layer, 2 layers. */
+/* Returns the ending of a noun after the number n: "1 layer", "2 layers". */
 TR_DEF const char *tr_s(uint64_t n) {
     return n == 1 ? "" : "s";
 }
@@ -327,8 +327,8 @@ TR_DEF const char *tr_json_blank(const char *p) {
     return p;
 }
 
-/* p points to an opening quote. Returns the position after the closing quote, or NULL
-   if there is none. */
+/* Returns the position after the string whose opening quote is at p, or NULL if there is
+   no closing quote. */
 TR_DEF const char *tr_json_past_string(const char *p) {
     for (p++; *p != '"'; p++) {
         if (*p == '\\' && p[1] != 0) p++;
@@ -483,8 +483,8 @@ enum {
     TR_T_SET
 };
 
-/* Sources of a value, in increasing order of precedence. TEXT: derived from the size
-   of the text. */
+/* Sources of a value, in increasing order of precedence. TR_FROM_TEXT: the value was
+   derived from the size of the text. */
 enum { TR_FROM_DEFAULT, TR_FROM_TEXT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };
 
 /* Classes of options: see "Resuming" in the manual. The last two are added to a class. */
@@ -499,10 +499,10 @@ enum {
 enum { TR_LOOK, TR_RESUME, TR_INIT };
 
 enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };      /* the bound itself is excluded */
-enum { TR_AS_FITS = -1, TR_ALL = INT_MAX };     /* values of a TR_SOME: auto; on */
+enum { TR_AS_FITS = -1, TR_ALL = INT_MAX };     /* "auto" and "on" as values of a TR_SOME */
 
-/* Value of a TR_SET: all names that apply; less those whose bits are shifted by
-   TR_REMOVED. A set has at most that many names. */
+/* Bits of the value of a TR_SET. TR_EVERY selects all names that apply, except name k if
+   bit TR_REMOVED + k is set. A set has at most TR_REMOVED names. */
 enum { TR_EVERY = 1 << 30, TR_REMOVED = 15 };
 
 typedef struct {
@@ -522,17 +522,17 @@ typedef struct {
 
 #define TR_INF HUGE_VAL
 
-/* Fails to compile if `to` has another type. */
+/* Returns `to`, and does not compile unless it points to this type. */
 #define TR_TO(type, to) ((void *)(1 ? (to) : (type *)NULL))
 
-/* A row of the table. The macros below supply what a type does not use. */
+/* A row of the table. The macros below fill in the fields that a type does not use. */
 #define TR_ROW(name, type, to, help, min, max, open, choices, keep) \
     {name, type, to, help, min, max, open, choices, keep, 0, NULL}
 
 #define TR_GROUP(title) TR_ROW(title, TR_T_GROUP, NULL, NULL, 0, 0, 0, NULL, 0)
 #define TR_END TR_ROW(NULL, TR_T_END, NULL, NULL, 0, 0, 0, NULL, 0)
 
-/* Options with alternative names, `also`: "d-model|n-embd". */
+/* Options with alternative names in `also`, such as "d-model|n-embd". */
 #define TR_SIZE_ALSO(name, also, keep, to, min, max, help) \
     TR_ROW(name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, also, keep)
 #define TR_REAL_ALSO(name, also, keep, to, open, min, max, help) \
@@ -591,7 +591,7 @@ typedef struct {
     char             preset_used[64];   /* out: name of the preset, or "" */
 } tr_options;
 
-/* Maps an underscore to a dash: they are equal in names. */
+/* Maps an underscore to a dash, because they are equivalent in names. */
 TR_DEF char tr_dash(char c) {
     return c == '_' ? '-' : c;
 }
@@ -650,12 +650,12 @@ TR_DEF int tr_set_removed(int v) {
     return v & TR_EVERY ? v >> TR_REMOVED & ((1 << TR_REMOVED) - 1) : 0;
 }
 
-/* Returns the value without them: TR_EVERY, and the names that were given. */
+/* Returns the value without the bits of removed names. */
 TR_DEF int tr_set_given(int v) {
     return v & (TR_EVERY | ((1 << TR_REMOVED) - 1));
 }
 
-/* Returns the bits of the names of a TR_SET, as if all applied. */
+/* Returns the bits of the names that a TR_SET selects if all of its names apply. */
 TR_DEF int tr_set_bits(const tr_opt *p, int v) {
     size_t len;
     int n = 0;
@@ -722,7 +722,7 @@ TR_DEF size_t tr_distance(const char *a, size_t na, const char *b, size_t nb) {
     return row[nb];
 }
 
-/* The nearest of several candidates, if it is near enough for a typing error. */
+/* The candidate with the nearest spelling, if it is near enough for a typing error. */
 typedef struct {
     const char *name;
     size_t      len, distance;
@@ -1131,7 +1131,7 @@ TR_DEF int tr_switch_name(tr_opt *p, const char *word, int bit, const char *valu
     return 1;
 }
 
-/* Applies "no-NAME"; value is NULL unless one was given. */
+/* Applies "no-NAME". value is the text after "=", or NULL. */
 TR_DEF int tr_option_off(tr_opt *p, const char *word, size_t n, const char *value, int from,
                          char *err, size_t size) {
     int bit = tr_set_member(p, word + 3, n - 3);
@@ -1425,8 +1425,8 @@ TR_DEF size_t tr_columns(int fd) {
     return 80;
 }
 
-/* Widest value that fits in the default column. After a longer one, the text begins on
-   the next line. */
+/* The widest value that fits in the default column. After a wider one, the help text
+   begins on the next line. */
 #define TR_HELP_DEFAULT 12
 
 /* Widths of the columns of the help, and of the whole text. */
@@ -1688,8 +1688,8 @@ TR_DEF void tr_json_value(tr_buf *b, const tr_opt *p) {
     else tr_buf_puts(b, value);
 }
 
-/* Returns all options and the name of the preset as one JSON object; with kept = 1,
-   only the options that a checkpoint stores. The caller frees it. NULL if memory runs
+/* Returns all options (with kept = 1, only those that a checkpoint stores) and the name
+   of the preset as one JSON object. The caller frees it. Returns NULL if memory runs
    out. */
 TR_DEF char *tr_options_json(const tr_options *o, int kept) {
     tr_buf b;
@@ -1731,9 +1731,9 @@ TR_DEF void tr_adopted_free(tr_adopted *a) {
     tr_buf_free(&a->missing);
 }
 
-/* For a checkpoint that stores a flag for each name of a TR_SET, "literal-rows":true,
-   ..: writes the names that are on, or "false". Returns 1, 0 if there is no such flag,
-   or -1 if the checkpoint is malformed. */
+/* Reads a checkpoint that stores a TR_SET as one flag per name, such as
+   "literal-rows":true. Writes the names that are on, or "false", to list. Returns 1, 0 if
+   there is no such flag, or -1 if the checkpoint is malformed. */
 TR_DEF int tr_find_flags(const tr_opt *p, const char *json, char *list, size_t size) {
     char key[160], text[16];
     const char *name;
@@ -1762,8 +1762,8 @@ TR_DEF int tr_set_agrees(const tr_opt *p, const char *saved, int all) {
     return (differ & ~(all ? 0 : p->open)) == 0;
 }
 
-/* Reports a value that differs from the checkpoint's and cannot be used. NULL stands
-   for no text. */
+/* Reports a value that differs from the checkpoint's and cannot be used. A value of NULL
+   means that there is no text. */
 TR_DEF int tr_conflict(const tr_options *o, const tr_opt *p, const char *now, const char *saved,
                        int why_opened, char *err, size_t size) {
     int preset = p->from == TR_FROM_PRESET;
@@ -1776,7 +1776,8 @@ TR_DEF int tr_conflict(const tr_options *o, const tr_opt *p, const char *now, co
                                          : "resume that run, or name another checkpoint file");
 }
 
-/* Records that a TR_FREE option differs from the checkpoint. NULL stands for no text. */
+/* Records that a TR_FREE option differs from the checkpoint. A value of NULL means that
+   there is no text. */
 TR_DEF void tr_changed(const tr_opt *p, const char *now, const char *saved, tr_adopted *a) {
     tr_buf_printf(&a->changed, "%s--%s %s (%s)", a->changed.n ? ", " : "", p->name,
                   now != NULL ? now : "none", saved != NULL ? saved : "none");
@@ -1790,7 +1791,7 @@ TR_DEF void tr_changed(const tr_opt *p, const char *now, const char *saved, tr_a
     tr_buf_puts(&a->json, "]");
 }
 
-/* tr_options_adopt for one option. Returns 0 on error. */
+/* Does the work of tr_options_adopt for one option. Returns 0 on error. */
 TR_DEF int tr_adopt(const tr_options *o, tr_opt *p, const char *json, int why_opened,
                     tr_adopted *a, char *err, size_t size) {
     const int keep = p->keep & ~(TR_LATER | TR_KEPT), given = p->from >= TR_FROM_PRESET;
@@ -1867,7 +1868,7 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_
 
 /* Calls write(2) until everything is written. It restarts after EINTR, because our
    signal handlers interrupt system calls (no SA_RESTART); stdio would lose data then.
-   Returns 0 with errno set. */
+   Returns 0 with errno set on failure. */
 TR_DEF int tr_write_all(int fd, const void *bytes, size_t n) {
     const char *p = (const char *)bytes;
     while (n > 0) {
@@ -1896,9 +1897,9 @@ TR_DEF void tr_unlink_open(const char *path, int *fd) {
     unlink(path);
 }
 
-/* Call this at the start of main. If a standard stream is closed, the next file that
-   is opened would get its number and receive the program's output. Here the stream is
-   opened such that reads and writes fail, so lost output remains an error. (Windows
+/* Opens closed standard streams, so that the next file that is opened does not get the
+   number of one of them and receive the program's output. Reads and writes on these
+   streams fail, so lost output remains an error. Call this at the start of main. (Windows
    reserves the three numbers.) */
 TR_DEF void tr_standard_streams(void) {
 #ifndef _WIN32
@@ -2050,7 +2051,7 @@ TR_DEF int tr_open_new(const char *path, int mode) {
     for (round = 0; round < 3; round++) {
         fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
         if (fd >= 0) {
-            /* Otherwise another process locked and removed the file first. */
+            /* if this fails, another process locked and removed the file first */
             if (tr_lock(fd, &pid) != 0 && fstat(fd, &st) == 0 && st.st_nlink > 0) return fd;
             close(fd);
             continue;
@@ -2197,9 +2198,9 @@ TR_DEF int tr_refuse_lock(const tr_claim *c, const char *option, int why, char *
                    strerror(why));
 }
 
-/* Removes the lock of another user, which this process cannot write, if that user's run
-   has ended. Returns -1 if it is removed, or sets err and returns 0. The shared lock
-   prevents that another run takes the file in between. */
+/* Removes the lock file of another user, which this process cannot write, if that user's
+   run has ended. Returns -1 if it was removed; otherwise, sets err and returns 0. The
+   shared lock prevents another run from claiming the file in the meantime. */
 TR_DEF int tr_claim_from_user(const tr_claim *c, const char *option, const char *path, char *err,
                               size_t size) {
     struct stat st;
@@ -2358,9 +2359,9 @@ TR_DEF char *tr_path_with(const char *path, const char *mark) {
     return out;
 }
 
-/* A file to which whole records are appended. A record that cannot be written
-   completely (disk full) is removed again, so that the file remains readable, and
-   nothing more is written after it. */
+/* A file to which whole records are appended. If a record cannot be written completely
+   (disk full), its beginning is removed, so that the file remains readable, and nothing
+   more is written. */
 typedef struct {
     int   fd;           /* -1 if closed, unused or failed */
     int   regular;      /* a partial record can be removed */
@@ -2582,7 +2583,7 @@ TR_DEF int tr_log_close(tr_log *l) {
 
 #define TR_TEXT_MAX 32
 
-/* 4.2s  42s  3m12s  2h05m  3d04h */
+/* Writes a duration: 4.2s  42s  3m12s  2h05m  3d04h */
 TR_DEF const char *tr_duration(char out[TR_TEXT_MAX], double seconds) {
     uint64_t s;
     if (!(seconds >= 0) || seconds > 8.64e9) {
@@ -2603,8 +2604,8 @@ TR_DEF const char *tr_duration(char out[TR_TEXT_MAX], double seconds) {
     return out;
 }
 
-/* x scaled by powers of base, with a suffix; without a suffix, it is rounded to a
-   whole number. 999.96k becomes 1.0M, not 1000.0k. */
+/* Writes x, scaled by a power of base, with a suffix. Without a suffix, x is rounded to a
+   whole number. 999.96k becomes 1.0M instead of 1000.0k. */
 TR_DEF const char *tr_scaled(char out[TR_TEXT_MAX], double x, double base,
                              const char *const suffix[7]) {
     int k = 0;
@@ -2623,20 +2624,19 @@ TR_DEF const char *tr_scaled(char out[TR_TEXT_MAX], double x, double base,
     return out;
 }
 
-/* 512 B  1.5 KiB  3.2 GiB */
+/* Writes a number of bytes: 512 B  1.5 KiB  3.2 GiB */
 TR_DEF const char *tr_bytes(char out[TR_TEXT_MAX], double x) {
     static const char *const suffix[7] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"};
     return tr_scaled(out, x, 1024, suffix);
 }
 
-/* 950  12.3k  4.6M  1.2G */
+/* Writes a count: 950  12.3k  4.6M  1.2G */
 TR_DEF const char *tr_count(char out[TR_TEXT_MAX], double x) {
     static const char *const suffix[7] = {"", "k", "M", "G", "T", "P", "E"};
     return tr_scaled(out, x, 1000, suffix);
 }
 
-/* x with a fixed number of decimals, and a single spelling for values that are not
-   finite. */
+/* Writes x with a fixed number of decimals, or "nan", "inf" or "-inf" on all systems. */
 TR_DEF const char *tr_fixed(char out[TR_TEXT_MAX], double x, int decimals) {
     if (isnan(x))
         strcpy(out, "nan");
@@ -2652,7 +2652,7 @@ TR_DEF const char *tr_fixed(char out[TR_TEXT_MAX], double x, int decimals) {
 
 // >>clock
 
-/* Seconds on a monotonic clock. Only differences are meaningful. */
+/* Returns the seconds of a monotonic clock. Only differences are meaningful. */
 TR_DEF double tr_seconds(void) {
     struct timespec t;
     if (clock_gettime(CLOCK_MONOTONIC, &t) != 0) return 0;
@@ -2673,8 +2673,8 @@ TR_DEF uint64_t tr_peak_rss(void) {
 
 // >>terminal: one line that is redrawn; plain lines in pipes and files ------------------
 
-/* Smoothed training speed. Time, steps and tokens decay with the same weight, so their
-   ratios are right from the first step on, and adapt to a new pace within about
+/* Smoothed training speed. Time, steps and tokens decay with the same weight, so that
+   their ratios are correct after the first step and adapt to a new pace within about
    TR_RATE_MEMORY seconds. */
 #define TR_RATE_MEMORY 20.0
 
@@ -2687,7 +2687,7 @@ TR_DEF void tr_rate_start(tr_rate *r, double now) {
     r->last = now;
 }
 
-/* Excludes the time since the last call, which was not training (evaluating, saving). */
+/* Excludes the time since the last call, which was spent on evaluating or saving. */
 TR_DEF void tr_rate_skip(tr_rate *r, double now) {
     r->last = now;
 }
@@ -2724,7 +2724,9 @@ typedef struct {
     const char *extra;          /* ASCII text for the end of the line; may be NULL */
 } tr_progress;
 
-/* step 1200/5000  loss 1.234  1.780 bpb  lr 7.0e-02  12.3k tok/s  left 3m12s */
+/* Writes a line for a pipe or a file:
+
+       step 1200/5000  loss 1.234  1.780 bpb  lr 7.0e-02  12.3k tok/s  left 3m12s */
 TR_DEF void tr_progress_line(char *out, size_t size, const tr_progress *p) {
     char loss[TR_TEXT_MAX], speed[TR_TEXT_MAX], text[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
     char metric[64] = "", left[64] = "";
@@ -2745,7 +2747,7 @@ enum {
 
 typedef char tr_part[96];
 
-/* Writes all parts. The bar has its minimum of 5 cells, still without the share done. */
+/* Writes all parts. The bar gets its minimum of 5 cells and is not filled yet. */
 TR_DEF void tr_progress_parts(const tr_progress *p, double share, tr_part part[TR_PARTS]) {
     const size_t size = sizeof part[0];
     char text[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
@@ -2767,7 +2769,7 @@ TR_DEF void tr_progress_parts(const tr_progress *p, double share, tr_part part[T
     if (p->extra != NULL) snprintf(part[TR_PART_EXTRA], size, "%s", p->extra);
 }
 
-/* Returns the columns that the parts take, with two blanks between them. */
+/* Returns the number of columns of all parts, with two blanks between them. */
 TR_DEF size_t tr_progress_width(tr_part part[TR_PARTS]) {
     size_t need = 0, i;
     for (i = 0; i < TR_PARTS; i++)
@@ -2784,7 +2786,7 @@ TR_DEF void tr_progress_bar(tr_part bar, double share, size_t cells) {
     strcpy(bar + 1 + cells, "]");
 }
 
-/* The line for a terminal of `width` columns:
+/* Writes the line for a terminal of `width` columns:
 
        step 1200/5000  [==>       ]  24%  1.780 bpb  best 1.812  12.3k tok/s  left 3m12s
 
@@ -2915,8 +2917,8 @@ TR_DEF TR_PRINTF(2, 3) void tr_say(tr_term *t, const char *fmt, ...) {
     if (t->shown) tr_term_draw(t);
 }
 
-/* Moves the cursor below the last progress line, which stays. More may be shown
-   afterwards. */
+/* Moves the cursor below the last progress line, which remains visible. tr_show and
+   tr_say can still be called afterwards. */
 TR_DEF void tr_term_close(tr_term *t) {
     if (t->shown) tr_term_write(t, "\n", 1);
     t->shown = 0;
@@ -2949,7 +2951,8 @@ TR_DEF uint32_t tr_crc32c(const void *bytes, size_t n) {
     return crc ^ 0xFFFFFFFFu;
 }
 
-/* The mask of the TFRecord format, for data that contains checksums itself. */
+/* Returns the CRC, masked as in the TFRecord format, which does so because data can
+   itself contain CRCs. */
 TR_DEF uint32_t tr_crc32c_masked(const void *bytes, size_t n) {
     uint32_t crc = tr_crc32c(bytes, n);
     return ((crc >> 15) | (crc << 17)) + 0xA282EAD8u;
@@ -2963,8 +2966,8 @@ TR_DEF void tr_put_le(tr_buf *b, uint64_t x, int bytes) {
     }
 }
 
-/* A protocol-buffer varint: 7 bits per byte, lowest bits first. The high bit is set in
-   all bytes but the last. */
+/* Appends a protocol-buffer varint: 7 bits per byte, lowest bits first. The high bit is
+   set in all bytes but the last. */
 TR_DEF void tr_put_varint(tr_buf *b, uint64_t x) {
     for (; x >= 0x80; x >>= 7) tr_put_le(b, (x & 0x7F) | 0x80, 1);
     tr_put_le(b, x, 1);
@@ -3040,7 +3043,7 @@ TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, cha
     path = (char *)malloc(room);
     if (path == NULL)
         return tr_fail(err, size, "%s: out of memory: cannot create an event file", dir);
-    /* If there already is a file of the same second, add a number to the name. */
+    /* if a file of the same second already exists, add a number to the name */
     for (i = 0; i < 1000; i++) {
         int n = snprintf(path, room, "%s/events.out.tfevents.%010lld.%s.%ld", dir,
                          (long long)time(NULL), host, (long)getpid());
@@ -3154,7 +3157,7 @@ TR_DEF int tr_stop_requested(void) {
     return (int)tr_stop_signal;
 }
 
-/* Clears the request, for a program that continues after what had to stop. */
+/* Clears the request, for a program that only stops an operation and then continues. */
 TR_DEF void tr_stop_done(void) {
     tr_stop_signal = 0;
 }
@@ -3523,11 +3526,11 @@ typedef struct tr_lm tr_lm;
 typedef struct {
     const char  *format;        /* of its checkpoints: "seqtx.sru.1" */
     const char  *states;        /* name of a state in checkpoints: "state" */
-    const int   *adapt_io;      /* the option, or a 0. If set, sizes of a step depend on its
-                                   tokens, so that steps cannot be replayed */
-    const char **cutoffs;       /* the option adapt-io-cutoffs; NULL: there is none */
-    int          order, eos_first;      /* of words with adapt-io, as in stx_vocab_desc;
-                                           otherwise in the order of occurrence */
+    const int   *adapt_io;      /* the option --adapt-io, or a 0. If set, the sizes of a step
+                                   depend on its tokens, so steps cannot be replayed */
+    const char **cutoffs;       /* the option --adapt-io-cutoffs; NULL: there is none */
+    int          order, eos_first;      /* order of words with adapt_io, as in stx_vocab_desc.
+                                           Otherwise it is the order of occurrence */
     const char  *sized[3];      /* changes of the defaults for a text of up to 1e5 tokens, up
                                    to 2e6, and for a longer one */
 
@@ -3536,7 +3539,8 @@ typedef struct {
                                            save and evaluate */
     size_t     (*count)(tr_lm *t, size_t vocab);        /* number of parameters; 0: t->err */
     void       (*shape)(const tr_lm *t, char *line, size_t size, double *states);
-                                        /* --dry-run: second line; elements in states */
+                                        /* --dry-run: writes the second line, and the
+                                           number of elements in the states */
     int        (*make)(tr_lm *t);       /* creates t->lm, and calls tr_lm_make in training */
     void       (*train)(tr_lm *t);      /* the training loop */
     void       (*learned)(const tr_lm *t, FILE *out);   /* prints what the model learned */
@@ -3549,11 +3553,11 @@ typedef struct tr_lm_counts {
     double all, tokens, bytes, words;
 } tr_lm_counts;
 
-/* Results of an evaluation besides the mean loss. */
+/* Results of an evaluation other than the mean loss. */
 typedef struct tr_lm_scored {
     double tokens;              /* number of tokens with a loss */
     double batch_ppl;           /* mean of the batches' perplexities, as TensorFlow reports
-                                   it; with mean_of_all, of means that include padding */
+                                   it; with mean_of_all, their losses include padding */
 } tr_lm_scored;
 
 /* The state of a run. A trainer's own struct begins with it. */
@@ -3570,12 +3574,13 @@ struct tr_lm {
                                    >>api: group in seqtx.h */
     int          agreed;        /* the signal at which all ranks stop; 0: none */
     int          save_due;      /* save after the next update */
-    int          share_pass;    /* who reads the streams in tr_lm_pass. TR_PASS_RANK0: rank
-                                   0 alone; _SHARED: each rank a share; _EACH: each all */
+    int          share_pass;    /* the ranks that read the streams in tr_lm_pass.
+                                   TR_PASS_RANK0: only rank 0; _SHARED: each rank reads a
+                                   share; _EACH: each rank reads all */
     int          whole_pass;    /* evaluation is never shared, because its random values
                                    depend on the index of a stream. Set by make */
-    void       **gathered;      /* (gathered_count) while a checkpoint is written: states of
-                                   all ranks' streams */
+    void       **gathered;      /* (gathered_count) the states of all ranks' streams, while a
+                                   checkpoint is written */
     size_t       gathered_count;
 
     /* text and model */
@@ -3588,17 +3593,17 @@ struct tr_lm {
     stx_schedule schedule;
 
     /* batches */
-    size_t       parts;         /* of a batch (--batch-split) */
-    size_t       pieces;        /* of an update: part p of its block k is in[k parts + p] and
-                                   out[k parts + p] */
-    void       **state;         /* (parts): memory of this rank's streams of each part */
-    stx_ids    **in, **out;     /* (pieces): tokens and targets of an update */
-    int32_t     *tokens, *targets;      /* the same on the host for all ranks, block after
-                                           block, as stx_batches_next returns them */
+    size_t       parts;         /* number of parts of a batch (--batch-split) */
+    size_t       pieces;        /* number of pieces of an update. Part p of block k is
+                                   in[k parts + p] and out[k parts + p] */
+    void       **state;         /* (parts) the memory of this rank's streams of each part */
+    stx_ids    **in, **out;     /* (pieces) tokens and targets of an update */
+    int32_t     *tokens, *targets;      /* tokens and targets of all ranks, on the host,
+                                           block after block, as from stx_batches_next */
 
     /* evaluation and saving, set by plan */
     size_t       eval_block;    /* T of an evaluation */
-    size_t       eval_window;   /* window of its states, and of generation */
+    size_t       eval_window;   /* `window` of the states of evaluation and generation */
     int          eval_literal;  /* evaluate as the reference does */
     int          blocks_see_more;       /* blocks see more of the past than generation does */
     uint64_t     log_every, eval_every, save_every;     /* in steps; 0: never */
@@ -3616,34 +3621,36 @@ struct tr_lm {
     double       lr;            /* of this step */
 
     /* --recompute */
-    size_t       layers, recompute;     /* of the model; the last `recompute` are recomputed */
+    size_t       layers, recompute;     /* number of layers; the last `recompute` of them are
+                                           recomputed */
     size_t       predicted;     /* with auto: the predicted peak, in bytes; otherwise 0 */
     size_t       overhead;      /* memory outside the model and its training, in bytes */
-    void        *before_make;   /* this struct before kind->make was called */
+    void        *before_make;   /* a copy of this struct from before kind->make was called */
     int          rehearsal;     /* number of ranks of a rehearsal (tr_lm_rehearse); 0: a real
                                    run */
-    size_t       peak, settled; /* of a rehearsal: the peak, and the steps since it rose */
+    size_t       peak, settled; /* in a rehearsal: the peak in bytes, and the number of steps
+                                   since it last rose */
 
     /* updates of several steps */
-    int          update;        /* does this step update the parameters? */
-    double       share;         /* factor of its gradient: 1 / number of steps per update */
+    int          update;        /* this step updates the parameters */
+    double       share;         /* factor of this step's gradient: 1 / steps per update */
     stx_real    *grads;         /* (grads_size) all gradients, if an update has several
                                    steps; otherwise NULL */
     size_t       grads_size;
 
     /* training text */
     uint64_t     fingerprint;
-    size_t       use;           /* number of tokens, from the beginning of the training text,
-                                   that train the weights; 0: all */
+    size_t       use;           /* number of tokens at the beginning of the training text that
+                                   train the weights; 0: all */
 
     /* set by the trainer's make or plan */
     int        (*save_more)(tr_lm *t, stx_writer *w);   /* more entries of a checkpoint, or NULL */
     int        (*load_more)(tr_lm *t, const stx_file *f);
     int          no_evaluation; /* without training, only kind->learned is printed */
-    int          more_figures;  /* with perplexity per token, also report that per word and
-                                   the mean of the batches */
-    int32_t      pad_id;        /* this token has no loss; -1: none */
-    int          mean_of_all;   /* mean losses include padding, as zeros */
+    int          more_figures;  /* with perplexity per token, also report the perplexity per
+                                   word and the mean of the batches' perplexities */
+    int32_t      pad_id;        /* the token that has no loss; -1: none */
+    int          mean_of_all;   /* mean losses include padding, whose losses are 0 */
 
     /* results */
     tr_lm_counts counts[3];     /* of each text */
@@ -3651,16 +3658,16 @@ struct tr_lm {
     double       best;          /* best evaluation for --best; NaN: none */
     double       best_seen;     /* best evaluation of the validation text; NaN: none */
     uint64_t     evaluated, blocks;     /* step and number of blocks of the last evaluation */
-    int          last;          /* these evaluations are the run's results */
-    char         result[200];   /* line of the last evaluation */
+    int          last;          /* evaluations are now the results of the run */
+    char         result[200];   /* the line that reports the last evaluation */
     int          not_replayed;  /* consecutive steps that ran without a CUDA graph */
-    int          note_reported; /* the reason was reported */
+    int          note_reported; /* the reason for not_replayed was reported */
 
     /* files */
     int          lost;          /* generated text could not be written */
-    int          begun;         /* log and event file are open: errors are now failures of
-                                   the run, not of its start */
-    tr_claim     claim[3];      /* of the files of tr_lm_output, if begun */
+    int          begun;         /* log and event file are open: an error is now a failure of
+                                   the run (exit code 1), not of its start (2) */
+    tr_claim     claim[3];      /* claims of the files of tr_lm_output, if begun */
     char         found_seal[32];        /* checksum of --checkpoint when opened; "": no file */
     char        *config;        /* the options in a checkpoint, as JSON */
     char        *made_dir;      /* the directory of --out, if this run created it */
@@ -3668,7 +3675,7 @@ struct tr_lm {
     char        *prompt;        /* --prompt */
     size_t       prompt_len;
     tr_adopted   adopted;       /* options from the checkpoint */
-    tr_buf       sized;         /* options that the text determined, for the first lines */
+    tr_buf       sized;         /* options that the size of the text determined, as text */
     tr_log       log;
     tr_term      term;
     tr_board     board;
@@ -3680,13 +3687,13 @@ struct tr_lm {
 
 // >>lm: ranks
 
-/* Number of ranks. In a rehearsal, the number of ranks of the run that is rehearsed. */
+/* Returns the number of ranks, which in a rehearsal is that of the rehearsed run. */
 TR_DEF int tr_lm_ranks(const tr_lm *t) {
     return t->rehearsal ? t->rehearsal : stx_ranks(t->x);
 }
 
-/* The signal at which the run stops; 0: none. Several ranks stop at a signal that they
-   have agreed on; a single process at the one that it received. */
+/* Returns the signal that stops the run, or 0. Several ranks stop at a signal on which
+   they have agreed. A single process stops at the signal that it received. */
 TR_DEF int tr_lm_stop(const tr_lm *t) {
     return tr_lm_ranks(t) > 1 ? t->agreed : tr_stop_requested();
 }
@@ -3702,8 +3709,8 @@ TR_DEF int tr_lm_agree(tr_lm *t, double *v, size_t n) {
 }
 
 /* Prints why the program ends and returns code. With several ranks, the message names
-   the rank and the host, and the other ranks are aborted. Bad input usually affects
-   all ranks; the others then give rank 0 the time to report it. */
+   the rank and the host, and the other ranks are aborted. Because bad input usually
+   affects all ranks, the others first wait until rank 0 has reported it. */
 TR_DEF int tr_lm_end(const tr_lm *t, const char *why, int code) {
     char host[256] = "", message[TR_ERR + 256];
     if (t->start.ranks < 2) {
@@ -3742,14 +3749,14 @@ TR_DEF int tr_lm_refuse(const tr_lm *t) {
 
 // >>lm: errors of the library, in terms of the options
 
-/* A phrase of the library's error messages and its equivalent in terms of the options. */
+/* A phrase of the library's error messages, and its equivalent for the options. */
 typedef struct tr_word {
     const char *from, *to;
 } tr_word;
 
-/* Copies text to out and replaces each `from` by its `to`. Entries whose `to` is just
-   the name of an option are for tr_lm_why_in and are skipped. words ends with NULL; of
-   two entries with a common beginning, the longer comes first. Returns the length. */
+/* Copies text to out and replaces each `from` by its `to`. Skips entries whose `to` is
+   the name of an option, which are for tr_lm_why_in. words ends with NULL. Of two entries
+   with a common beginning, the longer one must come first. Returns the length of out. */
 TR_DEF size_t tr_lm_reword(const tr_lm *t, char *out, size_t size, const char *text,
                            const tr_word *words) {
     const tr_word *w;
@@ -3820,9 +3827,9 @@ TR_DEF void tr_value_name(const tr_opt *o, int value, char *out, size_t size) {
     snprintf(out, size, "%.*s", name ? (int)len : 0, name ? name : "");
 }
 
-/* Returns the option that a message of the library is about, or NULL. The message
-   begins with a field of *len characters, which has the name of an option or one in
-   words. */
+/* Returns the option that a message of the library is about, or NULL. The message begins
+   with the name of a field, whose length is stored in *len. Either words maps the field
+   to the option, or both have the same name. */
 TR_DEF const tr_opt *tr_lm_field(const tr_lm *t, const char *text, const tr_word *words,
                                  size_t *len) {
     const tr_word *w;
@@ -3840,10 +3847,10 @@ TR_DEF const tr_opt *tr_lm_field(const tr_lm *t, const char *text, const tr_word
     return tr_find_option(t->options, text, n);
 }
 
-/* Reports the library's error in terms of the options. It has the form "WHO FIELD:
-   expected Y, got X" (stx_bad_value). FIELD becomes the option of that name, or the
-   one that words names. For an option with named values, X and an expected 0 become
-   names. Other names of the library are replaced as in tr_lm_reword. */
+/* Reports the library's error in terms of the options. The error has the form "WHO FIELD:
+   expected Y, got X" (stx_bad_value). FIELD is replaced by the option that tr_lm_field
+   finds. If the values of the option have names, they replace X and an expected 0. Other
+   phrases are replaced as in tr_lm_reword. */
 TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     const char *text = stx_error(t->x), *got, *zero;
     char line[TR_ERR], part[TR_ERR], value_name[64];
@@ -3888,14 +3895,15 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
 
 // >>lm: units of results
 
-/* Number of these tokens that have a loss. */
+/* Returns how many of these tokens have a loss. */
 TR_DEF double tr_lm_counted(const tr_lm *t, const int32_t *ids, size_t n) {
     size_t i, m = 0;
     for (i = 0; i < n; i++) m += ids[i] != t->pad_id;
     return (double)m;
 }
 
-/* Number of bytes of the padding among these tokens, without the spaces between words. */
+/* Returns the number of bytes of the padding among these tokens, without the spaces
+   between words. */
 TR_DEF double tr_lm_pad_bytes(const tr_lm *t, const int32_t *ids, size_t n) {
     double pads = t->pad_id >= 0 ? (double)n - tr_lm_counted(t, ids, n) : 0;
     size_t bytes;
@@ -3905,21 +3913,21 @@ TR_DEF double tr_lm_pad_bytes(const tr_lm *t, const int32_t *ids, size_t n) {
     return pads * (double)bytes;
 }
 
-/* Perplexity per word of text `part` (0, 1, 2: training, validation, test), from nll,
-   the mean loss in nats per token that has a loss. */
+/* Returns the perplexity per word of text `part` (0, 1, 2: training, validation, test).
+   nll is the mean loss in nats per token that has a loss. */
 TR_DEF double tr_lm_word_ppl(const tr_lm *t, int part, double nll) {
     return exp(nll * t->counts[part].tokens / t->counts[part].words);
 }
 
-/* The same in the unit of the run. A perplexity is exp of the mean loss, not a mean of
-   exponentials. */
+/* Returns the result in the unit of the run. A perplexity is the exponential of the mean
+   loss, not a mean of exponentials. */
 TR_DEF double tr_lm_metric(const tr_lm *t, int part, double nll) {
     if (t->unit == TR_PPL) return exp(nll);
     if (t->unit == TR_WORD_PPL) return tr_lm_word_ppl(t, part, nll);
     return nll / log(2.0) * t->counts[part].tokens / t->counts[part].bytes;
 }
 
-/* The same for a mean loss of training. */
+/* Returns a mean loss of training in the unit of the run. */
 TR_DEF double tr_lm_train_metric(const tr_lm *t, double loss) {
     const tr_lm_counts *c = &t->counts[0];
     return tr_lm_metric(t, 0, t->mean_of_all ? loss * c->all / c->tokens : loss);
@@ -3930,8 +3938,8 @@ TR_DEF const char *tr_lm_unit(const tr_lm *t) {
     return t->unit == TR_PPL ? "ppl" : "word_ppl";
 }
 
-/* Counts words that are separated by white space, in a piece of text. *inside: does
-   the text so far end in a word? */
+/* Returns the number of words that begin in a piece of text. White space separates words.
+   *inside is 1 if the text up to here ends inside a word. */
 TR_DEF double tr_lm_words_in(const char *s, size_t len, int *inside) {
     double words = 0;
     size_t k;
@@ -3943,10 +3951,10 @@ TR_DEF double tr_lm_words_in(const char *s, size_t len, int *inside) {
     return words;
 }
 
-/* Number of words of a text, whatever its tokens are. Words are separated by white
-   space. If the tokens are words or pieces, a word begins at each token that begins
-   with U+2581 (SentencePiece's mark of a new word); without such marks, every token
-   except <eos> is one. */
+/* Returns the number of words of a text with any kind of tokens. White space separates
+   words. If the tokens are words or pieces, a word begins at each token that begins with
+   U+2581 (SentencePiece's mark of a new word). If there are no such marks, every token
+   except <eos> is a word. */
 TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
     const int by_token = stx_vocab_kind(t->vocab) >= STX_TOK_WORDS;
     const int32_t eos = stx_vocab_eos(t->vocab);
@@ -3974,7 +3982,7 @@ TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
     return marked > 0 ? marked : words;
 }
 
-/* The option that makes the model read token by token; NULL: none does. */
+/* Returns the option that makes the model read token by token, or NULL. */
 TR_DEF const char *tr_lm_by_token(const tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     if (o->interactive) return "interactive";
@@ -3985,16 +3993,16 @@ TR_DEF const char *tr_lm_by_token(const tr_lm *t) {
 
 // >>lm: context
 
-/* Does the context agree with the options, which a checkpoint may have changed? */
+/* Nonzero if the context agrees with the options, which a checkpoint may have changed. */
 TR_DEF int tr_lm_fits_options(const tr_lm *t) {
     const stx_desc *d = stx_ctx_desc(t->x);
     return d->precision == t->opt->precision && d->tf32 == t->opt->tf32 && d->seed == t->opt->seed
            && (d->no_graph || !*t->kind->adapt_io);
 }
 
-/* Creates the context that the options describe, or keeps the current one if it
-   agrees. Without --max-memory, its limit is 90 % of the machine's memory, and none on
-   a GPU. */
+/* Creates the context that the options describe, or keeps the current one if it agrees.
+   Without --max-memory, the limit is 90 % of the machine's memory. On a GPU there is no
+   limit. */
 TR_DEF int tr_lm_context(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     double bytes = 0;
@@ -4042,7 +4050,7 @@ TR_DEF int tr_lm_fits(tr_lm *t, double params) {
     return 1;
 }
 
-/* Parses --adapt-io-cutoffs into cutoff[], and their number into *n. */
+/* Parses --adapt-io-cutoffs into cutoff[] and stores the number of cutoffs in *n. */
 TR_DEF int tr_lm_cutoffs(tr_lm *t, size_t cutoff[STX_MAX_CLUSTERS - 1], size_t *n) {
     const char *text = *t->kind->cutoffs;
     size_t i;
@@ -4060,19 +4068,21 @@ TR_DEF int tr_lm_cutoffs(tr_lm *t, size_t cutoff[STX_MAX_CLUSTERS - 1], size_t *
 
 // >>lm: options by name
 
-/* The value of an integer option, or `missing` if the trainer has no such option. */
+/* Returns the value of an integer option, or `missing` if the trainer has no such
+   option. */
 TR_DEF uint64_t tr_lm_number(const tr_lm *t, const char *name, uint64_t missing) {
     const tr_opt *p = tr_find_option(t->options, name, strlen(name));
     return p ? *(uint64_t *)p->to : missing;
 }
 
-/* Was the option given, on the command line or by a preset? */
+/* Nonzero if the checkpoint, a preset or the command line sets the option. */
 TR_DEF int tr_lm_decided(const tr_lm *t, const char *name) {
     const tr_opt *p = tr_find_option(t->options, name, strlen(name));
     return p && p->from > TR_FROM_TEXT;
 }
 
-/* Sets an option to the value that the size of the text suggests, unless it was given. */
+/* Sets an option to the value that the size of the text suggests, unless it was set
+   otherwise. */
 TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value) {
     char word[96];
     if (!tr_find_option(t->options, name, strlen(name))) return 1;
@@ -4083,8 +4093,8 @@ TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value) {
 
 // >>lm: text
 
-/* Fingerprint of a text: a hash of up to 256 evenly spaced pieces. It distinguishes
-   texts of the same length. */
+/* Returns the fingerprint of a text: a hash of up to 256 evenly spaced pieces. It
+   distinguishes texts of the same length. */
 TR_DEF uint64_t tr_lm_fingerprint(const stx_corpus *c) {
     size_t n = stx_corpus_size(c), step = n / 256 > 256 ? n / 256 : 256, at, i;
     uint64_t h = 14695981039346656037u;
@@ -4097,15 +4107,15 @@ TR_DEF uint64_t tr_lm_fingerprint(const stx_corpus *c) {
     return h;
 }
 
-/* Refuses text in UTF-16 and UTF-32, unless --tokens requests bytes: half of its bytes
-   would be zeros. */
+/* Refuses text in UTF-16 and UTF-32, unless --tokens was given: about half of its bytes
+   are zeros, so it is hardly meant to be read as bytes. */
 TR_DEF int tr_lm_check_encoding(tr_lm *t, const char *path) {
     const tr_lm_opt *o = t->opt;
     char first[4096];
     const char *wide = NULL;
     FILE *f;
     if (o->tokens > TR_COMPACT || tr_given(t->options, "tokens")) return 1;
-    if (t->vocab && !o->init_from) return 1;        /* a run that began with it */
+    if (t->vocab && !o->init_from) return 1;        /* the run began with this text */
     f = fopen(path, "rb");
     if (f) {
         wide = stx_text_encoding(first, fread(first, 1, sizeof first, f));
@@ -4117,8 +4127,8 @@ TR_DEF int tr_lm_check_encoding(tr_lm *t, const char *path) {
                    path, wide, wide, o->tokens == TR_BYTES ? "bytes" : "bytes-compact");
 }
 
-/* Removes a byte-order mark from the start of a text, unless the tokens are bytes, as a
-   corpus does. Returns the length of the rest. */
+/* Removes a byte-order mark from the start of a text, as a corpus does, unless the tokens
+   are bytes. Returns the length of the rest. */
 TR_DEF size_t tr_lm_unmark(const tr_lm *t, char *text, size_t len) {
     if (stx_vocab_kind(t->vocab) == STX_TOK_BYTES) return len;
     if (len < 3 || memcmp(text, "\xEF\xBB\xBF", 3) != 0) return len;
@@ -4126,15 +4136,15 @@ TR_DEF size_t tr_lm_unmark(const tr_lm *t, char *text, size_t len) {
     return len - 3;
 }
 
-/* Where the training, validation and test texts are: three files, or three ranges of
-   bytes of one file. */
+/* The location of the training, validation and test texts: three files, or three ranges
+   of bytes in one file. */
 typedef struct tr_lm_source {
     char     path[3][4096];
     uint64_t begin[3], end[3];
     int      dir;               /* --data is a directory */
 } tr_lm_source;
 
-/* Sets an error: --data is missing. */
+/* Reports that --data is missing. Returns 0. */
 TR_DEF int tr_lm_no_data(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     struct stat st;
@@ -4146,8 +4156,8 @@ TR_DEF int tr_lm_no_data(tr_lm *t) {
                    "train.txt, valid.txt and test.txt");
 }
 
-/* Locates the texts of --data. The last twentieth of a single file is the test text, the
-   one before it the validation text. */
+/* Locates the texts of --data. The last twentieth of a single file is the test text, and
+   the twentieth before it is the validation text. */
 TR_DEF int tr_lm_find_texts(tr_lm *t, tr_lm_source *from) {
     static const char *const names[3] = {"train.txt", "valid.txt", "test.txt"};
     const char *data = t->opt->data;
@@ -4205,8 +4215,8 @@ TR_DEF int tr_lm_build_vocab(tr_lm *t, const tr_lm_source *from) {
     return t->vocab ? 1 : tr_lm_why(t);
 }
 
-/* Opens the texts; validation and test texts of a directory are optional. On error,
-   sets t->err and, as *failed, the number of the text. */
+/* Opens the texts. Validation and test texts of a directory are optional. On error, sets
+   t->err, stores the number of the text in *failed, and returns 0. */
 TR_DEF int tr_lm_open_texts(tr_lm *t, const tr_lm_source *from, int *failed) {
     struct stat st;
     int part;
@@ -4220,7 +4230,7 @@ TR_DEF int tr_lm_open_texts(tr_lm *t, const tr_lm_source *from, int *failed) {
     return 1;
 }
 
-/* Rebuilds the vocabulary with an <unk>, which a validation or test text requires. */
+/* Rebuilds the vocabulary with the <unk> that a validation or test text requires. */
 TR_DEF int tr_lm_add_unk(tr_lm *t, const tr_lm_source *from) {
     int part;
     stx_clear_error(t->x);
@@ -4235,7 +4245,7 @@ TR_DEF int tr_lm_add_unk(tr_lm *t, const tr_lm_source *from) {
            && tr_lm_open_texts(t, from, &part);
 }
 
-/* Keeps the paths of memory-mapped texts, and watches for truncated files. */
+/* Stores the paths of memory-mapped texts and watches whether the files are truncated. */
 TR_DEF int tr_lm_watch_texts(tr_lm *t, const tr_lm_source *from) {
     int part;
     if (stx_vocab_kind(t->vocab) != STX_TOK_BYTES) return 1;
@@ -4250,9 +4260,9 @@ TR_DEF int tr_lm_watch_texts(tr_lm *t, const tr_lm_source *from) {
     return 1;
 }
 
-/* Opens the three texts, and builds the vocabulary unless a checkpoint contained it.
-   Words or characters of validation and test texts that the training text lacks are
-   not an error: the vocabulary then gets an <unk>. */
+/* Opens the three texts, and builds the vocabulary unless a checkpoint contained it. If
+   the validation or test text has words or characters that the training text lacks, the
+   vocabulary gets an <unk>. */
 TR_DEF int tr_lm_data(tr_lm *t) {
     static const char *const names[3] = {"training", "validation", "test"};
     const tr_lm_opt *o = t->opt;
@@ -4280,7 +4290,7 @@ TR_DEF int tr_lm_data(tr_lm *t) {
 }
 
 /* Returns 0 and sets an error if a text has been truncated since it was opened. The
-   step or evaluation that has just read it is then void. */
+   result of the step or evaluation that has just read it is then invalid. */
 TR_DEF int tr_lm_texts_are_whole(const tr_lm *t) {
     const char *path = tr_cut_short();
     if (path)
@@ -4308,8 +4318,8 @@ TR_DEF int tr_lm_batches(tr_lm *t, uint64_t B, uint64_t T) {
 
 // >>lm: sizes without a preset
 
-/* Halves the number of streams and the length of a block, unless they were given,
-   until each stream of a text of n tokens has four blocks. */
+/* Halves the number of streams and the length of a block, unless they were given, until
+   n tokens are enough for four blocks per stream. */
 TR_DEF int tr_lm_shrink_batch(tr_lm *t, double n) {
     const int any_B = !tr_lm_decided(t, "batch-sz") && !tr_lm_decided(t, "batch-split");
     const int any_T = !tr_lm_decided(t, "block-sz");
@@ -4326,8 +4336,8 @@ TR_DEF int tr_lm_shrink_batch(tr_lm *t, double n) {
 }
 
 /* Chooses sizes for the text, unless there is a preset. A short text gets a smaller
-   model and more dropout, and is read up to 20 times. The number of steps suffices for
-   5 million tokens or one pass over a longer text, but no more than 20 million tokens. */
+   model and more dropout, and is read up to 20 times, for up to 5 million tokens. A
+   longer text is read once, up to 20 million tokens. */
 TR_DEF int tr_lm_size(tr_lm *t) {
     static const char *const report[] = {
         "nlayers", "hid-sz", "dropout", "batch-sz", "block-sz", "steps"
@@ -4377,8 +4387,8 @@ TR_DEF int tr_lm_size(tr_lm *t) {
 
 // >>lm: training state
 
-/* Checks that the streams have the blocks of an update and the text those of a
-   segment. */
+/* Checks that a stream is long enough for the `freq` blocks of an update, and the text
+   for the blocks of --random-segments. */
 TR_DEF int tr_lm_long_enough(tr_lm *t, uint64_t freq, uint64_t T) {
     const uint64_t segment = t->opt->random_segments;
     const size_t size = stx_corpus_size(t->text[0]);
@@ -4430,16 +4440,16 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
 // >>lm: checkpoint. One file contains parameters, optimiser, states, step, random state,
 // position in the text, vocabulary and options.
 
-/* Number of steps whose gradients are already accumulated for the next update, after
-   this step. */
+/* Returns the number of steps since the last update, whose gradients are accumulated for
+   the next one. */
 TR_DEF uint64_t tr_lm_pending(const tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     if (o->update_every < 2 || t->step <= o->update_after) return 0;
     return (t->step - o->update_after) % o->update_every;
 }
 
-/* Creates a writer and adds everything except the states and the vocabulary. NULL on
-   error. */
+/* Creates a writer and adds everything except the states and the vocabulary. Returns NULL
+   on error. */
 TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     stx_writer *w = stx_writer_create(t->x);
     stx_batches_state pos = stx_batches_get(t->batches);
@@ -4459,7 +4469,7 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
         snprintf(text, sizeof text, "%.17g", t->best);
         ok = stx_writer_meta(w, "best", text);
     }
-    if (ok && t->logged && isfinite(t->sum)) {  /* the next log record includes these steps */
+    if (ok && t->logged && isfinite(t->sum)) {  /* for the next log record */
         snprintf(text, sizeof text, "%.17g", t->sum);
         ok = stx_writer_meta(w, "log.sum", text);
         ok = ok && stx_writer_meta_u64(w, "log.steps", t->logged);
@@ -4475,7 +4485,7 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     return NULL;
 }
 
-/* Prefix of the names of a state's tensors: "memory.0." */
+/* Writes the prefix of the names of a state's tensors, such as "memory.0.". */
 TR_DEF const char *tr_lm_prefix(const tr_lm *t, size_t part, char *prefix, size_t size) {
     snprintf(prefix, size, "%s.%zu.", t->kind->states, part);
     return prefix;
@@ -4539,8 +4549,8 @@ TR_DEF void *tr_lm_gather(tr_lm *t, const void *state) {
     return NULL;
 }
 
-/* Adds the state of one part of the batch, of all ranks' streams. Collective; w is
-   rank 0's writer, which reads the state in stx_writer_finish. */
+/* Adds the state of one part of the batch, with the streams of all ranks, to rank 0's
+   writer w. stx_writer_finish reads the state, so it is kept until then. Collective. */
 TR_DEF int tr_lm_save_state(tr_lm *t, stx_writer *w, const void *state, const char *prefix) {
     void **list, *whole;
     if (tr_lm_ranks(t) < 2) return t->lm.state_save(w, state, prefix);
@@ -4558,7 +4568,7 @@ TR_DEF int tr_lm_save_state(tr_lm *t, stx_writer *w, const void *state, const ch
     return t->lm.state_save(w, whole, prefix);
 }
 
-/* Loads this rank's share of such a state. */
+/* Loads this rank's streams of a state that tr_lm_save_state saved. */
 TR_DEF int tr_lm_load_state(tr_lm *t, const stx_file *f, void *state, const char *prefix) {
     size_t rows = t->in[0]->B;
     void *whole;
@@ -4571,8 +4581,8 @@ TR_DEF int tr_lm_load_state(tr_lm *t, const stx_file *f, void *state, const char
     return ok;
 }
 
-/* Sets an error if the parameters of the ranks differ, which a defect of a machine or
-   its network can cause. Collective. */
+/* Sets an error and returns 0 if the parameters of the ranks differ, which a defective
+   machine or network can cause. Collective. */
 TR_DEF int tr_lm_ranks_are_equal(tr_lm *t) {
     const stx_params *p = t->lm.params;
     uint64_t h = TR_HASH_BEGIN;
@@ -4592,7 +4602,7 @@ TR_DEF int tr_lm_ranks_are_equal(tr_lm *t) {
         free(copy);
     }
 
-    /* the hashes are equal if their maximum is their minimum */
+    /* the hashes are equal if their maximum equals their minimum */
     v[0] = (double)(h >> 32);
     v[1] = -v[0];
     if (!stx_group_max(t->x, v, 2)) return 0;
@@ -4603,15 +4613,16 @@ TR_DEF int tr_lm_ranks_are_equal(tr_lm *t) {
     return 0;
 }
 
-/* The part of ranks other than 0 while rank 0 saves a sharded optimiser. Collective. */
+/* Sends this rank's shard of the optimiser's state to rank 0, which saves it. Does
+   nothing without --shard. Called by the other ranks. Collective. */
 TR_DEF int tr_lm_save_optim(const tr_lm *t, const stx_optim *o, const char *prefix) {
     return !t->opt->shard || tr_lm_ranks(t) < 2 || stx_optim_save_as(NULL, o, prefix);
 }
 
-/* Between two updates, the ranks have different gradients. Replaces them by their
-   mean, which is saved. Training continues with the mean on every rank: averaging
-   equal gradients, plus what is added later, gives the gradient of the whole batch.
-   Collective. */
+/* Replaces the accumulated gradients, which differ between the ranks, by their mean,
+   which is saved. Training continues with the mean on every rank. This does not change
+   the next update, because averaging is linear: the mean of equal gradients, plus what
+   each rank adds later, is the gradient of the whole batch. Collective. */
 TR_DEF int tr_lm_average_grads(tr_lm *t) {
     size_t at, i, n;
     stx_real part[1024];
@@ -4692,8 +4703,8 @@ TR_DEF int tr_lm_adopt(tr_lm *t, const char *config, const char *path) {
                    path, missing, strchr(missing, ',') ? "those options" : "that option");
 }
 
-/* Opens the checkpoint of the run, or that of --init-from, checks its form and adopts
-   its options and vocabulary. If they require a different context, creates it. *f is
+/* Opens --init-from, if it is given, or --checkpoint. Checks the format, and adopts the
+   options and the vocabulary. If they require a different context, creates it. *f becomes
    NULL if there is no checkpoint yet. */
 TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     const char *own = t->opt->checkpoint, *from = t->opt->init_from, *path = from ? from : own;
@@ -4751,7 +4762,7 @@ TR_DEF int tr_lm_load_grads(tr_lm *t, const stx_file *f) {
     return stx_entry_upload(e, t->grads, e->count);
 }
 
-/* Loads metadata that is a real number, if it exists. */
+/* Reads a real number from the metadata, if it exists. */
 TR_DEF int tr_lm_meta_real(tr_lm *t, const stx_file *f, const char *key, double *v) {
     const char *text = stx_file_meta(f, key);
     if (!text || tr_read_real(text, v)) return 1;
@@ -4825,7 +4836,7 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
 
 // >>lm: start and end of a run
 
-/* Reads standard input to its end, without the last line end. */
+/* Reads standard input to its end and drops the final newline. */
 TR_DEF int tr_lm_read_stdin(tr_lm *t, tr_buf *b) {
     char piece[4096];
     size_t n;
@@ -4880,7 +4891,7 @@ TR_DEF int tr_lm_make_out(tr_lm *t) {
     return 1;
 }
 
-/* Copies --stop to t->stop and replaces escapes. */
+/* Copies --stop to t->stop and decodes its escapes. */
 TR_DEF int tr_lm_stop_text(tr_lm *t) {
     const char *text = t->opt->stop;
     if (!text) return 1;
@@ -4943,8 +4954,8 @@ TR_DEF int tr_lm_check_unclaimed(tr_lm *t) {
     return 1;
 }
 
-/* Claims the output files. If another run has written the checkpoint since it was
-   opened, it is no longer the one that this run resumed from, and is refused. */
+/* Claims the output files. Refuses the checkpoint if another run has written it since
+   this run opened it, because this run would overwrite the other one's progress. */
 TR_DEF int tr_lm_claim(tr_lm *t) {
     const char *path, *name, *seal;
     struct stat st;
@@ -4987,9 +4998,8 @@ TR_DEF void tr_lm_log_start(tr_lm *t) {
 }
 
 /* Opens the log and the event file and writes the first record. Called after the first
-   step or evaluation, when everything that it needs was available: a run that fails
-   before leaves no trace. Later calls do nothing. Returns 0 and sets t->err on
-   failure. */
+   step or evaluation has succeeded, so that a run that fails earlier leaves no files.
+   Later calls do nothing. Returns 0 and sets t->err on failure. */
 TR_DEF int tr_lm_begin(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const uint64_t resumed = t->training ? t->first : 0;
@@ -4998,7 +5008,7 @@ TR_DEF int tr_lm_begin(tr_lm *t) {
         t->begun = 1;
         return 1;
     }
-    /* only a run that resumes from its checkpoint repeats the later lines of its log */
+    /* later lines of the log are removed only if training resumes, which repeats them */
     ok = tr_lm_claim(t);
     ok = ok && tr_board_open(&t->board, o->tensorboard, resumed, t->err, TR_ERR);
     ok = ok && tr_log_open(&t->log, o->log, resumed ? resumed : TR_KEEP_ALL, t->err, TR_ERR);
@@ -5108,7 +5118,7 @@ TR_DEF void tr_lm_close(tr_lm *t) {
 
 // >>lm: progress and log records
 
-/* Prints a failure of the log or the event file, which does not end the run. */
+/* Unless ok is 1, prints why the log or the event file failed. The run continues. */
 TR_DEF void tr_lm_note(tr_lm *t, const char *what, int ok) {
     if (!ok) tr_say(&t->term, "%s: %s", t->options->program, what);
 }
@@ -5134,11 +5144,11 @@ TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
     tr_show(&t->term, &p, due);
 }
 
-/* The first steps of a run allocate, and the sizes of a step change while a memory fills:
-   so many consecutive steps without a CUDA graph are normal. */
+/* So many consecutive steps without a CUDA graph are normal, because the first steps of a
+   run allocate memory and the sizes of a step change while a memory fills. */
 enum { TR_NOT_REPLAYED = 64 };
 
-/* Runs the step by stx_step_run. If steps persistently run without a CUDA graph, reports
+/* Runs a step with stx_step_run. If steps persistently run without a CUDA graph, reports
    the reason once. */
 TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
     const char *note;
@@ -5156,9 +5166,10 @@ TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
     return 1;
 }
 
-/* Begins a "train" record; loss is the mean since the previous one. The trainer adds
-   its values and calls tr_lm_logged. grad_norm is null in a step without an update;
-   seconds includes evaluations and saving, since this process began to train. */
+/* Begins a "train" record. loss is the mean since the previous record. The trainer adds
+   its values and calls tr_lm_logged. grad_norm is null in a step without an update.
+   seconds counts from the start of training in this process, and includes evaluation and
+   saving. */
 TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
     const double metric = tr_lm_train_metric(t, loss), seconds = tr_seconds() - t->began;
     char tag[40];
@@ -5180,8 +5191,8 @@ TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
     tr_lm_point(t, "train/tokens_per_s", tr_rate_tokens(&t->rate));
 }
 
-/* Is this evaluation the best so far? (An evaluation that was interrupted is NaN,
-   hence not.) */
+/* Nonzero if this evaluation is the best so far, which is then recorded. The result of an
+   interrupted evaluation is NaN, which is never the best. */
 TR_DEF int tr_lm_better(tr_lm *t, double nll) {
     if (!(isnan(t->best) ? !isnan(nll) : nll < t->best)) return 0;
     t->best = nll;
@@ -5214,14 +5225,14 @@ TR_DEF void tr_lm_fit(const stx_corpus *text, size_t *B, size_t *T) {
     if (n < *T + 1) *T = n > 2 ? n - 2 : 1;
 }
 
-/* Is a signal to end the pass? */
+/* Nonzero if a signal ends the pass. */
 TR_DEF int tr_lm_pass_stops(const tr_lm *t) {
     return t->share_pass == TR_PASS_RANK0 ? tr_stop_requested() : tr_lm_stop(t);
 }
 
-/* Evaluates one block of `rows` streams, of n tokens each, and writes to v: the sum of
-   the losses, the number of tokens that a mean loss covers, and of those that have a
-   loss. Returns the mean loss. */
+/* Evaluates one block of `rows` streams of n tokens each. Writes the sum of the losses,
+   the number of tokens over which a mean is taken, and the number of tokens with a loss
+   to v. Returns the mean loss. */
 TR_DEF double tr_lm_pass_block(tr_lm *t, const int32_t *in, const int32_t *out, size_t rows,
                                size_t n, void *state, double v[3]) {
     stx_ids *ids, *targets;
@@ -5246,8 +5257,8 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     const int shared = t->share_pass == TR_PASS_SHARED;
     const size_t ranks = shared ? (size_t)tr_lm_ranks(t) : 1;
     const size_t rank = shared ? (size_t)stx_rank(t->x) : 0;
-    const size_t first = B * rank / ranks;                      /* this rank's streams: */
-    const size_t rows = B * (rank + 1) / ranks - first;         /* possibly none */
+    const size_t first = B * rank / ranks;                      /* this rank's first stream */
+    const size_t rows = B * (rank + 1) / ranks - first;         /* and their number, or 0 */
     const size_t size = stx_corpus_size(text);
     const size_t window = t->eval_window < size ? t->eval_window : size;
     int32_t *in = (int32_t *)malloc(B * T * sizeof *in);
@@ -5289,8 +5300,8 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     return count > 0 && !tr_lm_pass_stops(t) ? sum / count : (double)NAN;
 }
 
-/* Where results are printed: on standard output, or on standard error if generated
-   text is written to standard output. */
+/* Returns the stream for results: standard output, or standard error if generated text is
+   written to standard output. */
 TR_DEF FILE *tr_lm_results(const tr_lm *t) {
     return t->opt->generate || t->opt->interactive ? stderr : stdout;
 }
@@ -5345,7 +5356,7 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scor
     snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s%s)",
              (unsigned long long)t->step, split[part], tr_lm_unit(t), metric, nll, figures,
              blocks ? ", part of the text" : "");
-    tr_term_close(&t->term);            /* the step's line of progress stays above */
+    tr_term_close(&t->term);            /* keeps the progress line above the result */
     if (stx_rank(t->x)) return 1;
     if (t->last && tr_lm_results(t) == stdout) printf("%s\n", t->result);
     else tr_say(&t->term, "%s", t->result);
@@ -5354,8 +5365,8 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scor
     return 1;
 }
 
-/* Returns the mean loss over a text (0, 1, 2: training, validation, test) as
-   tr_lm_pass. */
+/* Returns the mean loss over text `part` (0, 1, 2: training, validation, test), computed
+   by tr_lm_pass. */
 TR_DEF double tr_lm_nll(tr_lm *t, int part, uint64_t blocks, tr_lm_scored *scored) {
     size_t B = (size_t)t->opt->eval_batch_sz, T = t->eval_block;
     double nll;
@@ -5380,15 +5391,15 @@ TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
 // >>lm: --recompute auto
 
 enum {
-    TR_SMALL            = 4096, /* largest parameter whose values are copied, in elements */
-    TR_SETTLED          = 4,    /* steps without a new peak that end a rehearsal */
-    TR_SETTLED_WORDS    = 64,   /* the same with adaptive words */
-    TR_REHEARSED        = 4096, /* most steps of a rehearsal */
-    TR_REHEARSED_BLOCKS = 256   /* blocks of its evaluation */
+    TR_SMALL            = 4096, /* maximum size of a parameter that is copied, in elements */
+    TR_SETTLED          = 4,    /* steps without a new peak after which a rehearsal ends */
+    TR_SETTLED_WORDS    = 64,   /* the same number with an adaptive vocabulary */
+    TR_REHEARSED        = 4096, /* maximum number of steps in a rehearsal */
+    TR_REHEARSED_BLOCKS = 256   /* number of blocks in the evaluation of a rehearsal */
 };
 
-/* Counts a step of a rehearsal. Returns 1 while the peak can still rise: memories
-   fill, and with adaptive words it depends on the tokens. */
+/* Counts a step of a rehearsal. Returns 1 while the peak can still rise, because memories
+   are filling or because, with an adaptive vocabulary, it depends on the tokens. */
 TR_DEF int tr_lm_rehearsed(tr_lm *t) {
     const size_t settled = *t->kind->adapt_io ? TR_SETTLED_WORDS : TR_SETTLED;
     const size_t peak = stx_peak_bytes(t->x);
@@ -5398,8 +5409,8 @@ TR_DEF int tr_lm_rehearsed(tr_lm *t) {
     return stx_ok(t->x) && t->settled < settled && t->step - t->first < TR_REHEARSED;
 }
 
-/* Copies the small parameters of model `from`, which determine sizes, to the rehearsal's;
-   with widest, all spans become as long as they can be. */
+/* Copies the small parameters `from`, which include those that determine sizes, to the
+   model of the rehearsal. If widest is 1, sets all spans to their maximum. */
 TR_DEF void tr_lm_rehearse_params(tr_lm *t, const stx_params *from, int widest) {
     stx_real v[TR_SMALL];
     size_t i, k;
@@ -5413,12 +5424,12 @@ TR_DEF void tr_lm_rehearse_params(tr_lm *t, const stx_params *from, int widest) 
     }
 }
 
-/* Returns the peak memory of a training that recomputes n layers, in bytes, or 0 if it
-   does not fit or an error occurs; why (TR_ERR bytes) then says which. It creates the
-   model and the optimiser, then trains and evaluates on the text, all in a dry
-   context, which only counts. limit is in bytes, as desc.max_bytes. *made is the
-   memory reserved before the first step. With widest, all spans are as long as they
-   can be. */
+/* Returns the peak memory in bytes of a training that recomputes n layers. If it does not
+   fit in `limit` bytes (as desc.max_bytes) or an error occurs, returns 0 and writes the
+   reason to why (TR_ERR bytes). Creates the model and the optimiser in a dry context,
+   which only counts memory, then trains and evaluates on the text. *made becomes the
+   memory reserved before the first step. If widest is 1, all spans have their maximum
+   length. */
 TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_t *made,
                              char *why) {
     const stx_params *params = t->lm.params;
@@ -5437,7 +5448,7 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
     d.release = NULL;
     d.user = NULL;
 
-    /* the state as it was before the model was created */
+    /* restore the state from before the model was created */
     memcpy(real_run, t, t->kind->size);
     memcpy(t, t->before_make, t->kind->size);
     t->rehearsal = ranks;
@@ -5467,8 +5478,9 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
     return *t->kind->adapt_io ? peak + peak / 20 : peak;
 }
 
-/* Sets an error: training does not fit even if all layers are recomputed. More memory
-   is reserved than used, so it searches for a limit that suffices. */
+/* Reports that training does not fit even if all layers are recomputed, and which
+   --max-memory suffices. Searches for this limit, because more memory is reserved than
+   used. Returns 0. */
 TR_DEF int tr_lm_nothing_fits(tr_lm *t) {
     char has[TR_TEXT_MAX], needs[TR_TEXT_MAX], why[TR_ERR];
     size_t made = 0, n, peak = tr_lm_rehearse(t, t->layers, 0, 0, &made, why);
@@ -5485,9 +5497,9 @@ TR_DEF int tr_lm_nothing_fits(tr_lm *t) {
                    needs, t->layers, has);
 }
 
-/* --recompute auto: chooses the smallest number of layers with which the training
-   fits. If there is none, sets t->err. All ranks choose the same number, so that they
-   send their gradients in the same order. */
+/* --recompute auto: chooses the smallest number of recomputed layers with which training
+   fits. If there is none, sets t->err and returns 0. All ranks choose the same number, so
+   that they send their gradients in the same order. */
 TR_DEF int tr_lm_choose(tr_lm *t) {
     size_t limit = stx_ctx_desc(t->x)->max_bytes, from = 0, to = t->layers + 1, n, made = 0, peak;
     double best;
@@ -5499,12 +5511,12 @@ TR_DEF int tr_lm_choose(tr_lm *t) {
     /* 1/32 is reserved for what is not rehearsed: saving, and fragmentation */
     limit = limit > t->overhead ? (limit - t->overhead) - (limit - t->overhead) / 32 : 1;
 
-    /* spans grow: as many layers as the widest spans need, or all if none suffices */
+    /* spans can grow: find the number for the widest spans, or use all layers */
     for (n = 0; from < to; n = (from + to) / 2) {
         if (tr_lm_rehearse(t, n, limit, 1, &made, why)) to = n;
         else from = n + 1;
     }
-    if (to == 1 && t->layers > 1) to = 2;       /* a single layer saves nothing */
+    if (to == 1 && t->layers > 1) to = 2;       /* recomputing one layer saves nothing */
     if (to > t->layers) to = t->layers;
     peak = tr_lm_rehearse(t, to, limit, 0, &made, why);
 
@@ -5517,10 +5529,10 @@ TR_DEF int tr_lm_choose(tr_lm *t) {
     return 1;
 }
 
-/* Chooses again after a step that needed more than predicted, because spans grew or
-   words of other clusters occurred. The prediction then rises by a twentieth at least
-   and the number of layers never falls, so that the choice settles. If nothing fits,
-   it stays unchanged. */
+/* Chooses again after a step that used more memory than predicted, because spans grew or
+   words of other clusters occurred. The choice settles, because the new prediction is at
+   least a twentieth above the peak and the number of layers never falls. If no number of
+   layers fits, the choice remains unchanged. */
 TR_DEF void tr_lm_choose_again(tr_lm *t) {
     size_t before = t->recompute, peak = stx_peak_bytes(t->x);
     if (!t->predicted || peak <= t->predicted || tr_lm_ranks(t) > 1) return;
@@ -5535,27 +5547,27 @@ TR_DEF void tr_lm_choose_again(tr_lm *t) {
 
 // >>lm: generating one text, at the end or as a sample during training
 
-/* A text that is being read and generated: the model's memory of it, and what the
-   draws depend on. */
+/* A text that is being read and generated: the model's memory of it, and the state that
+   the draws depend on. */
 typedef struct tr_gen {
     void           *gen;
-    const stx_real *logits;     /* of the next token; NULL: nothing was read yet */
-    tr_recent       recent;     /* tokens for --repetition-penalty */
+    const stx_real *logits;     /* logits of the next token; NULL: nothing was read yet */
+    tr_recent       recent;     /* recent tokens for --repetition-penalty */
     double         *penalised;  /* (V) */
     stx_real       *work;       /* (2,V): logits to draw from, and work space of stx_sample */
-    tr_buf          written;    /* for --stop: what was written since the last reading */
-    uint64_t        hash;       /* of everything read and written */
-    char            end;        /* its last byte */
-    int             failed;     /* errno of a write that failed; 0: none */
+    tr_buf          written;    /* for --stop: the text that the current answer has so far */
+    uint64_t        hash;       /* hash of everything read and written */
+    char            end;        /* last byte read or written */
+    int             failed;     /* errno of a failed write; 0: none failed */
 } tr_gen;
 
-/* Writes at once and completely: stdio would lose bytes when a signal interrupts it. */
+/* Writes all bytes immediately. stdio would lose bytes if a signal interrupted it. */
 TR_DEF void tr_gen_put(tr_gen *g, FILE *to, const void *bytes, size_t n) {
     if (g->failed || (fflush(to) == 0 && tr_write_all(fileno(to), bytes, n))) return;
     g->failed = errno ? errno : EIO;
 }
 
-/* Sets an error if generated text was lost. */
+/* Sets an error if generated text was lost. Returns 0 if the context has an error. */
 TR_DEF int tr_gen_check(tr_lm *t, const tr_gen *g) {
     if (g->failed) {
         t->lost = 1;
@@ -5573,7 +5585,8 @@ TR_DEF void tr_gen_close(tr_lm *t, tr_gen *g) {
     free(g->work);
 }
 
-/* Returns 0 with the context's error set. tr_gen_close is required in either case. */
+/* Prepares generation. On failure, sets the context's error and returns 0. tr_gen_close
+   must be called in both cases. */
 TR_DEF int tr_gen_open(tr_lm *t, tr_gen *g) {
     const size_t V = stx_vocab_size(t->vocab);
     int ok;
@@ -5599,7 +5612,7 @@ TR_DEF void tr_gen_reset(tr_lm *t, tr_gen *g) {
     g->end = '\n';
 }
 
-/* Lets the model read tokens. */
+/* Feeds tokens to the model. Returns 0 on error. */
 TR_DEF int tr_gen_read(tr_lm *t, tr_gen *g, const int32_t *ids, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) tr_recent_add(&g->recent, ids[i]);
@@ -5607,7 +5620,7 @@ TR_DEF int tr_gen_read(tr_lm *t, tr_gen *g, const int32_t *ids, size_t n) {
     return g->logits != NULL;
 }
 
-/* Writes tokens as text. The space of a piece at the beginning of a line is omitted. */
+/* Writes tokens as text, without the space of a piece at the beginning of a line. */
 TR_DEF void tr_gen_write(tr_lm *t, tr_gen *g, FILE *to, const int32_t *ids, size_t n) {
     const int pieces = stx_vocab_kind(t->vocab) > STX_TOK_WORDS;
     char text[4096];
@@ -5625,7 +5638,7 @@ TR_DEF void tr_gen_write(tr_lm *t, tr_gen *g, FILE *to, const int32_t *ids, size
     }
 }
 
-/* The logits to draw from, after --repetition-penalty. */
+/* Returns the logits to draw from, after --repetition-penalty. */
 TR_DEF const stx_real *tr_gen_logits(tr_lm *t, tr_gen *g) {
     const size_t V = stx_vocab_size(t->vocab);
     size_t k;
@@ -5636,8 +5649,8 @@ TR_DEF const stx_real *tr_gen_logits(tr_lm *t, tr_gen *g) {
     return g->work;
 }
 
-/* Draws up to n tokens, and writes and reads each one immediately. The text ends after
-   `stop`; NULL: only after n tokens. */
+/* Draws up to n tokens, and writes each one and feeds it to the model immediately. Ends
+   early after the string `stop`, unless it is NULL. */
 TR_DEF void tr_gen_draw(tr_lm *t, tr_gen *g, uint64_t n, uint64_t seed, FILE *to,
                         const char *stop) {
     const tr_lm_opt *o = t->opt;
@@ -5667,22 +5680,23 @@ TR_DEF void tr_gen_draw(tr_lm *t, tr_gen *g, uint64_t n, uint64_t seed, FILE *to
 
 // >>lm: steps, in the order of the training loop
 
-/* Are several ranks between two updates, with different gradients? Saving and stopping
-   then wait for the update, so that the run resumes bit-exactly. What cannot wait, the
-   last step or the best model, is saved with the mean of the gradients (tr_lm_pool). */
+/* Nonzero if several ranks are between two updates and have different gradients. Saving
+   and stopping then wait for the update, so that the run resumes bit-exactly. The last
+   step and the best model, which cannot wait, are saved with the mean of the gradients
+   (tr_lm_average_grads). */
 TR_DEF int tr_lm_between(const tr_lm *t) {
     return tr_lm_ranks(t) > 1 && tr_lm_pending(t) > 0;
 }
 
-/* Is there another step? */
+/* Nonzero if training continues with another step. */
 TR_DEF int tr_lm_more(const tr_lm *t) {
     return t->step < t->steps && (!tr_lm_stop(t) || tr_lm_between(t)) && stx_ok(t->x);
 }
 
-/* Reads the next block of every stream into t->tokens and t->targets, as
-   stx_batches_next. With --random-segments N, reads segments of N blocks. Their
-   positions depend only on the seed and the step, so a resumed run needs no further
-   state. */
+/* Reads the next block of every stream into t->tokens and t->targets, and returns the
+   same values as stx_batches_next. With --random-segments N, reads segments of N
+   blocks. Their positions depend only on the seed and the step, so checkpoints need not
+   store them. */
 TR_DEF int tr_lm_next(tr_lm *t) {
     const uint64_t N = t->opt->random_segments, stream_key = 0x7069656365000000u;   /* "piece" */
     const size_t B = t->parts * t->in[0]->B * (size_t)tr_lm_ranks(t), T = t->in[0]->T;
@@ -5700,8 +5714,8 @@ TR_DEF int tr_lm_next(tr_lm *t) {
     return t->step % N ? STX_BATCH_OK : STX_BATCH_FRESH;
 }
 
-/* Copies the blocks in t->tokens and t->targets to t->in and t->out. If fresh, they do
-   not continue the previous blocks, and the states are reset. Decides whether the step
+/* Copies the blocks in t->tokens and t->targets to t->in and t->out. If fresh is 1, they
+   do not continue the previous blocks, and the states are reset. Decides whether the step
    updates the parameters. Returns the key of the step. */
 TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
     const uint64_t every = t->opt->update_every, after = t->opt->update_after;
@@ -5709,11 +5723,11 @@ TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
     uint64_t key = 0;
     size_t k;
     t->update = !several || (t->step + 1 - after) % every == 0;
-    /* a mean, not a sum: a larger batch, to which the same --grad-clip applies */
+    /* a mean, as for one larger batch, so that the same --grad-clip applies */
     t->share = several ? 1.0 / (double)every : 1;
     if (several) key = 1 + (uint64_t)t->update;
     for (k = 0; k < t->pieces; k++) {
-        void *state = k < t->parts ? t->state[k] : NULL;        /* later blocks continue it */
+        void *state = k < t->parts ? t->state[k] : NULL;        /* NULL: not the first block */
         size_t n = t->in[k]->B * t->in[k]->T;
         size_t at = (k * (size_t)tr_lm_ranks(t) + (size_t)stx_rank(t->x)) * n;
         if (state && fresh) t->lm.state_reset(state);
@@ -5724,8 +5738,8 @@ TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
     return key;
 }
 
-/* Reports a step whose loss or gradient is not finite. The states may contain NaN and
-   are reset. Returns 0 if there were too many. */
+/* Reports a step whose loss or gradient is not finite. Resets the states, which may
+   contain NaN. Returns 0 after too many consecutive steps of this kind. */
 TR_DEF int tr_lm_skipped(tr_lm *t, double nll) {
     size_t k;
     tr_say(&t->term, "step %llu: the %s is not finite; this update is skipped and the memory is "
@@ -5738,8 +5752,8 @@ TR_DEF int tr_lm_skipped(tr_lm *t, double nll) {
 }
 
 /* Counts a step with mean loss nll, or reports that its update was skipped, and shows
-   progress. Returns 0 if the run ends here. The files are opened after the first step,
-   when it is certain that it fits in memory. */
+   progress. Returns 0 if the run ends here. Opens the files after the first step, which
+   has shown that training fits in memory. */
 TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
     const double tokens = (double)(t->pieces * t->in[0]->B * t->in[0]->T);
     int done;
@@ -5778,8 +5792,8 @@ TR_DEF void tr_lm_logged(tr_lm *t) {
     tr_lm_note(t, t->log.err, tr_log_end(&t->log));
 }
 
-/* --sample-every: writes a piece of the validation text and the model's continuation
-   to standard error. */
+/* --sample-every: writes a piece of the validation text (without one, of the training
+   text) and the model's continuation to standard error. */
 TR_DEF int tr_lm_show_sample(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const stx_corpus *text = t->text[1] ? t->text[1] : t->text[0];
@@ -5804,9 +5818,9 @@ TR_DEF int tr_lm_show_sample(tr_lm *t) {
     return stx_ok(t->x);
 }
 
-/* Evaluates, and saves the best model. On an error, saves the checkpoint and sets an
-   error that names the step; not with several ranks, because the others may have no
-   error and would wait. */
+/* Evaluates, and saves the best model. After an error, saves the checkpoint and sets an
+   error that names the step. With several ranks, does not save, because ranks without an
+   error would not take part. */
 TR_DEF int tr_lm_evaluate_step(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     double nll;
@@ -5820,8 +5834,8 @@ TR_DEF int tr_lm_evaluate_step(tr_lm *t) {
     return 0;
 }
 
-/* Evaluates, samples and saves when due. Returns 0 if an error ends the run, after
-   saving what can be saved. */
+/* Evaluates, samples and saves when due. If an error ends the run, saves what can be
+   saved and returns 0. */
 TR_DEF int tr_lm_evaluate_and_save(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const int ends = t->step >= t->steps;
@@ -5853,7 +5867,7 @@ TR_DEF int tr_lm_trained(tr_lm *t) {
 
 // >>lm: --generate
 
-/* A seed that differs between runs and is short enough to type. */
+/* Returns a random seed that is short enough to type. */
 TR_DEF uint64_t tr_lm_random_seed(void) {
     uint64_t v = (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
     FILE *f = fopen("/dev/urandom", "rb");
@@ -5864,7 +5878,8 @@ TR_DEF uint64_t tr_lm_random_seed(void) {
     return v % 1000000000;
 }
 
-/* The seed of the draws: --seed, or a random one, which is printed. */
+/* Returns the seed of the draws: --seed if it was given, or a random seed, which is
+   printed. */
 TR_DEF uint64_t tr_lm_sampling_seed(tr_lm *t) {
     uint64_t seed = t->opt->seed;
     if (tr_given(t->options, "seed")) return seed;
@@ -5874,10 +5889,10 @@ TR_DEF uint64_t tr_lm_sampling_seed(tr_lm *t) {
     return seed;
 }
 
-/* Length of the first word, character or byte of text, whichever the vocabulary has; one
-   for a space between words. */
+/* Returns the length of the first word, character or byte of text, depending on the kind
+   of the vocabulary, or 1 for a space between words. */
 TR_DEF size_t tr_lm_unit_length(const tr_lm *t, const char *text, size_t len) {
-    static const char space[] = " \t\r\n\v\f";      /* and the zero at its end */
+    static const char space[] = " \t\r\n\v\f";      /* the final zero is included, too */
     const int kind = stx_vocab_kind(t->vocab);
     size_t n = 0;
     if (kind == STX_TOK_WORDS)
@@ -5914,9 +5929,9 @@ TR_DEF void tr_lm_report_unknown(tr_lm *t, const char *text, size_t len) {
     if (named) tr_say(&t->term, "not in the vocabulary, read as <unk>: %s", line);
 }
 
-/* Encodes a text and lets the model read it. If echo is not NULL, also writes it
-   there. Returns 1; 0 if the text cannot be encoded, with the context's error set and
-   nothing read; -1 on other errors. */
+/* Encodes a text and feeds it to the model. If echo is not NULL, also writes the text
+   there. Returns 1; or 0 with the context's error set if the text cannot be encoded, in
+   which case nothing is read; or -1 on other errors. */
 TR_DEF int tr_gen_read_text(tr_lm *t, tr_gen *g, const char *text, size_t len, FILE *echo) {
     const int numbers = stx_vocab_kind(t->vocab) == STX_TOK_IDS;
     const int32_t unk = stx_vocab_unk(t->vocab);
@@ -5950,7 +5965,7 @@ TR_DEF int tr_gen_read_text(tr_lm *t, tr_gen *g, const char *text, size_t len, F
     return ok;
 }
 
-/* The token that precedes a text: a line end, or the closest equivalent in the
+/* Returns the token that precedes a text: a newline, or the closest equivalent in the
    vocabulary. */
 TR_DEF int32_t tr_lm_start_token(const tr_lm *t) {
     int32_t token = stx_vocab_eos(t->vocab);
@@ -5959,8 +5974,8 @@ TR_DEF int32_t tr_lm_start_token(const tr_lm *t) {
     return token < 0 ? 0 : token;
 }
 
-/* Writes the prompt, --generate tokens and a final line end to standard output. The
-   draws depend on --seed and on the prompt: with identical draws, texts from different
+/* Writes the prompt, --generate tokens and a final newline to standard output. The draws
+   depend on --seed and on the prompt, because with identical draws, texts from different
    prompts would converge. */
 TR_DEF int tr_lm_generate(tr_lm *t) {
     uint64_t seed = tr_lm_sampling_seed(t);
@@ -5984,13 +5999,14 @@ TR_DEF int tr_lm_generate(tr_lm *t) {
 
 
 // >>lm: --interactive. The model reads the conversation as it appears on the terminal:
-// each line without its end, its answer, and a line end before the next line. The draws
-// of an answer depend on --seed and on all text before it, so --generate gives the same
-// answer with that text as its --prompt.
+// each line without its newline, the answer, and a newline before the next line. The
+// draws of an answer depend on --seed and on all text before it, so --generate gives the
+// same answer if that text is its --prompt.
 
-/* Reads one line of standard input without its end. If it ends in a backslash, the
-   line end is kept and the next line is appended. Returns 0 if there is none; if the
-   input has not ended, *why is the errno. */
+/* Reads one line of standard input without its newline. If the line ends in a
+   backslash, a newline replaces the backslash, and the next line is appended. Returns 0
+   if there is no line. If the input has not ended, *why is then the errno of the failed
+   read. */
 TR_DEF int tr_lm_read_line(tr_buf *line, int terminal, int *why) {
     char *text = NULL;
     size_t size = 0;
@@ -6016,7 +6032,7 @@ TR_DEF int tr_lm_read_line(tr_buf *line, int terminal, int *why) {
     return any && !tr_stop_requested();
 }
 
-/* Is this line the command? */
+/* Nonzero if the line is this command. */
 TR_DEF int tr_lm_is_command(const tr_buf *line, const char *command) {
     return line->n == strlen(command) && !memcmp(line->s, command, line->n);
 }
@@ -6029,14 +6045,15 @@ TR_DEF void tr_lm_talk_help(void) {
           "program.\n", stderr);
 }
 
-/* Starts a conversation with --prompt. Returns 0 on error. */
+/* Starts a conversation, which begins with --prompt. Returns 0 on error. */
 TR_DEF int tr_lm_talk_begin(tr_lm *t, tr_gen *g) {
     tr_gen_reset(t, g);
     return !t->prompt_len || tr_gen_read_text(t, g, t->prompt, t->prompt_len, NULL) > 0;
 }
 
-/* Lets the model read a line, after a line end if `next`, and writes its answer. Returns
-   1; 0 if the line cannot be encoded, which is reported; -1 on other errors. */
+/* Feeds a line to the model (after a newline if next is 1) and writes the answer.
+   Returns 1; or 0 if the line cannot be encoded, which is reported; or -1 on other
+   errors. */
 TR_DEF int tr_lm_answer(tr_lm *t, tr_gen *g, const tr_buf *line, int next, uint64_t seed) {
     const uint64_t n = t->opt->generate ? t->opt->generate : 256;
     tr_buf text;
@@ -6105,7 +6122,7 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
         }
     }
     if (terminal) fputs("\n", stderr);
-    if (ok && !feof(stdin) && !tr_stop_requested()) {       /* or a line is too long for memory */
+    if (ok && !feof(stdin) && !tr_stop_requested()) {       /* includes a lack of memory */
         stx_fail(t->x, STX_ERR_IO, "cannot read standard input: %s", strerror(why));
         ok = 0;
     }
@@ -6115,21 +6132,21 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
 }
 
 
-// >>lm: --score. Every token counts; the first one follows tr_lm_start_token. By file,
-// the model reads blocks of one stream, as in evaluation; otherwise it reads token by
-// token, as in generation, because a block has only one mean loss.
+// >>lm: --score. Every token is scored; the first one follows tr_lm_start_token. With
+// --score-by file, the model reads blocks of one stream, as in evaluation. Otherwise, it
+// reads token by token, as in generation, because a block has only one mean loss.
 
 typedef struct tr_scorer {
     void           *state;              /* by file: the memory; otherwise NULL */
-    void           *gen;                /* otherwise: the generation */
+    void           *gen;                /* not by file: the generator; otherwise NULL */
     const stx_real *scores;             /* (V): log p of the next token, up to a constant */
     int32_t        *in, *out;           /* by file: a block of T tokens, `held` of them filled */
     size_t          T, held;
-    double          tokens, nats;       /* since the last row */
-    uint64_t        read, unknown;      /* number of tokens, and of those that became <unk> */
+    double          tokens, nats;       /* sums since the last row */
+    uint64_t        read, unknown;      /* number of tokens read, and how many became <unk> */
 } tr_scorer;
 
-/* By file: evaluates the collected block and empties it. */
+/* By file: evaluates the tokens in the block and empties it. */
 TR_DEF int tr_lm_score_block(tr_lm *t, tr_scorer *s) {
     const size_t n = s->held;
     const double counted = tr_lm_counted(t, s->out, n);
@@ -6147,7 +6164,7 @@ TR_DEF int tr_lm_score_block(tr_lm *t, tr_scorer *s) {
     return stx_ok(t->x);
 }
 
-/* Adds one token. Returns 0 on error. */
+/* Scores one token, or adds it to the block. Returns 0 on error. */
 TR_DEF int tr_lm_score_token(tr_lm *t, tr_scorer *s, int32_t id) {
     const size_t V = stx_vocab_size(t->vocab);
     const double counted = tr_lm_counted(t, &id, 1);
@@ -6167,7 +6184,7 @@ TR_DEF int tr_lm_score_token(tr_lm *t, tr_scorer *s, int32_t id) {
     return s->scores != NULL;
 }
 
-/* Resets the memory; only the token of tr_lm_start_token precedes the text. */
+/* Begins a text: resets the memory and feeds only the token of tr_lm_start_token. */
 TR_DEF int tr_lm_score_begin(tr_lm *t, tr_scorer *s) {
     int32_t start = tr_lm_start_token(t);
     if (s->state) {
@@ -6187,8 +6204,8 @@ TR_DEF void tr_lm_score_row(tr_scorer *s, double bytes) {
     s->tokens = s->nats = 0;
 }
 
-/* By tokens: prints the row of one token. Line ends, tabs and backslashes of its text
-   are printed as \n, \t and \\, other control characters as \x0d. */
+/* By tokens: prints the row of one token. In its text, newlines, tabs and backslashes are
+   printed as \n, \t and \\, and other control characters in hexadecimal, such as \x0d. */
 TR_DEF void tr_lm_score_piece(const tr_lm *t, tr_scorer *s, uint64_t line, int32_t id) {
     size_t len = 0, i;
     const char *text = stx_vocab_piece(t->vocab, id, &len);
@@ -6209,8 +6226,8 @@ TR_DEF void tr_lm_score_piece(const tr_lm *t, tr_scorer *s, uint64_t line, int32
     s->tokens = s->nats = 0;
 }
 
-/* Scores one line, including its end. *bytes is the length of its text. Returns 0 on
-   error. */
+/* Scores one line, including its newline. *bytes becomes the length of its text.
+   Returns 0 on error. */
 TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len, uint64_t line,
                             double *bytes) {
     int by = t->opt->score_by, ok = 1;
@@ -6239,9 +6256,9 @@ TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len
     return ok;
 }
 
-/* Appends the previous line's end (\r\n if crlf) to a last line that has none, if the
-   vocabulary contains line ends. A text then has the same number of tokens in a
-   separate file, as a line, and as the last line. Returns 0 if memory is exhausted. */
+/* Appends a newline (\r\n if crlf is 1) to a last line that has none, if the vocabulary
+   contains newlines. A text then has the same number of tokens in a separate file, as a
+   line, and as the last line. Returns 0 if memory runs out. */
 TR_DEF int tr_lm_score_end(tr_lm *t, char **text, size_t *size, ssize_t *len, int crlf) {
     size_t n = (size_t)*len;
     if ((*text)[n - 1] == '\n') return 1;
@@ -6261,9 +6278,9 @@ TR_DEF int tr_lm_score_end(tr_lm *t, char **text, size_t *size, ssize_t *len, in
     return 1;
 }
 
-/* Reads a line including its end; the first one without a byte-order mark. Returns its
-   length, 0 at the end of the text, or -1 on error, which also means a line that is too
-   long for memory. */
+/* Reads a line including its newline, and removes a byte-order mark from the first
+   line. Returns the length, 0 at the end of the text, or -1 on error (which includes a
+   line that is too long for memory). */
 TR_DEF ssize_t tr_lm_score_next(tr_lm *t, FILE *f, char **text, size_t *size, int *crlf,
                                 uint64_t line) {
     ssize_t len = getline(text, size, f);
@@ -6278,8 +6295,8 @@ TR_DEF ssize_t tr_lm_score_next(tr_lm *t, FILE *f, char **text, size_t *size, in
     return -1;
 }
 
-/* Creates what scoring needs. Returns 0 with the context's error set.
-   tr_lm_score_close is required in either case. */
+/* Prepares scoring. On failure, sets the context's error and returns 0. tr_lm_score_close
+   must be called in both cases. */
 TR_DEF int tr_lm_score_open(tr_lm *t, tr_scorer *s) {
     memset(s, 0, sizeof *s);
     s->T = t->eval_block;
@@ -6301,8 +6318,8 @@ TR_DEF void tr_lm_score_close(tr_lm *t, tr_scorer *s) {
     free(s->in);
 }
 
-/* Reads the first bytes of a regular file without moving its position; of any other
-   file, nothing. Returns how many. */
+/* Reads the first bytes of a regular file without moving its position, and returns their
+   number. Returns 0 for any other file. */
 TR_DEF size_t tr_peek(FILE *f, char *out, size_t size) {
     struct stat st;
     size_t n;
@@ -6313,8 +6330,8 @@ TR_DEF size_t tr_peek(FILE *f, char *out, size_t size) {
     return fseeko(f, at, SEEK_SET) == 0 ? n : 0;
 }
 
-/* Refuses a text that begins as UTF-16 or UTF-32, unless the tokens are bytes. Returns 0
-   with the context's error set. */
+/* Refuses a text that begins like UTF-16 or UTF-32, unless the tokens are bytes.
+   Returns 0 with the context's error set if it is refused. */
 TR_DEF int tr_lm_score_encoding(tr_lm *t, const char *text, size_t n) {
     const char *encoding = stx_text_encoding(text, n);
     if (!encoding) return 1;
@@ -6345,7 +6362,7 @@ TR_DEF int tr_lm_score_text(tr_lm *t, tr_scorer *s, FILE *f) {
         if (len < 0) ok = 0;
         else if (!line) puts(head[by]);
         if (len <= 0) break;
-        /* of a pipe, only the first line is checked */
+        /* in a pipe, only the first line is checked */
         if (!line && !peeked) ok = tr_lm_score_encoding(t, text, (size_t)len);
         ok = ok && tr_lm_score_line(t, s, text, (size_t)len, ++line, &bytes);
         all += bytes;
@@ -6361,7 +6378,7 @@ TR_DEF int tr_lm_score_text(tr_lm *t, tr_scorer *s, FILE *f) {
     return 1;
 }
 
-/* --score: prints the table. Returns 0 with the context's error set. */
+/* --score: prints the table. On failure, sets the context's error and returns 0. */
 TR_DEF int tr_lm_score(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     FILE *f = strcmp(o->score, "-") ? fopen(o->score, "rb") : stdin;
@@ -6390,7 +6407,7 @@ TR_DEF int tr_lm_score(tr_lm *t) {
 
 // >>lm: program
 
-/* A context in which a model is only described, to read its resolved configuration. */
+/* Returns a context in which a model allocates nothing, for reading its resolved desc. */
 TR_DEF stx_ctx *tr_lm_dry_context(void) {
     stx_desc d;
     memset(&d, 0, sizeof d);
@@ -6399,9 +6416,9 @@ TR_DEF stx_ctx *tr_lm_dry_context(void) {
     return stx_create(&d);
 }
 
-/* Sets *literal to the forms that --literal selects. applied: those that TR_EVERY selects
-   in a model created in x, or NULL if it could not be created. Frees x. On error, returns
-   0 and sets t->err. */
+/* Sets *literal to the forms that --literal selects. `applied` points to those that
+   TR_EVERY selects in a model created in x, or is NULL if it could not be created.
+   Frees x. On error, sets t->err and returns 0. */
 TR_DEF int tr_lm_literal(tr_lm *t, int set, stx_ctx *x, const unsigned *applied,
                          unsigned *literal) {
     const int lacks_memory = !x || stx_error_code(x) == STX_ERR_MEMORY;
@@ -6412,8 +6429,8 @@ TR_DEF int tr_lm_literal(tr_lm *t, int set, stx_ctx *x, const unsigned *applied,
                    "--literal: out of memory: cannot determine which forms apply: name them");
 }
 
-/* Number of parameters of the model that the options describe. On error, returns 0 and
-   sets t->err. */
+/* Returns the number of parameters of the model that the options describe. On error, sets
+   t->err and returns 0. */
 TR_DEF size_t tr_lm_count(tr_lm *t, size_t vocab) {
     size_t n = t->kind->count(t, vocab);
     if (n != SIZE_MAX) return n;
@@ -6422,7 +6439,7 @@ TR_DEF size_t tr_lm_count(tr_lm *t, size_t vocab) {
     return 0;
 }
 
-/* Flushes standard output. On error, returns 0 and sets t->err. */
+/* Flushes standard output. On error, sets t->err and returns 0. */
 TR_DEF int tr_lm_flush(tr_lm *t) {
     if (fflush(stdout) == 0) return 1;
     return tr_fail(t->err, TR_ERR, "cannot write to standard output: %s", strerror(errno));
@@ -6476,7 +6493,7 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
     return tr_lm_flush(t);
 }
 
-/* Are the two paths the same file, or will they be once created? */
+/* Nonzero if two paths name the same file, or will do so once it is created. */
 TR_DEF int tr_same_file(const char *a, const char *b) {
     const char *const path[2] = {a, b}, *name[2];
     char dir[2][4096];
@@ -6498,7 +6515,7 @@ TR_DEF int tr_same_file(const char *a, const char *b) {
            && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
 }
 
-/* Is `file` the lock of `path`, or will it be? */
+/* Nonzero if `file` is the lock file of `path`, or will be once it is created. */
 TR_DEF int tr_is_lock_of(const char *file, const char *path) {
     char *lock = file && path && *path ? tr_claim_path(path) : NULL;
     const int same = tr_same_file(file, lock);
@@ -6506,8 +6523,8 @@ TR_DEF int tr_is_lock_of(const char *file, const char *path) {
     return same;
 }
 
-/* Checks that the file written as --name is none of the run's other files. Otherwise,
-   returns 0 and sets t->err. */
+/* Checks that the output file of --name is not one of the run's other files. Otherwise,
+   sets t->err and returns 0. */
 TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
     static const char *const other[] = {
         "data", "checkpoint", "best", "log", "pieces", "inherit", "init-from", "score"
@@ -6536,7 +6553,7 @@ TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
     return 1;
 }
 
-/* Refuses options without effect. */
+/* Refuses options that would have no effect. */
 TR_DEF int tr_lm_check_useful(tr_lm *t) {
     static const char *const for_text = "--generate and --interactive";
     static const char *const for_log = "training and evaluation, not to --interactive and --score";
@@ -6606,7 +6623,8 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     return t->kind->check(t);
 }
 
-/* Counts the tokens, bytes and words of each text; words only if the run reports them. */
+/* Counts the tokens and bytes of each text, and its words if the run reports results per
+   word. */
 TR_DEF int tr_lm_count_texts(tr_lm *t) {
     const int words = t->unit == TR_WORD_PPL || (t->unit == TR_PPL && t->more_figures);
     int32_t ids[4096];
@@ -6634,9 +6652,9 @@ TR_DEF int tr_lm_count_texts(tr_lm *t) {
     return 1;
 }
 
-/* Lists what must be equal on all ranks before anything else, one item per line, so
-   that all ranks perform the same operations in the same order. Returns 0 if memory is
-   exhausted. */
+/* Lists, one item per line, what must be equal on all ranks before they do anything else,
+   so that they perform the same operations in the same order. Returns 0 if memory runs
+   out. */
 TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
     const tr_lm_opt *o = t->opt;
     const tr_opt *p;
@@ -6667,8 +6685,8 @@ TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
     return !b->oom;
 }
 
-/* Lists what must be equal once the texts are read. The paths of texts may differ,
-   their contents may not. */
+/* Lists what must be equal on all ranks after the texts have been read. The paths of the
+   texts may differ, but not their contents. */
 TR_DEF int tr_lm_more_facts(const tr_lm *t, tr_buf *b) {
     static const char *const name[3] = {"training", "validation", "test"};
     size_t len = stx_vocab_save(t->vocab, NULL, 0);
@@ -6746,8 +6764,9 @@ TR_DEF int tr_lm_compare(tr_lm *t, int (*facts)(const tr_lm *t, tr_buf *b)) {
     return ok;
 }
 
-/* Checks that all ranks are about to do what only rank 0 does: a rank that trained
-   would wait for the others for ever. A build without a group engine has no such wait. */
+/* Checks that all ranks have the same task if only rank 0 performs it, because a rank
+   that trained instead would wait for the others forever. Without a group engine, ranks
+   never wait for each other, so nothing is checked. */
 TR_DEF int tr_lm_agree_on_task(tr_lm *t) {
     stx_desc d;
     if (t->start.ranks < 2) return 1;
@@ -6761,9 +6780,9 @@ TR_DEF int tr_lm_agree_on_task(tr_lm *t) {
     return 1;
 }
 
-/* Returns 0 and sets t->err if the file has fewer elements than the model of its
-   options has parameters. A damaged file can contain any size; creating that model
-   first would take memory and time. */
+/* Sets t->err and returns 0 if the tensors of the file have fewer elements than the model
+   that its options describe. This is checked before the model is created, because the
+   options of a damaged file can describe a model of any size. */
 TR_DEF int tr_lm_file_fits(tr_lm *t, const stx_file *f, const char *path) {
     size_t params = tr_lm_count(t, stx_vocab_size(t->vocab)), elements = 0, i;
     for (i = 0; i < stx_file_count(f); i++) elements += stx_file_entry(f, i)->count;
@@ -6773,7 +6792,7 @@ TR_DEF int tr_lm_file_fits(tr_lm *t, const stx_file *f, const char *path) {
                    path, params, elements);
 }
 
-/* Opens the texts, chooses the sizes and the plan of the run. */
+/* Opens the texts, and chooses the sizes and the plan of the run. */
 TR_DEF int tr_lm_prepare_text(tr_lm *t, int reads_text, int resumes) {
     const tr_lm_opt *o = t->opt;
     const char *best = o->keep_best ? "keep-best" : "best";
@@ -6818,9 +6837,9 @@ TR_DEF int tr_lm_pack(tr_lm *t) {
                    STX_PACK_MIN, STX_PACK_MIN);
 }
 
-/* Refuses everything that can be refused before the first step, and before any file is
-   written. The checkpoint comes first, because it determines the model, the precision
-   and the vocabulary. */
+/* Reports every error that can be found before the first step, and before any file is
+   written. Opens the checkpoint first, because it determines the model, the precision and
+   the vocabulary. */
 TR_DEF int tr_lm_prepare(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const char *path = o->init_from ? o->init_from : o->checkpoint;
@@ -6855,8 +6874,8 @@ TR_DEF int tr_lm_failed(tr_lm *t) {
     return tr_lm_end(t, t->err, early && !tr_lm_lost(t) ? 2 : 1);
 }
 
-/* Reports how much of the training text (its first million tokens) is <unk> in a
-   vocabulary of another run. */
+/* Reports how much of the training text (its first million tokens) is <unk> in the
+   vocabulary of --init-from. */
 TR_DEF void tr_lm_report_unknown_share(tr_lm *t) {
     const int32_t unk = stx_vocab_unk(t->vocab);
     int32_t ids[4096];
@@ -6873,8 +6892,8 @@ TR_DEF void tr_lm_report_unknown_share(tr_lm *t) {
                "--init-from lacks", 100.0 * (double)unknown / (double)n);
 }
 
-/* Trains. A run with --init-from is evaluated first, because fine-tuning may only make
-   the model worse. Returns 0 on error. */
+/* Trains. A run with --init-from is evaluated first, because the best model may be the
+   one before fine-tuning. Returns 0 on error. */
 TR_DEF int tr_lm_run_training(tr_lm *t) {
     double nll;
     int ok = 1;
@@ -6891,7 +6910,7 @@ TR_DEF int tr_lm_run_training(tr_lm *t) {
     return tr_lm_trained(t);
 }
 
-/* Evaluates for the results of the run, unless --best has just done so. */
+/* Evaluates for the results of the run. If --best has just done so, prints its result. */
 TR_DEF int tr_lm_run_evaluation(tr_lm *t) {
     uint64_t blocks = t->training && tr_given(t->options, "eval-blocks") ? t->opt->eval_blocks : 0;
     double nll;
@@ -6910,7 +6929,7 @@ TR_DEF int tr_lm_run_evaluation(tr_lm *t) {
 TR_DEF int tr_lm_print_results(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     int ok = 1;
-    if (!tr_lm_stop(t)) ok = tr_lm_begin(t);        /* nothing was trained or evaluated */
+    if (!tr_lm_stop(t)) ok = tr_lm_begin(t);        /* if nothing was trained or evaluated */
     if (ok && !tr_lm_stop(t) && !stx_rank(t->x)) {
         t->kind->learned(t, tr_lm_results(t));
         ok = stx_ok(t->x);
@@ -6961,12 +6980,12 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     if (!ok) return tr_lm_failed(t);
 
     stop = tr_lm_stop(t);
-    if (!stop && !stx_rank(t->x)) stop = tr_stop_requested();   /* during work of rank 0 alone */
+    if (!stop && !stx_rank(t->x)) stop = tr_stop_requested();   /* while only rank 0 worked */
     if (stop && !stx_rank(t->x)) tr_lm_print_stopped(t);
     return stop ? 128 + stop : 0;
 }
 
-/* Sets an option to a path, as if it had been given. */
+/* Sets an option to a path, as if it had been given on the command line. */
 TR_DEF int tr_lm_set_path(tr_lm *t, const char *name, const char *path) {
     tr_opt *o = tr_find_option(t->options, name, strlen(name));
     if (!path) return tr_fail(t->err, TR_ERR, "out of memory: cannot store the path of a file");
@@ -7017,7 +7036,7 @@ TR_DEF int tr_lm_expand_keep_best(tr_lm *t) {
     return ok;
 }
 
-/* --interactive and --score do nothing else: refuses options that request more. */
+/* Refuses options that --interactive and --score, which do nothing else, would ignore. */
 TR_DEF int tr_lm_check_alone(tr_lm *t, const char *name, int evaluating, const int *evaluate) {
     const tr_lm_opt *o = t->opt;
     const tr_opt *p;
@@ -7066,9 +7085,9 @@ TR_DEF int tr_lm_do(tr_lm *t, const int *evaluate) {
     return tr_lm_prepare(t) ? tr_lm_run(t, evaluating) : tr_lm_refuse(t);
 }
 
-/* Reads the command line, runs and returns the exit code. t is the first member of the
-   trainer's struct, which is zeroed. evaluate is a trainer's option that requests
-   evaluation without training, or NULL. */
+/* Reads the command line, runs the program and returns the exit code. t is the first
+   member of the trainer's struct, which must be zeroed. evaluate points to the trainer's
+   option that requests evaluation without training, or is NULL. */
 TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, const tr_lm_opt *opt,
                       const int *evaluate, int argc, char **argv) {
     int code = 0;
@@ -7089,7 +7108,7 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
     case 2: code = tr_lm_agree_on_task(t) ? 0 : tr_lm_refuse(t); break;     /* --help */
     default: code = tr_lm_do(t, evaluate);
     }
-    if (code != 1 && code != 2) stx_group_leave(t->x);      /* otherwise it was aborted */
+    if (code != 1 && code != 2) stx_group_leave(t->x);      /* 1, 2: the group was aborted */
     tr_lm_close(t);
     return code;
 }
