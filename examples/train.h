@@ -3358,7 +3358,7 @@ typedef struct {
         "spm: the .model file (in programs built with SENTENCEPIECE=1). ids: a .vocab file, one " \
         "piece per line. The checkpoint stores its contents"), \
     TR_FLAG("join-lines", TR_MODEL | TR_LATER, &(o).join_lines, \
-        "spm: line ends are not tokens (as in the reference code of PAR)"), \
+        "with --tokens spm: newlines are not tokens (as in PAR's reference)"), \
     TR_SIZE("min-count", TR_MODEL, &(o).min_count, 0, TR_INF, \
         "words or characters that occur less often than this become <unk>. With 1, there is no " \
         "<unk>, and unknown ones are errors. Default: 2 if the validation or test text requires " \
@@ -3441,12 +3441,13 @@ typedef struct {
     TR_SIZE("gpu", TR_LOCAL, &(o).gpu, 0, 1023, \
         "CUDA's number of the GPU, counted from 0"), \
     TR_FLAG("tf32", TR_FREE, &(o).tf32, \
-        "cuda with f32: use TF32 matmuls, which are faster and less accurate"), \
+        "with --device cuda and f32: use TF32 matmuls, which are faster and less accurate"), \
     TR_FLAG("tune", TR_LOCAL, &(o).tune, \
-        "cuda: time the algorithms of each matmul and keep the fastest; a repeated run may " \
-        "differ in the last bits"), \
+        "with --device cuda: time the algorithms of each matmul and keep the fastest; a repeated " \
+        "run may differ in the last bits"), \
     TR_FLAG("no-graph", TR_LOCAL, &(o).no_graph, \
-        "cuda: launch every kernel of every step, instead of replaying steps as CUDA graphs"), \
+        "with --device cuda: launch every kernel of every step, instead of replaying steps as " \
+        "CUDA graphs"), \
     TR_REAL("max-memory", TR_LOCAL, &(o).max_memory, 0, 1e9, \
         "limit on the use of device memory, in GiB; 0: 90 % of the machine's memory, or all of " \
         "the GPU's"), \
@@ -3499,7 +3500,8 @@ typedef struct {
 /* Samples during training. */
 #define TR_LM_SAMPLING(o) \
     TR_SIZE("sample-every", TR_FREE | TR_LATER, &(o).sample_every, 0, TR_INF, \
-        "training: steps between samples, written to standard error; 0: none"), \
+        "number of training steps between samples, which are written to standard error; 0: no " \
+        "samples"), \
     TR_SIZE("sample-prime", TR_FREE | TR_LATER, &(o).sample_prime, 1, 1u << 30, \
         "a sample continues this many tokens of the validation text, from a random position"), \
     TR_SIZE("sample-length", TR_FREE | TR_LATER, &(o).sample_length, 1, TR_INF, \

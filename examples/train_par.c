@@ -95,7 +95,7 @@ static tr_opt table[] = {
     TR_SIZE_ALSO("inner-hid-sz", "d-ffn|d-inner", TR_MODEL, &opt.inner_hid_sz, 0, MAX_ROWS,
         "size of the feed-forward network; 0: 4 D"),
     TR_SIZE_ALSO("block-sz", "tgt-len|seq-len", TR_MODEL, &opt.block_sz, 1, MAX_ROWS,
-        "segment: tokens per stream and step"),
+        "segment length: tokens per stream and step"),
     TR_SIZE_ALSO("mem", "mem-len", TR_MODEL, &opt.mem, 0, MAX_ROWS,
         "number of memory rows per attention; 0: no memory"),
     TR_CHOICE("positions", TR_MODEL, &opt.positions, "sines|learned|learned-bias",
@@ -108,11 +108,11 @@ static tr_opt table[] = {
     TR_FLAG("norm-before", TR_MODEL, &opt.norm_before,
         "layer norm before each branch and one at the end, instead of after each branch"),
     TR_FLAG("no-final-norm", TR_MODEL | TR_LATER, &opt.no_final_norm,
-        "norm-before: omit the norm at the end (Transformer-XL's pre_lnorm)"),
+        "with --norm-before: omit the norm at the end (Transformer-XL's pre_lnorm)"),
     TR_REAL("norm-eps", TR_MODEL, &opt.norm_eps, 0, 1, "epsilon of layer norms; 0: 1e-5"),
     TR_FLAG("own-uv", TR_MODEL, &opt.own_uv,
         "separate u and v for each attention (otherwise all share one pair)"),
-    TR_FLAG("biases", TR_MODEL, &opt.biases, "biases in the projections of attention"),
+    TR_FLAG("biases", TR_MODEL, &opt.biases, "use biases in the projections of attention"),
     TR_REAL_ALSO("dropout", "dropout-rate", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1,
         "dropout probability of the embedding and of the output of each branch"),
     TR_REAL_ALSO("attn-dropout", "dropatt", TR_FREE, &opt.attn_dropout, TR_OPEN_MAX, 0, 1,
@@ -126,9 +126,9 @@ static tr_opt table[] = {
     TR_CHOICE("init", TR_FIXED, &opt.init, "xl|reference",
         "initial values: Transformer-XL's normal distributions, or those of PAR's reference"),
     TR_REAL("init-std", TR_FIXED, &opt.init_std, 0, 100,
-        "xl: standard deviation of the weights; 0: 0.02"),
+        "with --init xl: standard deviation of the weights; 0: 0.02"),
     TR_REAL("proj-init-std", TR_FIXED, &opt.proj_init_std, 0, 100,
-        "xl: standard deviation of the projections of the vocabulary; 0: 0.01"),
+        "with --init xl: standard deviation of the projections of the vocabulary; 0: 0.01"),
     TR_TEXT("inherit", TR_LOCAL, &opt.inherit,
         "start a new run with a fixed --pattern from the weights of this checkpoint, which may be "
         "that of a search"),
@@ -138,30 +138,32 @@ static tr_opt table[] = {
         "output: one softmax; Transformer-XL's clusters; clusters of PAR's reference: a head of "
         "width D, and tails with a projection and its bias"),
     TR_FLAG("adaptive-in", TR_MODEL, &opt.adaptive_in,
-        "adaptive: the embedding uses the same clusters as the output"),
+        "with --words-out adaptive: the embedding uses the same clusters as the output"),
     TR_FLAG("tied", TR_MODEL, &opt.tied, "input and output share the tables"),
     TR_CHOICE("tie-projs", TR_MODEL, &opt.tie_projs, "none|all|but-first",
-        "adaptive-in: the projections that input and output share"),
+        "with --adaptive-in: the projections that input and output share"),
     TR_FLAG("one-proj", TR_MODEL | TR_LATER, &opt.one_proj,
-        "adaptive-in with --div-val 1: all clusters of the input share one projection, and so do "
-        "those of the output that --tie-projs ties (Transformer-XL)"),
+        "with --adaptive-in and --div-val 1: all clusters of the input share one projection, and "
+        "so do those of the output that --tie-projs ties (Transformer-XL)"),
     TR_LIST_ALSO("cutoffs", "adapt-io-cutoffs", TR_MODEL, &opt.cutoffs,
         "ends of the clusters, such as 20000,40000,200000; build/cuts finds good values. The "
         "option can also be repeated with one value each time"),
     TR_REAL_ALSO("div-val", "adapt-io-divval", TR_MODEL, &opt.div_val, 0, 0, 1e6,
-        "adaptive: each cluster is narrower than the previous one by this factor; 0: 1"),
+        "with --words-out adaptive: each cluster is narrower than the previous one by this "
+        "factor; 0: 1"),
     TR_REAL("proj-factor", TR_MODEL, &opt.proj_factor, 0, 1e6,
-        "reference: each tail is narrower than the previous cluster by this factor; 0: 4"),
+        "with --words-out reference: each tail is narrower than the previous cluster by this "
+        "factor; 0: 4"),
     TR_LIST_ALSO("proj-dims", NULL, TR_MODEL, &opt.proj_dims,
-        "reference: width of each tail, instead of --proj-factor, such as 64,16"),
+        "with --words-out reference: width of each tail, instead of --proj-factor, such as 64,16"),
     TR_SIZE_ALSO("emb-sz", "d-embed", TR_MODEL, &opt.emb_sz, 0, 1u << 28,
-        "adaptive: width of the first cluster; 0: --hid-sz"),
+        "with --words-out adaptive: width of the first cluster; 0: --hid-sz"),
     TR_REAL("emb-scale", TR_MODEL, &opt.emb_scale, 0, 1e6,
         "scale factor of the embedding; 0: the square root of --hid-sz"),
     TR_INT("pad-id", TR_MODEL, &opt.pad_id, -1, INT_MAX,
         "id of padding: targets with this id have no loss; -1: no padding"),
     TR_FLAG("divide-all", TR_MODEL, &opt.divide_all,
-        "pad-id: divide the loss by the number of all targets, including padding"),
+        "with --pad-id: divide the loss by the number of all targets, including padding"),
 
     TR_GROUP("Search"),
     TR_CHOICE("arch", TR_MODEL, &opt.arch, "logits|pi",
@@ -175,12 +177,13 @@ static tr_opt table[] = {
         "draws of Gumbel noise: one per step; one per stream; one per --noise-tokens of each "
         "stream"),
     TR_SIZE("noise-tokens", TR_FIXED, &opt.noise_tokens, 0, MAX_ROWS,
-        "noise tokens: number of tokens that share one draw"),
+        "with --noise tokens: number of tokens that share one draw"),
     TR_REAL_OPEN("tau-start", TR_FREE, &opt.tau_start, 0, 1e-6, 1e6,
         "temperature of the first step"),
     TR_REAL_OPEN("tau-end", TR_FREE, &opt.tau_end, 0, 1e-6, 1e6, "temperature of the last step"),
     TR_CHOICE("tau-form", TR_FREE, &opt.tau_form, "target|factor",
-        "factor: the last temperature is --tau-start times --tau-end (the reference)"),
+        "meaning of --tau-end. target: the last temperature; factor: the ratio of the last "
+        "temperature to --tau-start (the reference)"),
     TR_SIZE("tau-steps", TR_FREE, &opt.tau_steps, 0, TR_INF,
         "number of steps from the first to the last temperature; 0: --steps"),
     TR_CHOICE("arch-optim", TR_FIXED, &opt.arch_optim, "same|adam|adamw|sgd",
@@ -197,7 +200,7 @@ static tr_opt table[] = {
         "the gates learn from this share of the training text, its end, and the weights from the "
         "rest; 0: both learn in the same steps"),
     TR_SIZE("arch-every", TR_FREE, &opt.arch_every, 2, 1u << 20,
-        "arch-share: in one step out of this many, only the gates learn"),
+        "with --arch-share: in one step out of this many, only the gates learn"),
     TR_CHOICE("latency", TR_FIXED, &opt.latency, "none|add|hinge|fbnet",
         "how the loss depends on the expected time of the blocks. none: not at all. add: the time "
         "is added. hinge: its excess over a target is added. fbnet: the loss is multiplied by a "
@@ -205,13 +208,15 @@ static tr_opt table[] = {
     TR_CHOICE("latency-of", TR_FIXED, &opt.latency_of, "p|w",
         "compute the expected time from the probabilities p, or from the weights w with noise"),
     TR_REAL("latency-weight", TR_FREE, &opt.latency_weight, 0, 1e9,
-        "weight of the latency in the loss; a of fbnet"),
+        "weight of the latency in the loss; with --latency fbnet: the factor a"),
     TR_REAL("latency-target", TR_FREE, &opt.latency_target, 0, 1e6,
-        "hinge: target, as a fraction of the time of a Transformer-XL with as many blocks"),
-    TR_REAL("latency-power", TR_FREE, &opt.latency_power, 0, 100, "b of fbnet; 0: 0.6"),
+        "with --latency hinge: target, as a fraction of the time of a Transformer-XL with the "
+        "same number of blocks"),
+    TR_REAL("latency-power", TR_FREE, &opt.latency_power, 0, 100,
+        "with --latency fbnet: the exponent b; 0: 0.6"),
     TR_TEXT("latency-table", TR_FREE, &opt.latency_table,
-        "times of an attention and a feed-forward, such as 1.25,0.8, in milliseconds (fbnet: "
-        "microseconds); default: measured at the start, on the device in use"),
+        "times of an attention block and a feed-forward block, such as 1.25,0.8, in milliseconds "
+        "(fbnet: microseconds). Default: measured at the start, on the device in use"),
     TR_CHOICE("latency-pass", TR_FREE, &opt.latency_pass, "training|forward",
         "passes that are measured for --latency-table: forward and backward, or only forward"),
     TR_FLAG("derive", TR_LOCAL, &opt.derive,
@@ -219,7 +224,7 @@ static tr_opt table[] = {
         "random patterns and PAR's rule, each with the loss of that network alone; then the best "
         "one, within --latency-target if it is given"),
     TR_SIZE("derive-samples", TR_LOCAL, &opt.derive_samples, 0, 1u << 20,
-        "derive: number of random patterns"),
+        "with --derive: number of random patterns"),
     TR_TEXT("race", TR_LOCAL, &opt.race,
         "at the end, compare the speed of this pattern with that of the model, in alternating "
         "steps"),
@@ -234,7 +239,8 @@ static tr_opt table[] = {
         "end of memory and segment; or from the other end of the keys that exist"),
     TR_FLAG("full-scale", TR_MODEL, &opt.full_scale,
         "divide scores by the head dimension instead of its square root"),
-    TR_FLAG("attn-relu", TR_MODEL, &opt.attn_relu, "ReLU after the last projection of attention"),
+    TR_FLAG("attn-relu", TR_MODEL, &opt.attn_relu,
+        "apply a ReLU after the last projection of attention"),
     TR_SET("literal", TR_LOCAL, &opt.literal, "", 0,
         "Transformer-XL and PAR have no literal forms: each form of an original is a separate "
         "option (this group, --schedule xl-cosine)"),
@@ -254,7 +260,8 @@ static tr_opt table[] = {
     TR_REAL_ALSO("momentum", "mom", TR_FIXED, &opt.momentum, 0, 0, 1, "momentum of sgd"),
     TR_REAL("eps", TR_FIXED, &opt.eps, 0, 1,
         "epsilon of the optimiser; 0: its default"),
-    TR_FLAG("eps-hat", TR_FIXED, &opt.eps_hat, "adam, adamw: apply --eps as TensorFlow does"),
+    TR_FLAG("eps-hat", TR_FIXED, &opt.eps_hat,
+        "with --optim adam or adamw: apply --eps as TensorFlow does"),
     TR_REAL("weight-decay", TR_FREE, &opt.weight_decay, 0, 1e6,
         "weight decay of adam and sgd (added to the gradient), adamw (decoupled) and lamb (added "
         "to the direction)"),
@@ -279,7 +286,7 @@ static tr_opt table[] = {
         "seed of initial values, dropout, noise and positions in the text. If given, also the seed "
         "of sampling; otherwise sampling differs every time"),
     TR_LM_DATA(opt.lm),
-    TR_LM_SAVING(opt.lm, "only at the end; with --epochs after each", "the whole text"),
+    TR_LM_SAVING(opt.lm, "only at the end; with --epochs, after each epoch", "the whole text"),
     TR_INT("eval-mem", TR_FREE | TR_KEPT, &opt.eval_mem, -1, MAX_ROWS,
         "evaluation and generation: number of memory rows; -1: as in training"),
     TR_SIZE_ALSO("eval-block-sz", "eval-tgt-len", TR_FREE | TR_KEPT, &opt.eval_block_sz, 0,
@@ -305,8 +312,8 @@ static tr_opt table[] = {
     "tokens=bytes nlayers=6 hid-sz=128 nheads=4 inner-hid-sz=512 block-sz=64 mem=64 dropout=0 " \
     "optim=adam lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 batch-sz=16 "
 
-/* PAR's base_model.sh in the reference's own forms, on the pieces of a SentencePiece
-   model of 12,000. */
+/* PAR's base_model.sh in the reference's own forms, with a SentencePiece vocabulary of
+   12,000 pieces. */
 #define REFERENCE BASE \
     "tokens=spm join-lines reading=records vocab=12000 data-unit=ppl nlayers=6 hid-sz=128 " \
     "nheads=4 inner-hid-sz=512 block-sz=32 mem=16 dropout=0.1 norm-eps=0.001 own-uv biases " \
@@ -316,9 +323,9 @@ static tr_opt table[] = {
     "optim=adam eps=0.0000001 eps-hat lr=0.0001 schedule=reference lr-warmup=4000 " \
     "batch-sz=32 epochs=20 log-every=100 "
 
-/* Transformer-XL (1901.02860) as its authors ran it: the batches of all GPUs together,
-   dropout also of sines, inside the feed-forward and at the end, and an evaluation
-   with a longer memory in which large distances count as one. */
+/* Transformer-XL (1901.02860) as its authors ran it. batch-sz is the total over all GPUs.
+   Dropout is also applied to the sines, inside the feed-forward network and at the end.
+   Evaluation uses a longer memory, in which all large distances are treated as equal. */
 #define XL BASE \
     "optim=adam lr=0.00025 schedule=xl-cosine grad-clip=0.25 " \
     "log-every=200 eval-every=4000 save-every=4000 "
@@ -337,7 +344,7 @@ static tr_opt table[] = {
 #define XL_WORDS XL \
     "tokens=words vocab=267735 data-unit=ppl words-out=adaptive adaptive-in tied " \
     "cutoffs=20000,40000,200000 "
-/* all clusters are as wide as the model: there are no projections to tie */
+/* All clusters are as wide as the model, so there are no projections to tie. */
 #define XL_WT103 XL_WORDS XL_DROP("0.1") \
     "nlayers=32 hid-sz=410 nheads=10 head-sz=41 inner-hid-sz=2100 block-sz=150 mem=150 " \
     "batch-sz=60 steps=200000 " XL_EVAL("64", "640", "400")
@@ -414,8 +421,8 @@ static const tr_preset presets[] = {
 
 static tr_options options = {
     "train_par",
-    "Trains Transformer-XL on text, or searches for an order of attention and feed-forward blocks "
-    "(PAR) and trains the network that it found.",
+    "Trains Transformer-XL on text, and searches for the best order of attention and feed-forward "
+    "blocks (PAR).",
     table, presets, TR_LM_DEFAULTS DEMO, TR_LM_AFTER, ""
 };
 
@@ -444,8 +451,8 @@ typedef struct run {
     size_t         gate_first;  /* the first token of that text */
 } run;
 
-/* The time of a Transformer-XL with the same number of blocks, by the costs of the
-   desc. */
+/* Returns the time of a Transformer-XL with the same number of blocks, according to
+   desc.cost. */
 static double xl_time(const run *r) {
     return (double)r->blocks / 2 * (r->desc.cost[0] + r->desc.cost[1]);
 }
@@ -484,8 +491,8 @@ static void step(void *user) {
     if (r->gates_only) stx_params_zero_grad(stx_par_params(r->model));
 }
 
-/* The learning rate of step n + 1, n = 0, 1, .. The reference's is the lower of a ramp
-   from 0 and a cosine. */
+/* Returns the learning rate of step n + 1. In the reference's schedule, it is the lower
+   of a ramp from 0 and a cosine. */
 static double rate(const tr_lm *t, uint64_t n) {
     const double warmup = (double)opt.lr_warmup, falling = (double)t->steps - warmup;
     const double since = (double)n - warmup;
@@ -514,8 +521,8 @@ static void cool(run *r) {
     stx_par_set_tau(r->model, r->tau);
 }
 
-/* The expected time of blocks with probabilities p (blocks,3), or the time of a fixed
-   network if p is NULL. */
+/* Returns the expected time of blocks with probabilities p (blocks,3), or the time of a
+   fixed network if p is NULL. */
 static double expected_time(const run *r, const double *p) {
     const double *cost = r->desc.cost;
     double sum = 0;
@@ -674,8 +681,8 @@ static stx_par_desc block_desc(const stx_par_desc *of, const char *pattern) {
     return d;
 }
 
-/* The milliseconds of a forward pass over h (B,T,D) and, unless --latency-pass forward,
-   of a backward pass. */
+/* Returns the milliseconds of a forward pass over h (B,T,D), plus those of a backward
+   pass unless --latency-pass is forward. */
 static double time_block(stx_par *m, stx_par_state *memory, const stx_real *h, size_t B, size_t T) {
     stx_ctx *x = m->ctx;
     double began = tr_seconds();
@@ -684,7 +691,7 @@ static double time_block(stx_par *m, stx_par_state *memory, const stx_real *h, s
     y = stx_par_segment(m, stx_variable(x, h, B, T, m->desc.dim, 0), NULL, memory, memory);
     y = stx_mean(x, y);
     if (!opt.latency_pass) stx_backward(x, y);
-    stx_item(x, y);                     /* waits */
+    stx_item(x, y);                     /* waits for the device */
     return 1000 * (tr_seconds() - began);
 }
 
@@ -736,13 +743,13 @@ static int measure(run *r, double cost[2]) {
     return ok;
 }
 
-/* A network in a race, with a memory for training and one for evaluation. */
+/* One of the networks in a race, with a memory for training and one for evaluation. */
 typedef struct racer {
     stx_par       *m;
     stx_par_state *memory[2];
 } racer;
 
-/* The seconds of a training step without an update, or of an evaluation. */
+/* Returns the seconds of a training step without an update, or of an evaluation. */
 static double time_step(const racer *c, int evaluate, const int32_t *ids, size_t B, size_t T) {
     stx_ctx *x = c->m->ctx;
     stx_par_state *memory = c->memory[evaluate];
@@ -756,7 +763,7 @@ static double time_step(const racer *c, int evaluate, const int32_t *ids, size_t
         stx_backward(x, stx_par_total(c->m, loss));
         stx_params_zero_grad(stx_par_params(c->m));
     }
-    stx_item(x, loss);                  /* waits */
+    stx_item(x, loss);                  /* waits for the device */
     return tr_seconds() - began;
 }
 
@@ -920,7 +927,7 @@ static double score(run *r, const char *pattern) {
     return tr_lm_pass(&r->t, r->t.text[1], B, T, opt.lm.eval_blocks, &scored);
 }
 
-/* The time of a pattern as a fraction of Transformer-XL's, or 0 if it is unknown. */
+/* Returns the time of a pattern as a fraction of Transformer-XL's, or 0 if unknown. */
 static double time_of(const run *r, const char *pattern) {
     double sum = 0;
     size_t l;
@@ -1000,8 +1007,8 @@ static size_t derive_all(run *r, FILE *out, candidate *all, stx_real *gates) {
     for (i = 0; i < L; i++) attentions += all[0].pattern[i] == 's';
     if (!derive_one(r, out, "argmax", all, &n)) return 0;
 
-    /* without an attention block, `every` stays the paper's; the rule requires at least
-       2 */
+    /* without an attention block, `every` keeps the paper's value; the rule requires 2 or
+       more */
     if (attentions) every = L / attentions;
     if (every > 1 && every <= L) {
         snprintf(what, sizeof what, "par:%zu", every);
@@ -1017,7 +1024,7 @@ static size_t derive_all(run *r, FILE *out, candidate *all, stx_real *gates) {
     return n;
 }
 
-/* --derive */
+/* --derive: scores and prints the patterns that the search has found. */
 static void derive(run *r, FILE *out) {
     const size_t samples = (size_t)opt.derive_samples;
     const int gate_eval = r->model->desc.gate_eval;
@@ -1047,7 +1054,7 @@ typedef struct log_rows {
     double *row;
 } log_rows;
 
-/* Adds a line of the log if it contains newer probabilities. list: a buffer for them as
+/* Adds a line of the log if it contains newer probabilities. `list` is a buffer for their
    text. Returns 0 if memory runs out. */
 static int add_row(log_rows *rows, const char *line, char *list) {
     const size_t probabilities = rows->width - 1;
@@ -1085,7 +1092,7 @@ static int draw_rows(const log_rows *rows, size_t blocks, char *err) {
     return ok;
 }
 
-/* --picture */
+/* --picture: draws the probabilities of each block from the log. */
 static void picture(run *r) {
     log_rows rows;
     char *line = NULL, *list;
@@ -1349,7 +1356,7 @@ static int report_error(tr_lm *t) {
         {"proj_std", "proj-init-std"},
         {"latency_w", "latency-of"},
         {"cost", "latency-table"},
-        /* the values that are expected */
+        /* phrases that describe expected values */
         {"latency = STX_PAR_LATENCY_FBNET", "--latency fbnet"},
         {"latency = STX_PAR_LATENCY_HINGE", "--latency hinge"},
         {"noise = STX_PAR_NOISE_TOKENS", "--noise tokens"},
@@ -1505,7 +1512,7 @@ static size_t count(tr_lm *t, size_t vocab) {
     return n;
 }
 
-/* The number of blocks with a memory. */
+/* Returns the number of blocks with a memory. */
 static size_t attentions(const run *r) {
     size_t l, n = 0;
     for (l = 0; l < r->blocks; l++) n += !*r->pattern || r->pattern[l] == 's';
@@ -1535,8 +1542,8 @@ static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     }
 }
 
-/* Measures the latencies if a search needs them and there is no --latency-table. From
-   then on they are the value of that option, which the checkpoint stores. */
+/* Measures the latencies if a search needs them and there is no --latency-table. They
+   become the value of that option, which the checkpoint stores. */
 static int fill_table(run *r) {
     tr_lm *t = &r->t;
     stx_par_desc d;
@@ -1553,8 +1560,8 @@ static int fill_table(run *r) {
     return tr_apply(&options, word, TR_FROM_ARGS, t->err, TR_ERR) && describe(r, r->desc.vocab);
 }
 
-/* Compares the options that change the meaning of weights but not their shapes. A
-   network that inherits weights must have the same values. */
+/* Checks the options that change the meaning of weights but not their shapes. A network
+   that inherits weights must have the same values of them. */
 static int same_network(tr_lm *t, const stx_file *f) {
     static const char *const names[] = {
         "nheads", "norm-before", "no-final-norm", "norm-eps", "emb-scale",
@@ -1667,7 +1674,7 @@ static void optim_desc(stx_optim_desc *od) {
     od->clip_value = opt.clip_value;
     od->eps = opt.eps;
     od->eps_hat = opt.eps_hat;
-    if (od->kind == STX_LAMB) {     /* as NVIDIA's */
+    if (od->kind == STX_LAMB) {     /* as in NVIDIA's implementation */
         od->trust_max = 10;
         od->no_correction = 1;
     }
@@ -1782,7 +1789,7 @@ static int check_evaluation(tr_lm *t) {
                             && tr_can_write("picture", opt.picture, 1, t->err, TR_ERR));
 }
 
-/* Checks the patterns of other options than --pattern. */
+/* Checks the patterns of options other than --pattern. */
 static int check_patterns(tr_lm *t) {
     const run *r = (const run *)t;
     char pattern[PATTERN];
@@ -1869,7 +1876,7 @@ static int check(tr_lm *t) {
     return *r->pattern ? check_fixed(t) : check_search(t);
 }
 
-/* The number of steps per epoch of the weights' text. */
+/* Returns the number of steps per epoch of the text that trains the weights. */
 static uint64_t epoch(const tr_lm *t) {
     stx_batches_desc d;
     memset(&d, 0, sizeof d);

@@ -81,8 +81,8 @@ static tr_opt table[] = {
     TR_REAL_OPEN("rnn-dropout", TR_FREE, &opt.rnn_dropout, TR_OPEN_MAX, 0, 1,
         "dropout probability of the input of every transform, with one mask for all time steps"),
     TR_FLAG("init-xavier", TR_FIXED, &opt.init_xavier,
-        "sru: initialise as version 3.0 of the authors' code does, instead of 2.6 (sru++ always "
-        "uses 3.0)"),
+        "with --cell sru: initialise as version 3.0 of the authors' code does, instead of 2.6 "
+        "(sru++ always uses 3.0)"),
     TR_REAL("v-init", TR_FIXED, &opt.v_init, 0, 1e6,
         "bound of the initial gate vectors; 0: as in the authors' code"),
     TR_SET("literal", TR_MODEL, &opt.literal, "norm", 0,
@@ -124,8 +124,8 @@ static tr_opt table[] = {
     TR_GROUP("Optimisation"),
     TR_CHOICE("optim", TR_FIXED, &opt.optim, "radam|adamw|adam|sgd|adagrad", "optimiser"),
     TR_FLAG("radam-skip", TR_FIXED, &opt.radam_skip,
-        "radam: leave the parameters unchanged in the first 5 updates, in which the variance is "
-        "unknown, as later versions do, instead of updating without the variance"),
+        "with --optim radam: leave the parameters unchanged in the first 5 updates, in which the "
+        "variance is unknown, as later versions do, instead of updating without the variance"),
     TR_REAL("lr", TR_FREE, &opt.lr, 0, 1e6, "learning rate"),
     TR_CHOICE("schedule", TR_FREE, &opt.schedule, "constant|cosine|inv-sqrt|recursive|noam",
         "learning-rate schedule after the warm-up. recursive: the authors' cosine, from the end "
@@ -133,11 +133,13 @@ static tr_opt table[] = {
     TR_SIZE("lr-warmup", TR_FREE, &opt.lr_warmup, 0, TR_INF,
         "length of the linear warm-up, in updates"),
     TR_FLAG("lr-first-zero", TR_FREE, &opt.lr_first_zero,
-        "recursive: the first update has rate 0, as in the authors' WikiText-103 trainer"),
+        "with --schedule recursive: the first update has a rate of 0, as in the authors' "
+        "WikiText-103 trainer"),
     TR_REAL("lr-min", TR_FREE, &opt.lr_min, 0, 1e6,
         "learning rate at the end of the cosine schedule"),
     TR_REAL_OPEN("lr-decay", TR_FREE, &opt.lr_decay, TR_OPEN_MIN, 0, 1,
-        "factor by which the rate of any schedule decays after --lr-decay-from updates; 1: none"),
+        "factor by which the rate of any schedule decays after --lr-decay-from updates; 1: no "
+        "decay"),
     TR_SIZE("lr-decay-from", TR_FREE, &opt.lr_decay_from, 0, TR_INF,
         "updates before the first decay"),
     TR_SIZE("lr-decay-every", TR_FREE, &opt.lr_decay_every, 0, TR_INF,
@@ -639,7 +641,7 @@ static void plan(tr_lm *t) {
     }
 }
 
-/* Words are sorted by count for the adaptive softmax, with <eos> first, as in the
+/* For the adaptive softmax, words are sorted by count, with <eos> first, as in the
    authors' code. */
 static const tr_lm_kind kind = {
     "seqtx.sru.1", "state", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_EARLIER, 1,
