@@ -390,7 +390,7 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     run *more = (run *)realloc(all->v, (all->n + 1) * sizeof *more);
     if (!in) {
         if (more) all->v = more;
-        return tr_fail(err, TR_ERR, "%.300s: %s", path, strerror(errno));
+        return tr_fail(err, TR_ERR, "%.300s: cannot open the log: %s", path, strerror(errno));
     }
     if (!more)
         got = -1;
@@ -418,7 +418,7 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     if (got < 0)
         tr_fail(err, TR_ERR, "%.300s: out of memory: cannot read the log", path);
     else if (ferror(in))
-        got = tr_fail(err, TR_ERR, "%.300s: %s", path, strerror(errno)) - 1;
+        got = tr_fail(err, TR_ERR, "%.300s: cannot read the log: %s", path, strerror(errno)) - 1;
     free(line);
     if (in != stdin) fclose(in);
     if (got < 0) return 0;

@@ -2222,7 +2222,7 @@ TR_DEF int tr_claim_from_user(const tr_claim *c, const char *option, const char 
     if (got == 0) return tr_refuse_claimed(option, path, pid, err, size);
     return tr_fail(err, size,
                    "--%s: the lock file %.700s belongs to another user and cannot be removed (%s): "
-                   "delete it if that user's run has ended, or name another output file",
+                   "remove it if that user's run has ended, or name another output file",
                    option, c->path, strerror(why));
 }
 

@@ -351,7 +351,8 @@ static void test_tables(void) {
         o.preset = NULL;
         o.defaults = "nlayers=8 nhead=2";
         CHECK(tr_reset(&o, err, sizeof err) == 0);
-        HOLDS(err, "the defaults: --nhead: unknown option (did you mean --nheads?)");
+        HOLDS(err, "option table: invalid default: --nhead: unknown option "
+                   "(did you mean --nheads?)");
         CHECK(parse("") == 1);
         CHECK(tr_select_preset(&o, "x", err, sizeof err) == 0);
         HOLDS(err, "has no presets");
@@ -634,7 +635,7 @@ static void test_set_help(void) {
     CHECK(parse("--literal=pad") == 1);
     tr_help(&options, &b, 200);
     HOLDS(b.s, "--literal [NAMES]  pad ");
-    HOLDS(b.s, "of the original (rows|pad|free_ze, separated by commas; without names: all that "
+    HOLDS(b.s, "of the original (rows|pad|free_ze, separated by commas; without names, all that "
                "apply) (switch off: --no-literal)");
     HOLDS(b.s, "--nothing          off ");
     tr_buf_free(&b);

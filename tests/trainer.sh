@@ -466,9 +466,9 @@ check "to the same loss as in the first version" \
 if [ -n "$old_given" ]; then
     cp "$here/old/${family}_bare.safetensors" old/bare.st
     cd old
-    refused "bare.st.*do not contain --dropout,.*--lr,.*--grad-clip.*give those options, or the --preset" \
+    refused "bare.st.*did not store --dropout,.*--lr,.*--grad-clip.*give those options, or the --preset" \
         --checkpoint bare.st --data t.txt --steps 60 --threads 1
-    refused "bare.st.*do not contain --dropout,.*--grad-clip.*give those options, or the --preset" \
+    refused "bare.st.*did not store --dropout,.*--grad-clip.*give those options, or the --preset" \
         --checkpoint bare.st --data t.txt --steps 60 --threads 1 --lr 0.001
     cd ..
     good "a bare checkpoint, evaluated" old --checkpoint bare.st --data t.txt --eval-only \
@@ -1332,7 +1332,7 @@ check "one row per token; the rows add up to the lines" \
 # rows add up to.
 if [ -n "$token_by_token" ]; then
     check "reported: $(tail -n 1 score/said)" \
-        grep -q "add up to --score with $token_by_token" score/said
+        grep -q "add up to the score of --score-by file with $token_by_token" score/said
     good "a memory of one length for each token" score --data ../t.txt $tiny --pattern "(sf)2" \
         --same-length --steps 20 --checkpoint same.st
     for by in file tokens; do
@@ -1478,7 +1478,7 @@ refused "--hid-sz is 8 here .* but [0-9]* in the checkpoint: leave it out to sta
     --init-from ten.st --data ../t.txt --hid-sz 8
 refused "--tokens is chars here .* but bytes in the checkpoint" \
     --init-from ten.st --data ../t.txt --tokens chars
-refused "--[a-z-]* is .* here (from --preset $another_preset) but .* in the checkpoint: leave --preset out to begin" \
+refused "--[a-z-]* is .* here (from --preset $another_preset) but .* in the checkpoint: leave --preset out to start" \
     --init-from ten.st --data ../t.txt --preset $another_preset
 refused "--init-from none.st: No such file" --init-from none.st --data ../t.txt
 refused "--data is missing" --init-from ten.st
@@ -1731,7 +1731,7 @@ for weights in f32 bf16 int8; do
     good "--weights $weights" log --checkpoint wide.st --eval-only --data ../t.txt --log \
         "$weights.jsonl" --weights $weights --threads 1
     check "the message of $weights" \
-        [ "$(grep -c "^matrices rounded to $weights; [0-9.]* [KM]i*B per token" err)" \
+        [ "$(grep -c "^matrices rounded to $weights; generation reads up to [0-9.]* [KM]i*B of them per token" err)" \
         = "$([ $weights = f32 ] && echo 0 || echo 1)" ]
 done
 losses=$(for weights in f32 bf16 int8; do grep '"split":"valid"' log/$weights.jsonl |

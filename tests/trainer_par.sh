@@ -428,7 +428,7 @@ family_bad() {
         $t $tiny $new --pos-mode fixed
     refused '--proj-dims: expected .*, got 99999999999' \
         $t $tiny $new --words-out reference --cutoffs 5,12 --proj-dims 5,99999999999
-    refused '--latency fbnet: .*times above 1' \
+    refused '--latency fbnet: .*a time above 1' \
         $t $tiny $new --pattern search --latency fbnet --latency-table 0.1,0.1
     refused '--tau-end: .*1e-300' $t $tiny $new --pattern search --tau-end 1e-300
     refused '--eval-mem 1000000000: .*--max-memory' $t $tiny $new --eval-mem 1000000000
@@ -492,7 +492,7 @@ family_bad() {
     done
     refused '--picture.*--log' $t $tiny --steps 3 --picture x.svg
     refused '--race.*expected letters' $t $tiny $new --race sgf
-    refused '--race: expected a pattern' $t $tiny $new --race search
+    refused '--race: expected a fixed pattern' $t $tiny $new --race search
     refused '--eps-hat' $t $tiny $new --eps-hat --optim sgd
     refused '--pos-mode\|pos_mode' $t $tiny $new --pos-mode reference
     refused 'best.*eval-every' $t $tiny $new --best B.st --eval-every 0
