@@ -1554,6 +1554,7 @@ TR_DEF int tr_print_help(const tr_options *o, char *err, size_t size) {
     if (width > 120) width = 120;
     memset(&b, 0, sizeof b);
     tr_help(o, &b, width);
+    if (b.oom) errno = ENOMEM;
     ok = !b.oom && fwrite(b.s, 1, b.n, stdout) == b.n && fflush(stdout) == 0;
     tr_buf_free(&b);
     return ok ? 2 : tr_fail(err, size, "cannot print the help: %s", strerror(errno));
@@ -5443,7 +5444,10 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
     size_t peak;
     int ok;
     *why = 0;
-    if (!real_run) return 0;
+    if (!real_run) {
+        snprintf(why, TR_ERR, "out of memory");
+        return 0;
+    }
     d.dry = 1;
     d.max_bytes = limit;
     d.alloc = NULL;
@@ -5469,8 +5473,8 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
             t->lm.gen_free(t->lm.gen_create(t->lm.model, 1, t->eval_window));
     }
     peak = ok && stx_ok(t->x) ? stx_peak_bytes(t->x) : 0;
-    if (!peak)
-        snprintf(why, TR_ERR, "%s", t->x && !stx_ok(t->x) ? stx_error(t->x) : "out of memory");
+    if (!peak && t->x && !stx_ok(t->x)) snprintf(why, TR_ERR, "%s", stx_error(t->x));
+    else if (!peak) snprintf(why, TR_ERR, "%s", *t->err ? t->err : "out of memory");
 
     free(t->tokens);
     stx_batches_free(t->batches);

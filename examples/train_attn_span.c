@@ -16,8 +16,10 @@
 
 // >>options
 
-/* Compile-time check: --literal without names means STX_SPAN_LITERAL. */
-typedef char literal_is_every[(int)STX_SPAN_LITERAL == (int)TR_EVERY ? 1 : -1];
+/* Compile-time check: --literal without names means STX_SPAN_LITERAL, and its names have
+   the bits of the flags. */
+typedef char literal_is_every[(int)STX_SPAN_LITERAL == (int)TR_EVERY && STX_SPAN_LITERAL_EPS == 1
+                              && STX_SPAN_LITERAL_MEMORY == 2 ? 1 : -1];
 
 static struct {
     /* model */
@@ -113,7 +115,7 @@ static tr_opt table[] = {
     TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30,
         "process the batch in this many parts, to save memory"),
     TR_SIZE("block-sz", TR_FIXED | TR_KEPT, &opt.block_sz, 1, 1u << 30,
-        "tokens per stream and step"),
+        "tokens per stream per step"),
     TR_SIZE("niter", TR_FREE, &opt.niter, 1, 1u << 30,
         "number of iterations, each of --nbatches steps"),
     TR_SIZE("nbatches", TR_FREE, &opt.nbatches, 1, 1u << 30,
@@ -121,8 +123,8 @@ static tr_opt table[] = {
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF,
         "total number of steps; 0: --niter times --nbatches"),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF,
-        "seed of initial values, dropout and positions in the text. If given, also the seed of "
-        "sampling; otherwise sampling differs every time"),
+        "seed for initial values, dropout and positions in the text; also for sampling if given, "
+        "otherwise sampling differs every time"),
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "--nbatches", "a tenth of --nbatches"),
     TR_FLAG("full-eval-mode", TR_LOCAL, &opt.full_eval,
@@ -152,8 +154,8 @@ static tr_opt table[] = {
     "block-sz=64 batch-sz=64 batch-split=1 niter=1000 nbatches=1000 " \
     "optim=sgd lr=0.03 momentum=0.9 schedule=constant lr-warmup=0 grad-clip=0 "
 
-/* Experiments of 1905.07799 (section 4) and 1907.01470 (section 5), and one of fairseq.
-   The results of enwik8_small and wiki103_pers are from the README of the authors' code.
+/* Experiments from 1905.07799 and 1907.01470, and one from fairseq. The results of
+   enwik8_small and wiki103_pers are from the README of the authors' code.
    To fine-tune as in the papers, run the same command again with a tenth of --lr and a
    larger --niter. */
 #define ADAGRAD \
@@ -181,7 +183,7 @@ static const tr_preset presets[] = {
         "dropout=0 adapt-span-loss=0.000002 lr-warmup=8000 niter=150"},
     {"enwik8", "38.5M parameters, 12 layers, span 8192: published test 1.02 bpc",
         ENWIK8 BASE "niter=600"},
-    {"enwik8_fairseq", "enwik8 with fairseq's mask and initial values: published test 1.03 bpc",
+    {"enwik8_fairseq", "enwik8 with fairseq's mask and initial values: published test ~1.03 bpc",
         ENWIK8 BASE "niter=600 no-renorm fairseq-init"},
     {"enwik8_large", "209M parameters, 24 layers: published test 0.98 bpc",
         ENWIK8 LARGE "niter=150"},
@@ -212,7 +214,8 @@ static tr_options options = {
 // >>run: the state of a run
 
 typedef struct run {
-    tr_lm         t;        /* context, text, optimiser, log and more: see train.h */
+    tr_lm         t;        /* context, text, optimiser, log and more: see train.h. Must be
+                               first, because train.h passes a pointer to it */
     stx_span_desc desc;
     stx_span     *model;
 } run;
@@ -220,12 +223,12 @@ typedef struct run {
 
 // >>training
 
-enum { METRIC_LOSS };       /* mean loss of a step, in nats per token */
+enum { METRIC_LOSS };       /* mean loss of a step in nats per token, without span penalty */
 
 /* One step: a forward pass, a backward pass and an update. Everything that changes
-   between steps is read from t.in, t.out and the optimiser's learning rate, so that a
-   GPU can replay the step (stx_step_run). The batch is processed in parts, whose
-   gradients are accumulated. */
+   between steps is read from t.in, t.out and t.lr, so that a GPU can replay the step
+   (stx_step_run; train sets the learning rate of replays). The batch is processed in
+   parts, whose gradients are accumulated. */
 static void step(void *user) {
     run *r = (run *)user;
     stx_ctx *x = r->t.x;
@@ -276,6 +279,8 @@ static void train(tr_lm *t) {
         int status = stx_batches_next(t->batches, t->tokens, t->targets);
         uint64_t key;
         if (status == STX_BATCH_END) break;
+        /* sets t.in and t.out (stx_tokens_set), and resets the memories if the block does
+           not continue the previous one */
         key = tr_lm_batch(t, status == STX_BATCH_FRESH);
 
         t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
@@ -317,9 +322,9 @@ static void print_spans(const tr_lm *t, FILE *out) {
 
 // >>main
 
-/* Reports the library's error in terms of the options. Returns 0. An entry of words maps
-   a field of stx_span_desc to an option, or one phrase to another. Of two phrases with a
-   common beginning, the longer comes first. */
+/* Reports the library's error in terms of the options. Returns 0. An entry in words[]
+   maps a field of stx_span_desc to an option, or one phrase to another. If a phrase
+   begins with another, the longer one comes first. */
 static int report_error(tr_lm *t) {
     static const tr_word words[] = {
         {"layers", "nlayers"},
@@ -331,11 +336,11 @@ static int report_error(tr_lm *t) {
         {"span", "attn-span"},
         {"pers", "pers-mem-size"},
         {"ramp", "adapt-span-ramp"},
-        {"cutoff", "adapt-io-cutoffs"},
         {"width of the first cluster / divval^cutoffs",
             "the width of the last cluster, --hid-sz / --adapt-io-divval^(number of cutoffs)"},
         {"divval", "adapt-io-divval"},
         {"cutoffs", "adapt-io-cutoffs"},
+        {"cutoff", "adapt-io-cutoffs"},
         {"a smaller divval or a larger width", "a smaller --adapt-io-divval or a larger --hid-sz"},
         {": STX_SPAN_LITERAL_EPS", " eps"},
         {"adapt_span without no_renorm", "--adapt-span without --no-renorm"},
@@ -399,8 +404,8 @@ static size_t count(tr_lm *t, size_t vocab) {
     return n;
 }
 
-/* Writes a one-line description of the model to line, and the largest number of elements
-   that its memory can have, with L rows in every layer, to *elements. */
+/* Sets line to a one-line description of the model, and *elements to the number of
+   elements of a full memory with L rows in every layer, without spare rows. */
 static void shape(const tr_lm *t, char *line, size_t size, double *elements) {
     (void)t;
     snprintf(line, size, "%llu layer%s, %llu head%s, span %llu", (unsigned long long)opt.nlayers,
@@ -489,7 +494,7 @@ static const tr_lm_kind kind = {
     &opt.adapt_io, &opt.adapt_io_cutoffs,
     STX_ORDER_COUNT_LATER,              /* order of token ids with --adapt-io */
     0,                                  /* eos_first */
-    /* changes of DEMO for texts of up to 1e5 tokens, up to 2e6, and longer ones */
+    /* sized: changes to DEMO for texts of up to 1e5 tokens, of up to 2e6, and longer */
     {"nlayers=2 hid-sz=64 attn-span=128 dropout=0.2", "dropout=0.1", ""},
     check, plan, count, shape, make, train, print_spans, sizeof(run)
 };

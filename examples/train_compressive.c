@@ -843,7 +843,7 @@ static const int no_adapt_io = 0;
 
 static const tr_lm_kind kind = {
     "seqtx.compressive.1", "memory", &no_adapt_io, NULL, STX_ORDER_FIRST, 0,
-    /* changes of DEMO for texts of up to 1e5 tokens, up to 2e6, and longer ones */
+    /* sized: changes to DEMO for texts of up to 1e5 tokens, of up to 2e6, and longer */
     {"nlayers=2 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
     check, plan, count, shape, make, train, print_results, sizeof(run)
 };

@@ -1948,7 +1948,7 @@ static void plan(tr_lm *t) {
 
 static const tr_lm_kind kind = {
     "seqtx.par.1", "memory", &opt.words_out, NULL, STX_ORDER_COUNT_EARLIER, 1,
-    /* changes of DEMO for texts of up to 1e5 tokens, up to 2e6, and longer ones */
+    /* sized: changes to DEMO for texts of up to 1e5 tokens, of up to 2e6, and longer */
     {"nlayers=4 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
     check, plan, count, shape, make, train, report, sizeof(run)
 };

@@ -645,7 +645,7 @@ static void plan(tr_lm *t) {
    authors' code. */
 static const tr_lm_kind kind = {
     "seqtx.sru.1", "state", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_EARLIER, 1,
-    /* changes of DEMO for texts of up to 1e5 tokens, up to 2e6, and longer ones */
+    /* sized: changes to DEMO for texts of up to 1e5 tokens, of up to 2e6, and longer */
     {"nlayers=3 hid-sz=192 dropout=0.2 attn-dropout=0.1", "dropout=0.1 attn-dropout=0.1", ""},
     check, plan, count, shape, make, train, print_alpha, sizeof(run)
 };
