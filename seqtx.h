@@ -1509,13 +1509,13 @@ STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *
 /* log p of every id, without dropout and without gradient: h (..,C) -> (N,V). */
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h);
 
-/* Adds to the key of a step (stx_step_run) what the host decides because of these ids, in
-   stx_adaptive_input or, with output = 1, in stx_adaptive_softmax_tokens with options
-   how. On a GPU, the matmuls of a cluster are captured for a capacity, which is its
-   number of ids rounded up to a multiple of 1/16 of all ids. The step can be replayed
-   while all capacities stay the same. Without this key, a replayed step whose ids
-   exceed a capacity computes NaN, and its update is skipped. On a CPU, returns the key
-   unchanged. */
+/* Adds to the key of a step (stx_step_run) the host-side decisions that depend on these
+   ids, in stx_adaptive_input or, with output = 1, in stx_adaptive_softmax_tokens with
+   options how. On a GPU, the matmuls of a cluster are captured for a capacity, which is
+   its number of ids rounded up to a multiple of 1/16 of all ids. The step can be
+   replayed while all capacities stay the same. Without this key, a replayed step whose
+   ids exceed a capacity computes NaN, and its update is skipped. On a CPU, returns the
+   key unchanged. */
 STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids,
                                   int output, const stx_token_loss *how);
 
@@ -2434,8 +2434,8 @@ STX_DEF stx_tensor *stx_vocab_io_scores(const stx_vocab_io *w, stx_tensor *h);
 STX_DEF stx_tensor *stx_vocab_io_loss(const stx_vocab_io *w, stx_tensor *h, const stx_ids *targets,
                                       stx_token_loss *how);
 
-/* Adds to the key of a step what the host decides because of these ids and targets; each
-   can be NULL. See stx_adaptive_key. */
+/* Adds to the key of a step the host-side decisions that depend on these ids and targets,
+   either of which can be NULL. See stx_adaptive_key. */
 STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx_ids *ids,
                                   const stx_ids *targets, const stx_token_loss *how);
 
@@ -2502,8 +2502,8 @@ typedef struct stx_memory {
 STX_DEF stx_memory *stx_memory_create(stx_ctx *x, const stx_memory_desc *d);
 STX_DEF void stx_memory_free(stx_memory *s);
 
-/* Empty the whole memory or only stream b, which is then like a stream of a new memory.
-   Both do nothing after an error. */
+/* Return the whole memory, or only stream b, to its initial, empty state. Both do nothing
+   after an error. */
 STX_DEF void stx_memory_reset(stx_memory *s);
 STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b);
 

@@ -722,7 +722,7 @@ STX_DEF void stx_comp_state_free(stx_comp_state *s);
 /* Empties the memory. Does nothing after an error. */
 STX_DEF void stx_comp_state_reset(stx_comp_state *s);
 
-/* Empties the memory of stream b, for example because a new text begins in it. The next
+/* Empties the memory of stream b, for example when a new text begins in it. The next
    segments give the same results as with an empty state, up to rounding. Sets an error
    if b >= B, or with STX_COMP_LITERAL_ROWS, _PAD or _MASK, which derive positions,
    padding and keys from a row count shared by all streams. */

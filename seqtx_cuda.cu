@@ -8975,7 +8975,7 @@ typedef struct stx__attn_bwd_plan {
     int tiles;                          /* number of tiles of queries */
     int first, key_tiles;               /* first key; number of tiles of keys */
     int vector_tiles, vector_splits;    /* tiles and splits for persistent vectors */
-    int diagonal_first, diagonal_extra; /* first and extra of the sweep of diagonals */
+    int diagonal_first, diagonal_extra; /* `first` and `extra` of the diagonal sweep */
     int diagonals, tables, units, table_splits;
     int pe_rows;
     int rows;                       /* sum of the dR columns of all heads, or 0 */
@@ -9535,9 +9535,9 @@ static __device__ __forceinline__ stx__sru_input stx__sru_input_of(const stx__ar
     return f;
 }
 
-/* Starts copies of steps n0 .. n0+STEPS-1 to PLANES slots (STEPS,32), in pieces of 16
-   bytes. Pieces that do not exist are filled with 0; they use the address of u, because
-   their own may be outside any array. */
+/* Starts copying steps n0 .. n0+STEPS-1 to PLANES slots (STEPS,32), 16 bytes at a time.
+   Pieces beyond the end of an array are filled with zeros. Their source address is u,
+   because the computed address may be outside any array. */
 template <class E, int STEPS, int PLANES>
 static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_input &f,
                                                       const stx__sru &p, const stx__sru_column &q,
@@ -10155,14 +10155,14 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
 // >>groups
 
 #ifdef SEQTX_COMPRESSIVE_H
-/* The kernels of seqtx_compressive.h, whose letters apply here. They move rows and
-   compute gates. Convolutions and the attention of the losses use matmuls and attention
-   of the core.
+/* Kernels for seqtx_compressive.h, with the letters defined there. They move rows and
+   compute gates. Convolutions, and the attention in the losses, use the core's matmul and
+   attention kernels.
 
    Row kernels use one warp per row and W adjacent elements per lane. The source of a
    row is computed once per row, and loads and stores cover whole cache lines. Blocks
-   have 256 threads. The size of the grid is limited; STX__WARPS distributes all n below
-   N over its warps. */
+   have 256 threads. The size of the grid is limited; STX__WARPS distributes n = 0 .. N-1
+   over its warps. */
   #define STX__WARPS(n, N) \
     for (size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; n < N; \
          n += (size_t)gridDim.x * blockDim.x / 32)

@@ -704,7 +704,7 @@ STX_DEF void stx_par_state_free(stx_par_state *s);
 /* Empties the memory. Does nothing after an error. */
 STX_DEF void stx_par_state_reset(stx_par_state *s);
 
-/* Empties the memory of stream b, for example because a new text begins in it. */
+/* Empties the memory of stream b, for example when a new text begins in it. */
 STX_DEF void stx_par_state_reset_stream(stx_par_state *s, size_t b);
 
 /* Copies the memory of streams c .. c + n - 1 of `from` to streams b .. b + n - 1 of

@@ -612,8 +612,7 @@ typedef struct stx_sru_lm_desc {
                                fields apply only to adapt_io */
     size_t emb_adaptive;    /* width of the first cluster; 0: dim */
     double divval;          /* cluster i has width floor(emb_adaptive / divval^i); 0: 4 */
-    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first id of the second cluster, of the
-                                               third, .. */
+    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second, third, .. cluster */
     size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that
                                are below vocab */
     int    separate_projs;  /* 1: the embedding has separate projections */

@@ -346,7 +346,7 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
    header calls the first five functions. A function that fails writes the reason to err,
    which has `room` bytes. */
 
-/* type of a piece, which decodes to its text, to nothing, to U+2047 or to one byte */
+/* Types of pieces. They decode to their text, to nothing, to U+2047, and to one byte. */
 enum { STX_PIECE_TEXT, STX_PIECE_CONTROL, STX_PIECE_UNKNOWN, STX_PIECE_BYTE };
 
 /* Opens a model from the n bytes of its file. Returns NULL after an error. */

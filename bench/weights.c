@@ -332,7 +332,7 @@ typedef struct {
     stx_lm lm;
     void *gen;
     samples times, reads; /* times of a token in ms or us; reads in GB/s */
-    double bytes;         /* bytes that a token reads */
+    double bytes;         /* bytes read per token */
 } generator;
 
 static void generator_create(generator *g, const model *m, int kind, int threads) {

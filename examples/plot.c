@@ -427,8 +427,8 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     if (!lines) return tr_fail(err, TR_ERR, "%.300s: expected a log, got an empty file", path);
     if (tensors)
         return tr_fail(err, TR_ERR,
-                       "%.300s: expected a log, got a safetensors file, such as a checkpoint: give "
-                       "the file that the trainer's --log names (with --out DIR: DIR/log.jsonl)",
+                       "%.300s: expected a log, got a safetensors file: give the trainer's "
+                       "--log file (with --out DIR: DIR/log.jsonl), not its checkpoint",
                        path);
     if (lines == bad)
         return tr_fail(err, TR_ERR,

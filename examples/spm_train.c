@@ -139,7 +139,7 @@ static int encode(char err[TR_ERR]) {
     d.join_lines = 1;
     v = stx_vocab_build(x, &d, NULL, 0, 0);
     if (v && opt.eos && stx_vocab_eos(v) < 0)
-        stx_fail(x, STX_ERR_ARG, "--eos: %s has no piece for the end of a sentence", model);
+        stx_fail(x, STX_ERR_ARG, "--eos: %s has no end-of-sentence piece", model);
 
     memset(&m, 0, sizeof m);
     if (v && stx_map_open(x, &m, opt.encode))
@@ -168,7 +168,8 @@ int main(int argc, char **argv) {
     ok = got == 1;
     if (ok && !opt.model)
         ok = tr_fail(err, TR_ERR,
-                     "--model is missing: give the name to which .model and .vocab are added");
+                     "--model is missing: give the output prefix, to which .model and .vocab are "
+                     "appended");
     if (ok && !opt.text == !opt.encode)
         ok = tr_fail(err, TR_ERR,
                      "expected either --text, to train a model, or --encode, to encode a text");

@@ -6619,7 +6619,7 @@ TR_DEF int tr_lm_check(tr_lm *t) {
                        tr_lm_ranks(t), (unsigned long long)(B / split),
                        split > 1 ? "--batch-sz / --batch-split" : "--batch-sz");
     if (o->update_after && o->update_every <= 1 && tr_given(t->options, "update-after"))
-        return tr_fail(t->err, TR_ERR, "--update-after %llu requires an --update-every of 2 or "
+        return tr_fail(t->err, TR_ERR, "--update-after %llu requires --update-every 2 or "
                        "more", (unsigned long long)o->update_after);
     if (!tr_lm_check_useful(t) || !tr_lm_own_file(t, "log", o->log)) return 0;
     if (o->score && strcmp(o->score, "-") && access(o->score, R_OK))
@@ -6810,7 +6810,7 @@ TR_DEF int tr_lm_prepare_text(tr_lm *t, int reads_text, int resumes) {
     if (!t->unit) t->unit = o->tokens >= TR_WORDS ? TR_PPL : TR_BPC;
     t->kind->plan(t);
     if (t->training && o->best && !t->eval_every)
-        return tr_fail(t->err, TR_ERR, "--%s requires an --eval-every", best);
+        return tr_fail(t->err, TR_ERR, "--%s requires --eval-every", best);
     return tr_lm_count_texts(t);
 }
 

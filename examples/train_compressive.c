@@ -579,8 +579,8 @@ static int read_memory_layers(run *r) {
     if (d->no_memory) return 1;
     if (!tr_read_sizes(text, r->memory_layers, MAX_LAYERS, &d->memory_count))
         return tr_fail(r->t.err, TR_ERR,
-                       "--memory-layers %.200s: expected all, none, or numbers of layers separated "
-                       "by commas", text);
+                       "--memory-layers %.200s: expected all, none, or layer numbers separated by "
+                       "commas", text);
     for (i = 0; i < d->memory_count; i++) {
         const size_t layer = r->memory_layers[i];
         if (!layer || layer > opt.nlayers)

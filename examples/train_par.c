@@ -76,8 +76,8 @@ static struct {
 } opt;
 
 /* The second column says how checkpoints treat the option: see "Resuming" in train.h.
-   Other names of an option are those of PAR's reference and of Transformer-XL's
-   trainers. */
+   Aliases are the names that PAR's reference code and Transformer-XL's training scripts
+   use. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
     TR_SIZE_ALSO("nlayers", "num-layers", TR_MODEL, &opt.nlayers, 1, MAX_BLOCKS,
@@ -1782,7 +1782,7 @@ static int check_evaluation(tr_lm *t) {
                        "--eval-mem: expected 2 or more with --%ssame-length, which counts the "
                        "query's own key, got %d", opt.same_length ? "" : "eval-", opt.eval_mem);
     if (opt.eval_same_length && opt.eval_mem < 0 && opt.mem < 2)
-        return tr_fail(t->err, TR_ERR, "--eval-same-length requires an --eval-mem of at least 2");
+        return tr_fail(t->err, TR_ERR, "--eval-same-length requires --eval-mem 2 or more");
     if (opt.picture && !opt.lm.log)
         return tr_fail(t->err, TR_ERR, "--picture requires a --log, from which it is drawn");
     return !opt.picture || (tr_lm_own_file(t, "picture", opt.picture)

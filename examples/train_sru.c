@@ -608,7 +608,7 @@ static int check(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--emb-sz: expected --hid-sz %llu with --tied, got %llu",
                        (unsigned long long)opt.hid_sz, (unsigned long long)opt.emb_sz);
     if (opt.schedule == LR_NOAM && !opt.lr_warmup)
-        return tr_fail(t->err, TR_ERR, "--schedule noam requires an --lr-warmup of 1 or more");
+        return tr_fail(t->err, TR_ERR, "--schedule noam requires --lr-warmup 1 or more");
     return 1;
 }
 

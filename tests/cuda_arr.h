@@ -74,7 +74,7 @@ static inline void arr_upload(const arr *a) {
     stx_cuda_upload_activations(gx, a->d, a->c, a->n);
 }
 
-/* Returns the GPU's elements. The caller frees them. */
+/* Returns a copy of the array's GPU elements in host memory. The caller frees it. */
 static inline float *arr_get(const arr *a) {
     return cuda_fetch(gx, a->d, a->n);
 }

@@ -1097,8 +1097,9 @@ static void unit_values(data *d) {
                 d->in[PV][(h * d->a.N + j) * d->a.D + i] = i == d->a.S + j ? 1.0f : 0.0f;
 }
 
-/* If the values are unit vectors, y contains the weights. The same weights must be 0 as
-   on the CPU. The shift for a replayed step must have the effect of another stream. */
+/* With unit vectors as values, y contains the attention weights. The GPU must drop
+   exactly the weights that the CPU drops, and the shift of the generator for a replayed
+   step must be equivalent to another random stream. */
 static void masks(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 20, .S = 33, .H = 2, .D = 64, .drop = 0.5},

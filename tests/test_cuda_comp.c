@@ -1020,8 +1020,8 @@ static void test_graph(void) {
             double la = model_run(&a, n), lb = model_run(&b, n);
             CHECK(la == lb, "%s, step %d: %.9g launched, %.9g replayed", model_names[which], n, la,
                   lb);
-            /* The same arenas are used in another way, so that a sanitizer notices if a
-               replay uses freed memory. */
+            /* An evaluation in the same arenas, so that a sanitizer detects a replay that
+               uses freed memory. */
             if (n == 7 && !brief) {
                 stx_begin(b.x, STX_EVAL);
                 CHECK(isfinite(stx_item(b.x, stx_comp_loss(b.m, b.in, b.out, NULL, NULL, NULL))),

@@ -1,8 +1,9 @@
-/* test_golden_span.c - compares seqtx_attn_span.h with golden vectors of an independent
-   PyTorch implementation (tests/golden): losses, caches, log p and the gradient of
-   every parameter, in the literal, the corrected and fairseq's forms; windows and
-   caches; 50 optimiser steps; parameter counts of the published presets. The tolerance
-   is 1e-10 in the double build and 1e-5 in float. Usage: test_golden_span DIR */
+/* test_golden_span.c - compares seqtx_attn_span.h with golden vectors from an
+   independent PyTorch implementation (tests/golden): losses, caches, log p and the
+   gradient of every parameter, for the corrected and literal forms and for fairseq's;
+   windows and cache lengths; 50 optimiser steps; and the parameter counts of the
+   published presets. The tolerance is 1e-10 in the double build and 1e-5 in float.
+   Usage: test_golden_span DIR */
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
 #include "golden.h"

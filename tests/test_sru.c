@@ -2430,8 +2430,8 @@ static void count_release(void *user, void *p) {
     free(p);
 }
 
-/* Trains and generates in a context whose allocation c->fail_at fails. Returns nonzero
-   if generation succeeded. error, code: of the context. */
+/* Trains and generates in a context in which allocation number c->fail_at fails. Returns
+   nonzero if generation succeeded. error and *code receive the context's error. */
 static int with_failure(counter *c, char error[256], int *code) {
     static const int32_t t[40] = {1, 2, 3, 4, 5};
     const char *name;

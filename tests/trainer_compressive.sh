@@ -409,7 +409,7 @@ family_bad() {
     refused '--cmem, --cmems: --compress none has no compressed memory' \
         $t $tiny $new --compress none
     refused '--aux: no layer has a compressed memory' $t $tiny $new --cmem 0 --aux attention
-    refused '--update-after 5 requires an --update-every of 2 or more' \
+    refused '--update-after 5 requires --update-every 2 or more' \
         $t $tiny $new --update-after 5
     refused '--eval-cmem: .*--literal rows' $t $tiny $new --literal rows --eval-cmem 100
     refused '--eval-positions: expected a multiple of --block-sz 16, got 7' \
