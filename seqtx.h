@@ -328,9 +328,9 @@ extern "C" {
 
 // >>api: version
 
-/* Returns the STX_VERSION of the implementation. A program that loads a shared library
-   should compare it with STX_VERSION: if MAJOR.MINOR differ, structs can differ. In #if,
-   use STX_VERSION_AT_LEAST(0, 2, 0). */
+/* Returns the version string of the implementation. A program that loads a shared
+   library should compare the string with STX_VERSION, because struct layouts can differ
+   if MAJOR or MINOR differs. In #if, use STX_VERSION_AT_LEAST(0, 2, 0). */
 STX_DEF const char *stx_version(void);
 
 
@@ -347,7 +347,7 @@ enum {
     STX_ERR_SHAPE,      /* shapes do not match */
     STX_ERR_MEMORY,     /* out of memory, or max_bytes exceeded */
     STX_ERR_IO,         /* a file could not be read or written */
-    STX_ERR_FORMAT,     /* the contents of a file are invalid or not those expected */
+    STX_ERR_FORMAT,     /* a file's contents are invalid or unexpected */
     STX_ERR_DEVICE      /* the device failed, or is not part of this build */
 };
 
@@ -383,14 +383,15 @@ typedef struct stx_desc {
                                sleep when idle. 1: only the calling thread, as with
                                SEQTX_NO_THREADS */
     uint64_t seed;          /* seed of all random numbers */
-    size_t   max_bytes;     /* limit on the memory of the context (on a GPU, on its device
-                               memory); 0: no limit */
+    size_t   max_bytes;     /* limit on the context's memory (with a GPU: on its device
+                               memory only); 0: no limit */
     size_t   chunk_bytes;   /* arenas grow by at least this many bytes; 0: 1 MiB */
     int      dry;           /* 1: measure memory without computing; CPU only */
 
     void  *(*alloc)(void *user, size_t bytes);      /* NULL: malloc */
     void   (*release)(void *user, void *p);         /* NULL: free */
-    void    *user;                                  /* first argument of both */
+    void    *user;                                  /* first argument of alloc and
+                                                       release */
 } stx_desc;
 
 typedef struct stx_ctx stx_ctx;
@@ -406,7 +407,7 @@ STX_DEF void stx_destroy(stx_ctx *x);
 /* Returns the desc with the defaults filled in. */
 STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x);
 
-/* Returns the name of the implementation of matmuls, such as "avx512", "avx512 bf16" or
+/* Returns the name of the matmul implementation, such as "avx512", "avx512 bf16" or
    "cblas", or of the GPU. */
 STX_DEF const char *stx_backend(const stx_ctx *x);
 
@@ -447,8 +448,8 @@ STX_DEF int stx_training(const stx_ctx *x);
 STX_DEF uint64_t stx_step_index(const stx_ctx *x);
 STX_DEF void stx_set_step_index(stx_ctx *x, uint64_t index);
 
-/* Memory in bytes. stx_bytes returns the memory reserved now, and stx_peak_bytes the
-   largest amount that was in use at any time, in arenas and blocks. */
+/* Memory in bytes. stx_bytes returns the amount currently reserved; stx_peak_bytes
+   returns the largest amount in use at any time, in arenas and blocks. */
 STX_DEF size_t stx_bytes(const stx_ctx *x);
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x);
 
@@ -484,8 +485,8 @@ STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i);
 STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);
 STX_DEF void stx_download(stx_ctx *x, stx_real *host, const stx_real *from, size_t n);
 
-/* Return a b c and n + a b, or SIZE_MAX if the result overflows. An allocation of
-   SIZE_MAX bytes fails with an error. */
+/* Return the product a b c and the sum n + a b, or SIZE_MAX on overflow. An allocation
+   of SIZE_MAX bytes fails with an error. */
 STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c);
 STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b);
 
@@ -514,9 +515,10 @@ typedef struct stx_tensor {
     int       is_leaf;      /* 1: a parameter, a view of one, or a variable */
     int       is_f32;       /* 1: float even in STX_PREC_BF16 on a GPU, like parameters,
                                scalars and results computed only from them */
-    const struct stx_tensor *view_of;   /* the parameter of which this is a view, or NULL.
-                                           The gradient is a view as well */
-    size_t    view_offset;  /* first element of that view */
+    const struct stx_tensor *view_of;   /* the parameter whose elements this tensor
+                                           shares, or NULL. grad is a view of the
+                                           parameter's gradient */
+    size_t    view_offset;  /* index in view_of of the first element of this view */
     size_t    padding;      /* number of zeros stored after the elements of a parameter.
                                Kernels read them but never write them; see "Padded logits"
                                in >>adaptive input and output */
@@ -528,15 +530,18 @@ typedef struct stx_tensor {
 typedef struct stx_ids {
     int32_t *data, *device;
     size_t   B, T;
-    size_t   id_limit;      /* all ids must be below this: the smallest number of rows or
-                               classes among the ops that used them; 0: not used yet */
-    int      ignores;       /* 1: all ops that used the ids ignored ignored_id, which may
-                               then be out of range; -1: some did not; 0: not used yet */
+    size_t   id_limit;      /* all ids must be below this: the smallest number of rows
+                               or classes in any op that used them; 0: no op has used
+                               them yet */
+    int      ignores;       /* 1: all ops that used the ids ignored ignored_id, which
+                               may then be out of range; -1: at least one did not; 0: no
+                               op has used them yet */
     int32_t  ignored_id;
 } stx_ids;
 
-/* Create tensors from host memory, which is copied. Dimensions end at the first 0, and d0
-   must not be 0. They return NULL and set an error if data is NULL or memory runs out.
+/* Create tensors from host memory, which is copied. Dimensions end at the first 0, and
+   d0 must not be 0. All three return NULL and set an error if data is NULL or memory
+   runs out.
        stx_input              a constant of this step
        stx_variable           an input with a gradient: read t->grad after stx_backward
        stx_constant_create    a constant that is valid until stx_destroy, so steps that
@@ -575,7 +580,7 @@ STX_DEF stx_tensor *stx_new_f32(stx_ctx *x, size_t d0, size_t d1, size_t d2, siz
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out);
 STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in);
 
-/* Returns the first element, or NaN if t is NULL or there is an error. */
+/* Returns the first element of t, or NaN if t is NULL or an error is set. */
 STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t);
 
 /* Copies the gradient of a parameter or variable (t->size elements) to host memory, after
@@ -583,7 +588,7 @@ STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t);
    writes zeros and returns 0. Returns 0 after an error. */
 STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out);
 
-/* Initialisers of stx_param; a is its argument. */
+/* Initialisers for stx_param; `a` is its argument of that name. */
 enum {
     STX_ZEROS = 0,
     STX_CONSTANT,       /* a */
@@ -606,8 +611,9 @@ typedef struct stx_params {
     int          in_use;                /* 1: an optimiser holds addresses of gradients */
     struct stx__buckets *buckets;       /* progress of the gradient exchange, see >>group */
     struct stx_params *next;            /* next list of the context */
-    /* Reservations of stx_params_make_contiguous: the unused part and its size; the size
-       of the reservation that the next parameter will allocate. */
+    /* Memory reserved by stx_params_make_contiguous: the unused parts of the blocks for
+       elements and gradients, their size, and the size of the blocks that the next
+       parameter will allocate. */
     stx_real    *reserve, *reserve_grads;
     size_t       reserve_left, reserve_next;
     ptrdiff_t    rng_offset;            /* see stx_params_rng_offset */
@@ -698,8 +704,9 @@ STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real 
 /* Records a new op on the tape: y, made by stx_new, is a function of in[0..count), at
    most STX_MAX_INS tensors, some of which may be NULL. Once y->grad is complete,
    stx_backward calls the function `back`, which adds to the gradients that stx_grad
-   returns. save is passed to back; allocate it from the step arena. Returns 1, or 0 if no
-   gradient will be needed or after an error; save then need not be filled. */
+   returns. save is passed to back; allocate it from the step arena. Returns 1. Returns
+   0 after an error or if no gradient will be needed; save then need not be filled
+   in. */
 enum { STX_MAX_INS = 9 };
 
 typedef void (*stx_back_fn)(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save);
@@ -707,10 +714,10 @@ STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int cou
                        stx_back_fn back, void *save);
 
 /* Like stx_record, for an op with several results y[0..results), at most 1 +
-   STX_MAX_MORE. back receives y[0] and can find the others through save. It is called
-   once, when the gradients of all results are complete, unless no result has a gradient.
-   If only some have one, grad of the others is NULL, and stx_grad returns zeros for
-   them. */
+   STX_MAX_MORE. back receives y[0] and can find the other results through save. It is
+   called once, when the gradients of all results are complete, unless no result has a
+   gradient. If only some results have gradients, y[i]->grad of the others is NULL, and
+   stx_grad returns zeros for them. */
 STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results,
                                stx_tensor *const *in, int count, stx_back_fn back, void *save);
 
@@ -725,16 +732,16 @@ STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 STX_DEF uint64_t stx_random_stream(stx_ctx *x);
 
 /* Recomputation, or gradient checkpointing (Chen et al. 2016, 1604.06174): returns
-   fn(user, in). The memory that fn used is freed, and fn runs again in the backward pass,
-   with the same random numbers. in has at most STX_MAX_RECOMPUTE_INS tensors. fn must
-   depend only on user, in and the parameters, and must not change any state. If it reads
-   any other tensor that requires a gradient, the backward pass fails: pass such tensors
-   in `in`, or use stx_detach.
+   fn(user, in). The memory that fn used is freed, and fn runs again in the backward
+   pass, with the same random numbers. `in` has at most STX_MAX_RECOMPUTE_INS tensors.
+   fn must depend only on user, `in` and the parameters, and must not change any state.
+   If it reads any other tensor that requires a gradient, the backward pass fails: pass
+   such tensors in `in`, or use stx_detach.
 
-   fn can return `more` additional results, at most STX_MAX_MORE. It stores them in out[0
-   .. more-1], which are initially NULL and may remain NULL; stx_recompute copies them to
-   its own argument out. Gradients pass through all results. With more = 0, out may be
-   NULL.
+   fn can return `more` additional results, at most STX_MAX_MORE. It stores them in
+   out[0 .. more-1], which are initially NULL and may remain NULL; stx_recompute copies
+   them to its own argument `out`. Gradients pass through all results. With more = 0,
+   `out` may be NULL.
 
    The model families support recomputation per layer: see recompute_layers in their descs
    and stx_lm.recompute. */
@@ -750,14 +757,14 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 
 /* Kernels are functions on raw pointers, without checks. The kernels of an op are
    declared next to it; the others are in this section. Their arguments are, in this
-   order: context, outputs, saved values, inputs, sizes, scalars. A NULL context means one
-   thread and no scratch memory; attention requires a context. A kernel with more than six
-   arguments in addition to the context takes them in a struct, except for copies of rows;
-   set unused fields to zero.
+   order: context, outputs, saved values, inputs, sizes, scalars. A NULL context means
+   one thread and no scratch memory; attention requires a context. A kernel with more
+   than six arguments in addition to the context takes them in a struct, whose unused
+   fields must be zero. Kernels that copy rows are an exception.
 
-   Backward kernels add to the gradients dx and skip gradients that are NULL. A kernel
-   with an argument `accumulate` overwrites da, din or dlogits if it is 0; the gradient
-   can then be uninitialised.
+   Backward kernels add to the gradients dx and skip gradients that are NULL. If a
+   kernel has an argument `accumulate` and it is 0, the kernel overwrites da, din or
+   dlogits, which can then be uninitialised.
 
    STX_KERNEL declares the CPU version of a kernel (stem, defined in this file) and its
    CUDA version (stem_cuda, defined in seqtx_cuda.cu). A missing version fails to link; a
@@ -841,8 +848,8 @@ STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N
    tensors, unless the docstring says otherwise. The kernels of an op are declared below
    it; see >>api: kernels. */
 
-/* a + b and a b, elementwise. b has the shape of a, or only the last dimensions of a and
-   is then broadcast over the others. */
+/* a + b and a b, elementwise. b has the shape of a, or only its last dimensions; b is
+   then broadcast over the leading ones. */
 STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 
@@ -907,8 +914,8 @@ STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p)
 STX_DEF stx_tensor *stx_dropout_replicated(stx_ctx *x, stx_tensor *a, double p);
 
 /* y (n) = a mask / (1 - p), or += with accumulate. The backward pass is the same call
-   with dy and da. stx_philox(seed, stream, first + i) gives the mask of elements 8 i to
-   8 i + 7. */
+   with dy as a and da as y. stx_philox(seed, stream, first + i) gives the mask of
+   elements 8 i to 8 i + 7. */
 typedef struct stx_dropout_args {
     size_t n;
     stx_real p;
@@ -958,25 +965,25 @@ STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, c
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift,
                                   double eps);
 
-/* layernorm(h + dropout(f, p)) in one pass, with h and f (..,C). p is the probability of
-   stx_dropout; the other arguments are those of stx_layernorm. */
+/* layernorm(h + dropout(f, p)) in one pass, with h and f (..,C). p is the dropout
+   probability; the other arguments are as in stx_layernorm. */
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p,
                                       stx_tensor *gain, stx_tensor *shift, double eps);
 
-/* layernorm(h + dropout(f + b, p)). b (C), or NULL, is the bias of the linear layer
-   before it, which then computes f without a bias. The gradient of b is computed in the
-   same pass. */
+/* layernorm(h + dropout(f + b, p)). b (C), or NULL, is the bias of the preceding linear
+   layer, which must compute f without it. The gradient of b is computed in the same
+   pass. */
 STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b,
                                            double p, stx_tensor *gain, stx_tensor *shift,
                                            double eps);
 
-/* Arguments of the kernels of stx_layernorm and stx_residual_norm. forward: s = h +
-   dropout(f + bias), y = layernorm(s); it also writes mean and rstd. If f is NULL, y =
-   layernorm(h), and s, bias and drop are not used. backward reads dy, s (h if f was
-   NULL), mean, rstd and gain:
-       ds = gradient of s, which is also that of h; += with accumulate_ds
-       df = dropout(gradient of s); += with accumulate_df
-       dgain, dshift += their gradients; dbias += sum of the rows of df
+/* Arguments of the stx_layernorm and stx_residual_norm kernels. The forward kernel
+   computes s = h + dropout(f + bias), y = layernorm(s), mean and rstd. If f is NULL, y
+   = layernorm(h), and s, bias and drop are not used. The backward kernel reads dy, s (h
+   if f was NULL), mean, rstd and gain, and computes:
+       ds = gradient of s, and thus of h; += with accumulate_ds df = dropout(gradient of
+       s); += with accumulate_df dgain, dshift += their gradients; dbias += sum of the
+       rows of df
    The gradients may be NULL. dbias requires a df that is not ds. accumulate_df must be 0
    if dbias is given, if accumulate_ds is 1, or if ds is NULL. */
 typedef struct stx_residual_norm_args {
@@ -990,7 +997,7 @@ typedef struct stx_residual_norm_args {
     const stx_real *dy;                     /* (N,C) */
     stx_real *ds, *df;                      /* (N,C) */
     stx_real *dgain, *dshift, *dbias;       /* (C) */
-    int accumulate_df, accumulate_ds;       /* df +=, ds += */
+    int accumulate_df, accumulate_ds;       /* 1: df +=, ds += */
     int deferred;                           /* dgain, dshift and dbias belong to parameters,
                                                see stx_linear_bwd_args */
 } stx_residual_norm_args;
@@ -1052,14 +1059,14 @@ typedef struct stx_gemm_args {
 } stx_gemm_args;
 
 /* Returns the arguments of C = op(A) op(B) for one matrix: alpha 1, beta 0, dense rows.
-   The batch strides are those of dense matrices, so for a dense batch, set only
-   `batch`. */
+   The batch strides are set for dense matrices, so a dense batch requires only `batch`
+   to be set. */
 STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K,
                                     const stx_real *A, const stx_real *B, stx_real *C);
 STX_KERNEL(stx_gemm, (stx_ctx *x, const stx_gemm_args *g))
 
-/* Defines stx_gemm for readers and tests: returns element (i,j) of op(A) op(B) for matrix
-   e of the batch, summed in double. */
+/* The definition of stx_gemm, for readers and tests: returns element (i,j) of op(A)
+   op(B) for matrix e of the batch, summed in double. */
 STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j);
 
 /* act(in W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). act is STX_ACT_.. */
@@ -1100,7 +1107,8 @@ typedef struct stx_linear_bwd_args {
     const stx_real *y, *pre;    /* (N,O): y is read if act is set, pre for gelu only */
     const stx_real *in, *W;     /* (N,Ci), (O,Ci) */
     stx_real *dx, *dW, *db;     /* (N,Ci), (O-padding,Ci), (O-padding) */
-    size_t batch, sda, sin;     /* number of matrices; strides between those of da and in */
+    size_t batch, sda, sin;     /* number of matrices; strides between the matrices of
+                                   da and of `in` */
     int deferred;               /* STX_DEFER_DB | STX_DEFER_DW */
 } stx_linear_bwd_args;
 
@@ -1149,24 +1157,24 @@ enum { STX_HEAD_GROUPS = 3 };
 
 typedef struct stx_head_groups {
     size_t count;                       /* 1 to STX_HEAD_GROUPS */
-    size_t rows[STX_HEAD_GROUPS];       /* newest rows of each group, decreasing; group 0
-                                           has all rows */
+    size_t rows[STX_HEAD_GROUPS];       /* number of newest rows that each group reads,
+                                           decreasing; group 0 reads all rows */
     uint8_t of[256];                    /* group of each head; heads keep their order
                                            within a group */
 } stx_head_groups;
 
-/* Chooses groups for which the fewest elements have to be projected, if head h needs the
-   newest need[h] of m rows. Windows are rounded up to a multiple of 64 rows, so that
-   they, and with them the key of a step, rarely change. A group is added only if it
+/* Chooses the groups that minimise the number of projected elements, where head h needs
+   the newest need[h] of m rows. Windows are rounded up to a multiple of 64 rows, so
+   that the windows, and thus the step key, rarely change. A group is added only if it
    saves the projection of at least 64 rows for all heads, because it costs an
    additional matmul forward and backward. */
 STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m, stx_head_groups *g);
 
 /* Projects cached rows to keys and values, with one matmul per group of heads. out[g]
-   (B,rows[g],2 D heads of g), keys first, is computed from the newest rows[g] rows of
-   past, which has at least rows[0] rows. This is the format of stx_attention_in.cached.
-   wk, wv (C,Ci), D = C / heads. Differentiable in wk and wv. Returns 1, or sets an error
-   and returns 0. */
+   (B,rows[g],2 D n_g), keys first, contains the n_g heads of group g and is computed
+   from the newest rows[g] rows of past, which has at least rows[0] rows. This is the
+   format of stx_attention_in.cached. wk, wv (C,Ci), D = C / heads. Differentiable in wk
+   and wv. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, stx_tensor *wk,
                              stx_tensor *wv, size_t heads, const stx_head_groups *g,
                              stx_tensor **out);
@@ -1188,8 +1196,8 @@ STX_KERNEL(stx_sum_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n)
 STX_DEF stx_tensor *stx_add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *a, size_t count,
                                   double s);
 
-/* Arguments of the kernels, which process up to STX_MEANS tensors. If several da[k] are
-   the same tensor, their terms are added in order of k. */
+/* Arguments of the stx_add_means kernels, which process up to STX_MEANS tensors. If
+   several da[k] are the same tensor, their terms are added in order of k. */
 enum { STX_MEANS = 8 };
 
 typedef struct stx_means_args {
@@ -1224,7 +1232,7 @@ typedef struct stx_token_loss {
     int         ignore;     /* 1: rows with target ignored_id have no loss and no gradient.
                                This id may be outside [0,V) */
     int32_t     ignored_id;
-    double      divisor;    /* the sum is divided by it; 0: by the number of rows, including
+    double      divisor;    /* divisor of the sum; 0: the number of rows, including
                                ignored ones */
     int         mean;       /* 1: the divisor is the sum of the weights of the rows that are
                                not ignored, computed on the device; if it is 0, the loss
@@ -1238,13 +1246,13 @@ typedef struct stx_token_loss {
 STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets,
                                              stx_token_loss *how);
 
-/* Arguments of the kernels of all losses over tokens. forward writes loss, nll, row_max
-   and inv_sum:
+/* Arguments of the kernels of all token losses. The forward kernel writes loss, nll,
+   row_max and inv_sum:
        nll[n] = log sum_v e^logits[n,v] - logits[n,targets[n]]
        loss = sum_n weights[n] nll[n] / divisor
-   backward reads row_max, inv_sum and dloss, and computes dlogits. Rows with a negative
-   target have nll = 0 and dlogits = 0. Elements between the rows (if ld > V) are not
-   read; backward sets them to 0 unless accumulate is 1. */
+   The backward kernel reads row_max, inv_sum and dloss, and computes dlogits. Rows with
+   a negative target have nll = 0 and dlogits = 0. Elements between the rows (if ld > V)
+   are not read; the backward kernel sets them to 0 unless accumulate is 1. */
 typedef struct stx_token_loss_args {
     size_t N, V, ld;                        /* rows, classes, row stride >= V */
     double divisor;
@@ -1288,9 +1296,9 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 
    j runs over the keys with delta_min <= delta <= span and over N persistent vectors
    (Sukhbaatar et al. 2019, 1907.01470) with keys sqrt(D) persistent_k, values sqrt(N)
-   persistent_v, m = 1 and no position term. The biases and pe are those of Transformer-XL
-   (Dai et al. 2019, 1901.02860). With no_renorm, the mask is not part of the normaliser,
-   as in fairseq's version of the adaptive span:
+   persistent_v, m = 1 and no position term. The biases and pe follow Transformer-XL
+   (Dai et al. 2019, 1901.02860). With no_renorm, the mask is not part of the
+   normaliser, as in fairseq's version of the adaptive span:
 
        a_ij = m_ij e^s_ij / sum_j e^s_ij       sum over all keys within span
 
@@ -1314,7 +1322,8 @@ typedef struct stx_attention_desc {
                                m = 0, and must be computed. The authors' code uses 1e-8 */
     int    no_renorm;       /* 1: see above. Every key within span must be computed. Cannot
                                be combined with eps */
-    double dropout;         /* of the normalised weights, in [0,1) */
+    double dropout;         /* dropout probability of the normalised weights, in
+                               [0,1) */
     ptrdiff_t first_key;    /* > 0: keys before this one do not exist. < 0: zero keys with
                                zero values are added at positions first_key to -1 */
 } stx_attention_desc;
@@ -1328,16 +1337,16 @@ typedef struct stx_attention_desc {
                    m earlier rows are in cached, so that S = m + T. If kv is given too,
                    only the queries of qkv are used, and qkv must be a constant
 
-   With groups, cached[g] contains only the heads of group g, as computed by
-   stx_linear_heads, for the newest m_g of the m rows, where m is the largest m_g. It must
-   contain every key that these heads can reach and one more, at which the ramp is 0.
-   groups->rows is not read. */
+   With groups, cached[g] contains only the n_g heads of group g, as computed by
+   stx_linear_heads, for the newest m_g of the m rows, where m is the largest m_g. It
+   must contain every key that these heads can reach and one more, at which the ramp is
+   0. groups->rows is not read. */
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;              /* (B,T,C), (B,S,C), (B,S,C) */
     stx_tensor *kv;                     /* (B,S,2C) */
     size_t kv_first, kv_rows;           /* both 0: all rows */
     stx_tensor *qkv;                    /* (B,T,3C) */
-    stx_tensor *cached[STX_HEAD_GROUPS];    /* (B,m,2C), or (B,m_g,2 D heads of g) */
+    stx_tensor *cached[STX_HEAD_GROUPS];    /* (B,m,2C), or (B,m_g,2 D n_g) */
     const stx_head_groups *groups;      /* NULL: cached[0] has all heads */
     stx_tensor *pe;                     /* (P,D), shared by the heads, or (P,C) */
     stx_tensor *content_bias;           /* (C), r_w_bias of 1901.02860 */
@@ -1367,7 +1376,8 @@ STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_
 /* Cached keys and values of a group of heads, stored separately from k and v of
    stx_attention_args. All four buffers have the same strides. */
 typedef struct stx_attention_kv {
-    const stx_real *k, *v;      /* (B,rows,D heads of the group): the newest rows */
+    const stx_real *k, *v;      /* (B,rows,D n), n heads in the group: the newest
+                                   rows */
     stx_real *dk, *dv;          /* their gradients, or NULL */
     size_t rows, row_stride, batch_stride;
 } stx_attention_kv;
@@ -1387,8 +1397,8 @@ enum {
    cached_rows. If cached_rows is 0, all keys are in k and v. With groups > 1, the heads
    of group g are in cached[g]; otherwise all heads are in cached[0].
 
-   forward writes y, row_max and inv_sum. backward adds to the gradients that are not
-   NULL, or overwrites those selected by `overwrite`. */
+   The forward kernel writes y, row_max and inv_sum. The backward kernel adds to the
+   gradients that are not NULL, or overwrites those selected by `overwrite`. */
 typedef struct stx_attention_args {
     size_t B, T, S, H, D;
     size_t P, N;                            /* rows of pe, 0: none; persistent vectors */
@@ -1443,8 +1453,8 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);
 
 /* The definition of attention, for readers and tests; a is in host memory.
 
-   stx_attention_keys returns the number of zero keys, keys (S) and persistent vectors. n
-   runs over them in this order.
+   stx_attention_keys returns the total number of zero keys, keys (S) and persistent
+   vectors. The index n below runs over all of these, in this order.
 
    stx_attention_weights computes the softmax of query i of head h in stream b, before the
    mask and dropout: w[n] = e^s / normaliser, or 0 if the query does not attend to the
@@ -1478,7 +1488,8 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work);
 
 typedef struct stx_adaptive {
     size_t clusters;                            /* 1 to STX_MAX_CLUSTERS */
-    size_t end[STX_MAX_CLUSTERS];               /* end of each cluster; the last is V */
+    size_t end[STX_MAX_CLUSTERS];               /* end of each cluster's id range
+                                                   (exclusive); the last is V */
     stx_tensor *table[STX_MAX_CLUSTERS];        /* (V_i,C_i) */
     stx_tensor *proj[STX_MAX_CLUSTERS];         /* (C,C_i); NULL: none, requires C_i = C */
     stx_tensor *bias[STX_MAX_CLUSTERS];         /* (V_i), output only */
@@ -1522,10 +1533,11 @@ STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx
 
 // >>api: private kernels
 
-/* The kernels of stx_linear_heads. forward gathers blocks of n elements: block i of y is
-   block of[i] of a if of[i] < half, and otherwise block of[i] - half of b; a and b have
-   `half` blocks each. It also copies rows: to[k] (B,len[k]) = the rows at from[k],
-   `stride` elements apart. backward adds blocks of dy to da and db; each may be NULL. */
+/* Arguments of the stx_linear_heads kernels. The forward kernel gathers blocks of n
+   elements: block i of y is block of[i] of a if of[i] < half, and otherwise block of[i]
+   - half of b; a and b have `half` blocks each. It also copies rows: to[k] (B,len[k]) =
+   the rows at from[k], `stride` elements apart. The backward kernel adds blocks of dy
+   to da and db; each may be NULL. */
 typedef struct stx__heads_args {
     size_t n, count, half;
     const stx_real *a, *b, *dy;
@@ -1539,10 +1551,10 @@ typedef struct stx__heads_args {
 STX__KERNEL(stx__heads_fwd, (stx_ctx *x, const stx__heads_args *h))
 STX__KERNEL(stx__heads_bwd, (stx_ctx *x, const stx__heads_args *h))
 
-/* log p of the ids of cluster c of K, given its logits (N,w). For c = 0, columns size ..
-   w-1 belong to the other clusters: cluster i has column size+K-1-i, or size+i-1 if
-   `forward` is 1. Their log p are written to gate (N,K). For c > 0, gate[n,c] is added
-   to the log p of row n. */
+/* Computes log p of the ids of cluster c of K from the logits (N,w) of the cluster. For
+   c = 0, columns size .. w-1 belong to the other clusters: cluster i has column
+   size+K-1-i, or size+i-1 if `forward` is 1. Their log p are written to gate (N,K). For
+   c > 0, gate[n,c] is added to the log p of row n. */
 typedef struct stx__cluster_log_probs_args {
     size_t N, V, w, K, c;
     size_t start, size;                     /* ids of the cluster: start .. start+size-1 */
@@ -1560,15 +1572,18 @@ STX__KERNEL(stx__cluster_log_probs, (stx_ctx *x, const stx__cluster_log_probs_ar
    its cluster; cluster 0 then needs no slots. Negative ids are skipped: their `at` is
    -1. */
 typedef struct stx__cluster_sort_args {
-    size_t count, end[STX_MAX_CLUSTERS];    /* clusters, and the end of each */
-    size_t first[STX_MAX_CLUSTERS + 1];     /* first slot of each, and the end */
+    size_t count, end[STX_MAX_CLUSTERS];    /* number of clusters, and the end of
+                                               each */
+    size_t first[STX_MAX_CLUSTERS + 1];     /* first slot of each cluster, and the end
+                                               of the last */
     int head, forward_columns;
-    int32_t leftover;                       /* value of local in unused slots */
+    int32_t leftover;                       /* value of `local` in unused slots */
     size_t n;
     const int32_t *ids;                     /* (n) */
     int32_t *at;                            /* (n): slot of each id */
-    int32_t *local, *place;                 /* per slot: index within the cluster, and
-                                               position of the id; 0 if it is unused */
+    int32_t *local, *place;                 /* per slot: the id's index in its cluster,
+                                               and its position in ids (0 in unused
+                                               slots) */
     int32_t *over;                          /* (1): 1 if a cluster has more ids than slots */
 } stx__cluster_sort_args;
 
@@ -1610,8 +1625,8 @@ STX__KERNEL(stx__loss_weights, (stx_ctx *x, const stx__loss_weights_args *a))
 
 enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
 
-/* Configuration of an optimiser. With theta a parameter, g its gradient, lr the learning
-   rate and t = 1, 2, .. the number of the update:
+/* Configuration of an optimiser. With theta a parameter, g its gradient, lr the
+   learning rate and t = 1, 2, .. the update index:
 
        SGD      buf = momentum buf + g
                 theta -= lr buf
@@ -1657,8 +1672,8 @@ enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
 typedef struct stx_optim_desc {
     int    kind;            /* STX_SGD ..; 0: STX_ADAM */
     double momentum;        /* SGD; 0: none */
-    double beta1, beta2;    /* Adam, RAdam, LAMB. 0: 0.9 and 0.999. -1: a beta of 0, which
-                               averages nothing */
+    double beta1, beta2;    /* Adam, RAdam, LAMB. 0: 0.9 and 0.999. -1: a beta of 0, no
+                               averaging */
     double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-6 for LAMB, 1e-10 for Adagrad.
                                A true 0 is not possible: the update would divide by 0
                                where all gradients were 0. Use a very small value */
@@ -1685,8 +1700,8 @@ typedef struct stx_optim_chunk {
     stx_real  lr;
 } stx_optim_chunk;
 
-/* State of the updates, in device memory. The device itself decides whether to update, so
-   the host need not wait for the norm of the gradient. */
+/* State of the updates, in device memory. The device decides whether to apply an
+   update, so the host need not wait for the gradient norm. */
 typedef struct stx_update {
     double   lr;                        /* learning rate of the next update */
     double   norm;                      /* L2 norm of the last gradient, before clipping */
