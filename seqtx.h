@@ -220,7 +220,7 @@
        SEQTX_STDIO_FILES (i)  files are read and written with stdio, without mmap and
                               fsync, as on systems without POSIX
 
-   Macros of other headers. Macros that are single capital letters, such as I in
+   Macros of other headers. Macros named with a single capital letter, such as I in
    complex.h, may be defined before this header is included if the compiler supports
    #pragma push_macro (gcc, clang, Microsoft's). The header hides them and restores them
    at its end. If a macro has the name of a member that your code uses, such as ids->B,
@@ -1357,10 +1357,11 @@ typedef struct stx_attention_in {
     const stx_ids *pad;                 /* (B,S), nonzero where a key does not exist; must
                                            not change until stx_backward has run. Zero
                                            keys and persistent vectors always exist */
-    struct stx_attention_args **args_out;   /* out, or NULL: the arguments of the forward
-                                           kernel, with row_max and inv_sum, for ops that
-                                           use the weights. Valid until the next stx_begin
-                                           (inside stx_recompute, until fn returns) */
+    struct stx_attention_args **args_out;   /* if not NULL, receives the arguments of the
+                                           forward kernel, with row_max and inv_sum, for
+                                           ops that need the attention weights. Valid
+                                           until the next stx_begin (inside stx_recompute,
+                                           until fn returns) */
 } stx_attention_in;
 
 /* Attention -> (B,T,C). Differentiable in all inputs except pad. Returns NULL after an
@@ -1714,25 +1715,25 @@ typedef struct stx_update {
     int      plain;                     /* RAdam, rho < 5: no division by sqrt(v) */
 } stx_update;
 
-/* An optimiser, owned by the context. On a GPU, step, skipped and grad_norm are those of
-   the last stx_optim_sync; on a CPU, they are always current. */
+/* An optimiser, owned by the context. On a GPU, the fields step, skipped and grad_norm
+   are current as of the last stx_optim_sync; on a CPU, they are always current. */
 typedef struct stx_optim {
     stx_params    *params;
     stx_optim_desc desc;        /* with the defaults filled in */
     size_t         count;       /* number of parameters */
-    stx_tensor   **state[2];    /* [count]: momentum (SGD), sum of squares (Adagrad), or m
-                                   and v; NULL where unused. With stx_group_desc.shard,
-                                   each tensor is (n), the share of this rank, or NULL if
-                                   it has none */
+    stx_tensor   **state[2];    /* [count]: momentum (SGD), sum of squares (Adagrad), or
+                                   m and v; NULL where unused. With stx_group_desc.shard,
+                                   each tensor (n) contains only this rank's share, or is
+                                   NULL if the rank has none */
     uint64_t       step;        /* updates made */
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */
     double         grad_norm;   /* L2 norm of the last gradient, before clipping */
-    size_t         chunks;      /* number of chunks of all parameters */
+    size_t         chunks;      /* total number of chunks of all parameters */
     stx_optim_chunk *chunk;     /* [chunks], in the order of the parameters, on the device.
                                    With stx_group_desc.shard, chunks of other ranks have
                                    n = 0 */
-    double        *squares;     /* (chunks): sums of g^2; LAMB: later (chunks,2), sums of
-                                   theta^2 and u^2; on the device */
+    double        *squares;     /* on the device, (chunks): sums of g^2; for LAMB followed
+                                   by (chunks,2): sums of theta^2 and u^2 */
     stx_update    *update;      /* on the device */
     int            slot;        /* index of the optimiser in the context */
     double         lr;          /* the last learning rate that was set */
@@ -1749,7 +1750,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
    update was launched: the device decides whether to skip it; see stx_optim_sync. */
 STX_DEF int stx_optim_step(stx_optim *o, double lr);
 
-/* Sets the learning rate for steps that stx_step_run replays: they do not call
+/* Sets the learning rate for steps that stx_step_run replays, which do not call
    stx_optim_step. */
 STX_DEF void stx_optim_set_lr(stx_optim *o, double lr);
 
@@ -1788,9 +1789,10 @@ typedef struct stx_adam_args {
 STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                              size_t count, const stx_adam_args *a))
 
-/* LAMB has two kernels. The first updates m and v, replaces g with u, and writes the sums
-   of theta^2 and u^2 of each chunk to squares (count,2). The second computes phi of each
-   tensor from these sums, multiplies lr of its chunks by phi, and updates p. */
+/* LAMB has two kernels. The first updates m and v, replaces g with u, and writes the
+   sums of theta^2 and u^2 of each chunk to squares (count,2). The second computes phi of
+   each tensor from these sums, multiplies `lr` of the tensor's chunks by phi, and
+   updates p. */
 STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                                 size_t count, double *squares, const stx_adam_args *a))
 STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *chunk, size_t count,
@@ -1805,7 +1807,7 @@ typedef struct stx_param_subset stx_param_subset;
 STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, size_t count);
 STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *p, double lo, double hi);
 
-/* Limits p of each chunk to [lo, hi]. */
+/* Limits the parameter elements of each chunk to [lo, hi]. */
 STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real lo,
                        stx_real hi))
 
@@ -1829,17 +1831,17 @@ STX_DEF double stx_metric_get(stx_ctx *x, int slot);
 STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t);
 
 /* Runs one step, fn(user), which makes all calls from stx_begin to stx_optim_step. On a
-   GPU, repeated steps are captured as a CUDA graph and then replayed: the host launches
-   the whole step at once, without calling fn. Returns stx_ok(x).
+   GPU, repeated steps are captured as a CUDA graph and then replayed: the host starts
+   the whole step with one launch, without calling fn. Returns stx_ok(x).
 
    key identifies everything that the host decides in fn: shapes, sizes and addresses of
-   memories, branches. If two steps have the same key, fn must do the same in both. See
-   stx_step_key.
+   memories, branches. If two steps have the same key, fn must perform the same work in
+   both. See stx_step_key.
 
    A step is captured if the previous step had the same key and transferred no data
    between host and device; fn is then called while its work is recorded. Alternating
    steps, such as one from memory a to b and then one from b to a, are not captured,
-   because a replay changes nothing on the host: do both in one fn.
+   because a replay changes nothing on the host: perform both steps in one fn.
 
    Only these may differ between replays: tokens (stx_tokens_set), learning rates
    (stx_optim_set_lr), scalars (stx_scalar_set) and random numbers, which continue as if
@@ -1851,17 +1853,17 @@ typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
 
 /* Returns why the last step of stx_step_run was neither captured nor replayed as a CUDA
-   graph: "not captured: " and the first reason, with the error of CUDA or NCCL if there
-   was one. Such a step gives the same results but is slower. Returns "" if the step was
+   graph: "not captured: " and the first reason, with the CUDA or NCCL error if there was
+   one. Such a step gives the same results but is slower. Returns "" if the step was
    captured or replayed, before the first step, on a CPU, and with desc.no_graph. The
-   first steps allocate memory, and keys differ while a memory fills, so a reason
-   matters only if it persists. The text belongs to x and is valid until the next step.
-   New parameters and optimisers clear it. */
+   first steps allocate memory, and keys differ while a memory fills, so a reason matters
+   only if it persists. The text belongs to x and is valid until the next step. New
+   parameters and optimisers clear it. */
 STX_DEF const char *stx_step_replay_status(const stx_ctx *x);
 
 /* Keys are FNV-1a hashes. stx_step_key hashes salt, the address of the model, and the
-   shapes and addresses of the tokens; each pointer can be NULL. stx_key_add adds a value:
-   call it for everything else that the host decides. */
+   shapes and addresses of the tokens; each pointer can be NULL. stx_key_add adds a
+   value: call it for every other decision that the host makes. */
 STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets,
                               uint64_t salt);
 STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
@@ -1874,11 +1876,11 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
    every batch, the streams [r B/N, (r+1) B/N) of B. In a group
      - a loss is the mean over the rows of this rank. stx_optim_step first computes the
        mean of the gradients of all ranks, so clipping, skipped updates and the update
-       itself are those of the whole batch and equal in all ranks. A loss that ignores
-       rows (stx_token_loss.mean) divides by the mean number of rows per rank, so that
-       the mean of the ranks' losses is the mean over all rows;
-     - random numbers are those of one process with the whole batch: dropout masks belong
-       to streams, and each rank draws those of its streams (see
+       itself correspond to the whole batch and are identical in all ranks. A loss that
+       ignores rows (stx_token_loss.mean) divides by the mean number of rows per rank, so
+       that the mean of the ranks' losses is the mean over all rows;
+     - random numbers are the same as in one process with the whole batch: dropout masks
+       belong to streams, and each rank draws those of its streams (see
        stx_dropout_replicated for the exception);
      - the same seed gives the same initial parameters in all ranks. After loading or
        changing parameters in one rank, call stx_group_broadcast_params;
@@ -1902,8 +1904,10 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
 typedef struct stx_launch_info {
     int rank, ranks;        /* rank in the job, and its number of ranks; 0 and 1 if started
                                alone */
-    int local, locals;      /* the same among the ranks on this machine */
-    const char *by;         /* the variable that was found; NULL if started alone */
+    int local, locals;      /* this rank's index among the ranks on this machine, and
+                               their number */
+    const char *by;         /* name of the variable that was found; NULL if started
+                               alone */
 } stx_launch_info;
 
 STX_DEF stx_launch_info stx_get_launch_info(void);
@@ -1957,9 +1961,9 @@ STX_DEF int stx_group_send_bytes(stx_ctx *x, void *bytes, size_t n, int from, in
 STX_DEF int stx_group_broadcast_params(stx_params *p);
 
 /* Returns n divided by the mean of n over the ranks -> (1), on the device; 1 without a
-   group, 0 if all n are 0 (all ranks, STX_TRAIN). Multiply a loss that is a mean over n
-   elements of this rank by it: the mean of the ranks' losses is then the mean over all
-   elements. stx_token_loss.mean already includes this factor. */
+   group, 0 if all n are 0 (all ranks, STX_TRAIN). If a loss is a mean over n elements of
+   this rank, multiply it by this factor: the mean of the ranks' losses is then the mean
+   over all elements. stx_token_loss.mean already includes this factor. */
 STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n);
 
 /* Overlaps the exchange of gradients with the backward pass. Call it before the last
@@ -1989,7 +1993,7 @@ enum {
 
 typedef struct stx_schedule {
     int      kind;
-    double   lr;            /* the peak */
+    double   lr;            /* peak learning rate */
     double   lr_start;      /* start of the warm-up, at n = 0 */
     double   lr_min;        /* end of a cosine */
     uint64_t warmup;        /* in updates */
@@ -2046,9 +2050,9 @@ enum {
 };
 
 #ifdef SEQTX_CUDA
-/* The interface to CUDA on which the rest of the library is based, defined in
-   seqtx_cuda.cu. All work is enqueued in order on one stream of the context. Errors are
-   set in the context (STX_ERR_DEVICE, STX_ERR_MEMORY). */
+/* The interface between this file and CUDA, implemented in seqtx_cuda.cu. All work of a
+   context is enqueued in order on one CUDA stream. Errors are set in the context
+   (STX_ERR_DEVICE, STX_ERR_MEMORY). */
 typedef struct stx_gpu stx_gpu;
 
 /* stx_cuda_open returns NULL and sets an error if there is no device that can run this
@@ -2057,11 +2061,11 @@ extern stx_gpu *stx_cuda_open(stx_ctx *x);
 extern void     stx_cuda_close(stx_gpu *g);
 
 /* Device memory.
-       stx_cuda_alloc      allocates memory of a kind STX_MEM_.., aligned to 256 bytes.
+       stx_cuda_alloc      allocates memory of kind STX_MEM_.., aligned to 256 bytes.
                            Returns NULL without an error if memory runs out
        stx_cuda_free       frees p once the work that uses it is complete
        stx_cuda_bytes      returns the bytes in use, including copies of parameters,
-                           scratch memory and the workspace of cublasLt
+                           scratch memory and the cublasLt workspace
        stx_cuda_is_bf16    returns 1 if elements at p are stored as bfloat16 */
 extern void  *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind);
 extern void   stx_cuda_free(stx_ctx *x, void *p);
@@ -2081,9 +2085,9 @@ extern void stx_cuda_zero(stx_ctx *x, void *p, size_t bytes);
 extern void stx_cuda_copy(stx_ctx *x, void *to, const void *from, size_t bytes);
 extern void stx_cuda_sync(stx_ctx *x);      /* waits for all work */
 
-/* Between a call with by = 1 and one with by = -1, sums into gradients of parameters can
-   be deferred. Calls can be nested. The outermost -1 completes all sums; so does a call
-   with by = 0. */
+/* Between a call with by = 1 and one with by = -1, additions to parameter gradients can
+   be deferred. Pairs of calls can be nested. The end of the outermost pair completes all
+   deferred additions, as does a call with by = 0. */
 extern void stx_cuda_defer_sums(stx_ctx *x, int by);
 
 extern void *stx_cuda_stream(const stx_ctx *x);         /* the cudaStream_t */
@@ -2096,9 +2100,9 @@ extern void stx_cuda_set_f32(stx_ctx *x, float *p, float v);
 /* Adds shift to the stream number of all random numbers, for replays. */
 extern void stx_cuda_rng_shift(stx_ctx *x, uint64_t shift);
 
-/* stx_cuda_gather concatenates p of all chunks as floats at `to`. stx_cuda_report
-   enqueues a copy of a report to the host; stx_cuda_report_wait waits for the last copy
-   and returns its address. */
+/* stx_cuda_gather concatenates the parameter elements of all chunks as floats at `to`.
+   stx_cuda_report enqueues a copy of a report to the host; stx_cuda_report_wait waits
+   for the last copy and returns its address. */
 extern void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *chunk, size_t count);
 extern void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes);
 extern const void *stx_cuda_report_wait(stx_ctx *x);
@@ -2116,10 +2120,10 @@ extern const char *stx_cuda_capture_error(const stx_ctx *x);
 
 #ifdef SEQTX_NCCL
 /* A group of GPUs, one per rank. id identifies the group: rank 0 creates its STX_NCCL_ID
-   bytes, and all ranks need them. by_address: ranks find the group at the address in
-   NCCL_COMM_ID or, if that is not set, at MASTER_ADDR (in SLURM, the first node of the
-   step) and port MASTER_PORT + 1. Return 1, or set an error and return 0. stx_cuda_close
-   also leaves the group. */
+   bytes, and all ranks need them. With by_address = 1, ranks find the group at the
+   address in NCCL_COMM_ID or, if that is not set, at MASTER_ADDR (in SLURM, the first
+   node of the step) and port MASTER_PORT + 1. group_id and group_join return 1, or set
+   an error and return 0. stx_cuda_close also leaves the group. */
 enum { STX_NCCL_ID = 128 };
 
 extern int  stx_cuda_group_id(stx_ctx *x, void *id, int by_address);
@@ -2128,7 +2132,7 @@ extern void stx_cuda_group_leave(stx_ctx *x);
 extern void stx_cuda_group_abort(stx_ctx *x);
 
 /* Exchange n floats in device memory, after the work enqueued so far, on a separate
-   stream. Exchanges can be captured. group_wait makes later work wait for them.
+   stream. Exchanges can be captured. group_wait makes later work wait for the exchanges.
        mean      p = mean over the ranks, in all ranks; if owner >= 0, only in that rank,
                  and p is undefined in the others
        spread    p of the owner is copied to all ranks; bfloat16 copies are not updated
@@ -2139,8 +2143,8 @@ extern void stx_cuda_group_wait(stx_ctx *x);
 extern void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n);
 
 /* Exchange host memory, like stx_group_sum and _max (most = 1), _broadcast and
-   _send_bytes. They wait until the exchange is complete, but not forever: if a rank does
-   not respond, the others set an error. */
+   _send_bytes. They wait until the exchange is complete; if a rank does not respond in
+   time, the others set an error. */
 extern int  stx_cuda_group_reduce(stx_ctx *x, double *v, size_t n, int most);
 extern int  stx_cuda_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from);
 extern int  stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to);
@@ -2158,7 +2162,7 @@ extern int  stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int
 extern void stx_cuda_attention(stx_ctx *x, int version);
 #endif
 
-/* The stx_gpu of a context on a GPU, otherwise NULL. */
+/* Returns the stx_gpu of a context on a GPU, or NULL on a CPU. */
 STX_DEF void *stx_ctx_gpu(const stx_ctx *x);
 
 
@@ -2282,8 +2286,8 @@ STX_DEF size_t stx_utf8(const void *s, size_t n, uint32_t *c);
 
 // >>api: checkpoints
 
-/* STX_REAL_DTYPE is the dtype of stx_real. stx_entry_get is stx_entry_get_f32 or _f64,
-   whichever matches it. */
+/* STX_REAL_DTYPE is the dtype of stx_real. stx_entry_get calls stx_entry_get_f32 or
+   _f64, whichever matches stx_real. */
 #ifdef SEQTX_DOUBLE
 enum { STX_REAL_DTYPE = STX_F64 };
 #else
@@ -2334,7 +2338,8 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
 // >>api: vocab_io
 
 /* Input and output of a language model: ids -> embeddings, and hidden states ->
-   probabilities of V ids. Both can be plain, tied or adaptive (stx_adaptive). */
+   probabilities of V ids. Each can be plain or adaptive (stx_adaptive); the output can
+   also be tied to the input. */
 
 /* An initialiser: kind and a as in stx_param. If all fields are 0, the values are zeros.
    With a rule, a depends on the size of the matrix (for a bias, the matrix that it
@@ -2363,8 +2368,8 @@ typedef struct stx_vocab_io_desc {
                                    adaptive input or a tied output */
     int    in;                  /* STX_VOCAB_PLAIN: a table (V,emb), or _ADAPTIVE, with ids
                                    sorted by decreasing frequency */
-    int    out;                 /* STX_VOCAB_PLAIN: W (V,C) and a bias; _TIED: W is the table
-                                   of the input; _ADAPTIVE, with any input */
+    int    out;                 /* STX_VOCAB_PLAIN: W (V,C) and a bias; _TIED: W is the
+                                   input table; _ADAPTIVE: allowed with any input */
     double scale;               /* of the embedding; 0: 1 if plain, sqrt(C) if adaptive */
     double dropout;             /* inside adaptive input and output, see stx_adaptive */
 
@@ -2375,27 +2380,29 @@ typedef struct stx_vocab_io_desc {
     size_t width[STX_MAX_CLUSTERS];         /* C_i; 0: C for i = 0, else floor(C_0 / divval^i) */
     size_t out_width[STX_MAX_CLUSTERS];     /* C_i of the output; 0: width[i] */
     double divval;              /* 0: 4 */
-    int    direct_head;         /* STX_VOCAB_BOTH, _INPUT or _OUTPUT: where cluster 0 has C
-                                   channels and no projection; 0: nowhere */
+    int    direct_head;         /* where cluster 0 has C channels and no projection:
+                                   STX_VOCAB_BOTH, _INPUT or _OUTPUT; 0: in neither */
     int    no_projections;      /* like direct_head, for all clusters; with STX_VOCAB_BOTH,
                                    divval is not used */
     int    share_tables;        /* 1: adaptive input and output share their tables */
-    int    share_projs;         /* 1: they share their projections */
+    int    share_projs;         /* 1: adaptive input and output share their
+                                   projections */
     int    separate_first;      /* 1: share_projs does not apply to the first projection */
-    int    one_proj;            /* 1: all clusters of the input, which must have the same
-                                   width, use one projection, in_emb.projs.0, as do the
-                                   clusters of the output that share projections. Cannot
-                                   be combined with cluster_major */
-    int    proj_biases;         /* 1: projections of the output have biases,
+    int    one_proj;            /* 1: all input clusters, which must have the same width,
+                                   use one projection, in_emb.projs.0. Output clusters
+                                   that share projections use it too. Cannot be combined
+                                   with cluster_major */
+    int    proj_biases;         /* 1: output projections have biases,
                                    out_emb.proj_biases.<i> (C_i) */
-    int    forward_columns;     /* order of the columns for clusters, see stx_adaptive */
-    int    cluster_major;       /* order of the parameters. 0: input, columns for clusters,
-                                   output; shared parameters are named in_emb. 1: cluster
-                                   by cluster, then the columns; shared: out_emb */
+    int    forward_columns;     /* order of the cluster columns, see stx_adaptive */
+    int    cluster_major;       /* order of the parameters. 0: input, cluster columns,
+                                   output; shared parameters are named in_emb.*. 1:
+                                   cluster by cluster, then the cluster columns; shared
+                                   parameters are named out_emb.* */
 
-    stx_init table, out_table;          /* tables of the input; W or tables of the output */
-    stx_init proj, bias;                /* projections; biases of the output */
-    stx_init cluster, cluster_bias;     /* columns for clusters, and their biases */
+    stx_init table, out_table;          /* input tables; W or output tables */
+    stx_init proj, bias;                /* projections; output biases */
+    stx_init cluster, cluster_bias;     /* cluster columns, and their biases */
     stx_init proj_bias;
 } stx_vocab_io_desc;
 
@@ -2409,9 +2416,9 @@ typedef struct stx_vocab_io {
     stx_adaptive   out;         /* an adaptive output, or out_w and out_b as one cluster */
 } stx_vocab_io;
 
-/* Copies the desc to `to` and fills in the defaults. Returns 1; or 0 if the desc is
-   invalid, and then also sets an error unless x is NULL. who is the function that the
-   error text names. */
+/* Copies `from` to `to` and fills in the defaults. Returns 1. If the desc is invalid,
+   sets an error unless x is NULL, and returns 0. who is the function name for the error
+   text. */
 STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *who, const stx_vocab_io_desc *from,
                                  stx_vocab_io_desc *to);
 
@@ -2439,12 +2446,12 @@ STX_DEF stx_tensor *stx_vocab_io_logits(const stx_vocab_io *w, stx_tensor *h);
    Not differentiable. */
 STX_DEF stx_tensor *stx_vocab_io_log_probs(const stx_vocab_io *w, stx_tensor *h);
 
-/* Returns what stx_sample needs, at the lowest cost: logits, or log p if the output is
-   adaptive. */
+/* Returns scores for stx_sample in the form that costs least: logits, or log p if the
+   output is adaptive. */
 STX_DEF stx_tensor *stx_vocab_io_scores(const stx_vocab_io *w, stx_tensor *h);
 
-/* Mean negative log-likelihood of targets, one per row of h (..,C), in nats -> (1). how:
-   the options of stx_cross_entropy_tokens, or NULL. Without them, the gradient of plain
+/* Mean negative log-likelihood of targets, one per row of h (..,C), in nats -> (1). how
+   contains the options of stx_cross_entropy_tokens. If it is NULL, the gradient of plain
    logits overwrites the logits (stx_cross_entropy_inplace). */
 STX_DEF stx_tensor *stx_vocab_io_loss(const stx_vocab_io *w, stx_tensor *h, const stx_ids *targets,
                                       stx_token_loss *how);
@@ -2475,9 +2482,10 @@ typedef struct stx_memory_desc {
     int    count_unwritten;     /* 1: logical_count includes rows that were never written */
     int    missing_as_zeros;    /* 1: missing rows are rows of zeros; 0: they do not exist,
                                    see stx_memory_mask */
-    size_t max_rows;            /* the most rows that stx_memory_set and _load accept.
-                                   Buffers grow by half of their size, up to this; 0: no
-                                   limit, and buffers grow to the size needed */
+    size_t max_rows;            /* the maximum number of rows that stx_memory_set and
+                                   _load accept. Buffers grow by half of their size, up
+                                   to this maximum; 0: no limit, and buffers grow to the
+                                   size needed */
 } stx_memory_desc;
 
 /* The rows of a layer. The fields are read-only; use the functions below to change
@@ -2494,10 +2502,11 @@ typedef struct stx_memory_layer {
     int32_t  *pad;              /* (B,count) on the host, if masked: nonzero if missing */
     size_t    pad_capacity;     /* elements allocated for pad */
     stx_real *base;             /* the buffer (B,capacity,width), see >>memory: arena */
-    size_t    capacity, offset; /* rows of the buffer; rows before data */
+    size_t    capacity, offset; /* rows in the buffer; rows before `data` */
     size_t    pushed;           /* rows pushed in step pushed_step */
     size_t    max_pushed;       /* largest value of pushed in the last 32 to 64 steps */
-    size_t    recent_max_pushed, recent_steps;  /* the same for the last recent_steps steps */
+    size_t    recent_max_pushed, recent_steps;  /* its largest value in the last
+                                                   recent_steps steps */
     uint64_t  pushed_step;      /* the last step that pushed rows */
     uint64_t  viewed_step;      /* the last step that read rows in place */
     int       viewed;           /* 1: stx_memory_view reads this layer */
@@ -2522,19 +2531,20 @@ STX_DEF void stx_memory_free(stx_memory *s);
 STX_DEF void stx_memory_reset(stx_memory *s);
 STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b);
 
-/* Reserves this many rows in every layer, so that buffers keep their addresses. A layer
-   that stx_memory_view reads needs as many rows as it keeps plus those that a step
-   pushes; if a step views rows and then replaces them, count them again for each
-   replacement. Returns 1, or sets an error and returns 0. */
+/* Reserves space for this many rows in every layer, so that buffers keep their
+   addresses. A layer that stx_memory_view reads needs as many rows as it keeps plus
+   those that a step pushes; if a step views rows and then replaces them, count them
+   again for each replacement. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_memory_reserve(stx_memory *s, size_t rows);
 
 /* Returns the largest number of rows in a layer. */
 STX_DEF size_t stx_memory_max_rows(const stx_memory *s);
 
-/* Appends h (B,T,width) to the rows of layer l of `in` and stores the last `keep` rows in
-   layer l of `out`. in NULL: only h; in and out may be the same memory. pad (B,T) is
-   nonzero where h has no row; NULL: h has all rows. With is_state, h (B,width) replaces
-   the row and keep is 1. Returns 1, or sets an error and returns 0. */
+/* Appends h (B,T,width) to the rows of layer l of `in` and stores the last `keep` rows
+   in layer l of `out`. If `in` is NULL, only h is stored; `in` and `out` may be the same
+   memory. pad (B,T) is nonzero where h has no row; NULL: h has all rows. With is_state,
+   h (B,width) replaces the row and keep is 1. Returns 1, or sets an error and returns
+   0. */
 STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, size_t keep,
                             const stx_tensor *h, const stx_ids *pad);
 
@@ -2594,18 +2604,19 @@ STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real 
 STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *prefix);
 STX_DEF int stx_memory_load(stx_memory *s, const stx_file *f, const char *prefix);
 
-/* Adds to the key of a step what the host decides because of this memory: row counts,
-   addresses, and whether rows are missing. */
+/* Adds to the key of a step the host-side decisions that depend on this memory: row
+   counts, addresses, and whether rows are missing. */
 STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key);
 
 
 // >>api: cache
 
 /* A KV cache for generation: the keys and values of the last `window` tokens of B
-   streams, for each layer. The buffer has space for two windows and a chunk, so moving
-   the rows to its beginning costs on average one copied row per token. */
+   streams, for each layer. The buffer of a layer has space for two windows and a chunk,
+   so moving the rows back to the beginning of the buffer costs on average one copied row
+   per token. */
 typedef struct stx_cache_layer {
-    size_t    window;           /* rows to which attention is limited */
+    size_t    window;           /* number of newest rows that attention can read */
     size_t    capacity, len;    /* rows of the buffer; rows in use */
     size_t    width;            /* channels of a row of k, and of v */
     int       both;             /* 1: each row of k contains a key and a value, with width
@@ -2658,13 +2669,14 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, cons
 
 // >>api: lm
 
-/* A language model of any family, as a table of functions, with which training,
-   evaluation and generation are written once for all families. stx_span_as_lm,
-   stx_sru_as_lm, stx_comp_as_lm and stx_par_as_lm return it. model, state and gen are the
-   structs of the family.
+/* A language model of any family, as a table of functions. Code for training, evaluation
+   and generation that calls these functions works with all families. stx_span_as_lm,
+   stx_sru_as_lm, stx_comp_as_lm and stx_par_as_lm return the table. model, state and gen
+   are pointers to the family's structs.
 
-   in is the state to read (NULL: empty), and out is the state to write (NULL: none); they
-   may be the same. Functions that return int return 1, or set an error and return 0. */
+   `in` is the state to read (NULL: empty), and `out` is the state to write (NULL: none);
+   they may be the same. Functions that return int return 1, or set an error and return
+   0. */
 typedef struct stx_lm {
     void            *model;
     stx_ctx         *ctx;
@@ -2701,7 +2713,7 @@ typedef struct stx_lm {
     int         (*state_save)(stx_writer *w, const void *state, const char *prefix);
     int         (*state_load)(void *state, const stx_file *f, const char *prefix);
 
-    /* Generation of B streams. gen_feed takes ids (B,n) and returns log p (B,V) of the
+    /* Generation for B streams. gen_feed takes ids (B,n) and returns log p (B,V) of the
        next token, up to a constant per row, for stx_sample. */
     void       *(*gen_create)(void *model, size_t B, size_t window);
     void        (*gen_free)(void *gen);
@@ -2709,9 +2721,9 @@ typedef struct stx_lm {
     const stx_real *(*gen_feed)(void *gen, const int32_t *ids, size_t n);
 } stx_lm;
 
-/* For family headers: defines stx__FAMILY_lm_states(lm), which fills in the functions for
-   states and generation, except state_create and gen_create, with wrappers of the
-   functions of stx_FAMILY_state and stx_FAMILY_gen. */
+/* For family headers: defines stx__FAMILY_lm_states(lm), which fills in the functions
+   for states and generation, except state_create and gen_create, with wrappers around
+   the stx_FAMILY_state_* and stx_FAMILY_gen_* functions. */
 #define STX_LM_STATES(family) \
     static void stx__##family##_lm_state_free(void *s) { \
         stx_##family##_state_free((stx_##family##_state *)s); \
@@ -2791,7 +2803,7 @@ typedef struct stx_lm {
 #endif
 
 /* Options like -ffast-math let compilers reorder sums and assume that there are no
-   infinities and no NaN. This library uses infinities as masks, detects a failed run by
+   infinities and no NaN. This library uses infinities as masks, detects failed runs by
    NaN, and computes e^v with sums in a fixed order. Between STX_STRICT_ON and
    STX_STRICT_OFF, clang follows the C standard. gcc does not reorder sums in the
    functions of STX_EACH_ISA (see STX_VECTOR), but no pragma or attribute of gcc 12
@@ -2838,7 +2850,7 @@ static inline int stx__finite(double v) {
    flush denormals to zero, because a denormal can cost a hundred cycles.
 
    A function that computes outside of loops begins with STX__FP_SCOPE; tests/fenv.sh
-   finds those that do not. STX__FP_PIN(v) prevents the compiler from moving the
+   finds functions that do not. STX__FP_PIN(v) prevents the compiler from moving the
    computation of a returned value past the end of the scope.
 
    stx__fp_enter enters the environment (flush = 1: with denormals flushed) and returns
@@ -2946,7 +2958,8 @@ struct stx__fp_scope {
    if the processor has fused multiply-adds; see STX_FMA. Pointers that do not alias are
    marked with STX_RESTRICT in the parameters of STX_EACH_ISA.
 
-   Without -O, inlining would only make compilation six times slower. */
+   Without -O, nothing is forced inline: this would only make compilation six times
+   slower. */
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__OPTIMIZE__)
   #define STX_INNER static inline __attribute__((always_inline))
 #else
@@ -2956,7 +2969,7 @@ struct stx__fp_scope {
   #define STX__PREFETCHES
 #endif
 
-/* Loads n elements that will soon be read into the caches. */
+/* Prefetches n elements that will be read soon. */
 STX_INNER void stx_prefetch(const stx_real *a, size_t n) {
 #ifdef STX__PREFETCHES
     size_t i;
@@ -3001,9 +3014,9 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
 /* gcc spills vectors to the stack with aligned moves, but on Windows the stack is only
    aligned to 16 bytes (gcc bug 54412), so some runs would crash. With
    -Wa,-muse-unaligned-vector-move (binutils 2.38), the assembler makes all moves
-   unaligned. This function tests whether this file was assembled with that option: it
-   contains a move, which it jumps over, whose third byte is 0x11 with the option and 0x29
-   without it. Without the option, no vector code runs. */
+   unaligned. This function returns 1 if this file was assembled with that option. It
+   contains a move that is never executed, whose third byte is 0x11 with the option and
+   0x29 without it. If it returns 0, no vector code runs. */
 STX_INNER int stx__moves_unaligned(void) {
     const unsigned char *code;
     __asm__("jmp .Lstx_after%=\n"
@@ -3159,10 +3172,10 @@ STX_INNER float stx_fast_tanh(int fma, float v) {
     return stx__pick(a < 0.625f, p, stx__pick(v < 0, -large, large));
 }
 
-/* The square root of v >= 0 to 1 ulp. (sqrtf can set errno, so compilers do not vectorise
-   it.) 1 / sqrt(v) is the well-known estimate from the bits, improved by two Newton
-   steps; a third is applied to the root itself. For denormals, the result is close to 0
-   and too small. */
+/* The square root of v >= 0 to 1 ulp. (sqrtf can set errno, so compilers do not
+   vectorise it.) 1 / sqrt(v) is first estimated from the bits of v, with a well-known
+   constant, and improved by two Newton steps; a third step is applied to the root
+   itself. For denormals, the result is close to 0 and too small. */
 STX_INNER float stx_fast_sqrt(int fma, float v) {
     float y, h = 0.5f * v, s;
     uint32_t bits;
@@ -3342,7 +3355,8 @@ int madvise(void *p, size_t n, int advice);
   #endif
   #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__APPLE__) \
       && !(defined(__GLIBC__) && defined(__USE_POSIX199506))
-/* Also hidden by -std=c99. macOS does not hide them and has macros with these names. */
+/* -std=c99 also hides these declarations. macOS does not hide them and has macros with
+   these names. */
 int sigfillset(sigset_t *set);
 int sigdelset(sigset_t *set, int number);
 int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
@@ -3449,8 +3463,8 @@ static int stx__guarded(const stx__arena *a) {
     return a->kind == STX__HOST || STX__DEVICE_SHADOW;
 }
 
-/* The header of a block (stx_block) is in the cache line before its data, which is
-   aligned. */
+/* The header of a block (stx_block) is in the cache line before the block's aligned
+   data. */
 enum { STX__BLOCK_HEAD = 64 };
 
 typedef struct stx__block_head {
@@ -3459,8 +3473,8 @@ typedef struct stx__block_head {
     size_t size;
 } stx__block_head;
 
-enum { STX__INS = 12 }; /* largest number of inputs of an op, which is that of attention;
-                           at least STX_MAX_INS and STX_MAX_RECOMPUTE_INS */
+enum { STX__INS = 12 }; /* largest number of inputs of any op: attention has the most.
+                           Must be at least STX_MAX_INS and STX_MAX_RECOMPUTE_INS */
 
 /* One op on the tape: its outputs, its inputs and its backward function. Most ops have
    the single output y. */
@@ -3480,9 +3494,9 @@ typedef struct stx__free_grad {
     int f32_among_bf16; /* 1: f32, while activations are stored as bf16 */
 } stx__free_grad;
 
-/* The values that the host reads between steps: metrics, decisions of the optimisers, and
-   values of mirrored parameters. They are in one device buffer, and the host has a
-   copy. */
+/* The values that the host reads between steps: metrics, results of optimiser updates,
+   and elements of mirrored parameters. They are stored in one device buffer, and the
+   host has a copy. */
 enum { STX__MIRRORS = 512, STX__MIRROR_VALUES = 8192 };
 
 typedef struct stx__report {
@@ -3497,8 +3511,10 @@ enum { STX__STALE, STX__PENDING, STX__CURRENT };
 /* A step that was captured as a CUDA graph. */
 typedef struct stx__replay {
     uint64_t key;
-    uint64_t step, steps; /* stx_step_index before the step; its increment */
-    uint64_t used;        /* replay.runs when it last ran; 0 if the entry is unused */
+    uint64_t step, steps; /* stx_step_index before the step; by how much the step
+                             increases it */
+    uint64_t used;        /* value of replay.runs when this step last ran; 0 if the entry
+                             is unused */
     void *graph;          /* NULL if the capture failed */
     char error[128];      /* why the capture failed, if graph is NULL */
 } stx__replay;
@@ -3517,7 +3533,8 @@ enum {
 /* Exchanges between ranks. Each back end of >>group has one such table of functions. */
 typedef struct stx__group_ops {
     /* Host memory. Return 1 when complete, or set an error and return 0. */
-    int (*reduce)(stx_ctx *x, double *v, size_t n, int max);    /* sums, or maxima */
+    int (*reduce)(stx_ctx *x, double *v, size_t n, int max);    /* max = 1: maxima, else
+                                                                   sums */
     int (*broadcast)(stx_ctx *x, void *bytes, size_t n, int from);
     int (*send)(stx_ctx *x, void *bytes, size_t n, int from, int to);
 
@@ -3556,7 +3573,7 @@ typedef struct stx__packed {
     void (*gemv)(stx_ctx *x, const stx_gemm_args *g, const struct stx__packed *w, size_t at);
 } stx__packed;
 
-/* Each part of a context is named after the section that uses it. */
+/* Each sub-struct of a context is named after the section that uses it. */
 struct stx_ctx {
     stx_desc desc;
     int isa; /* STX__ISA_*: instruction set of the inner loops */
@@ -3604,7 +3621,7 @@ struct stx_ctx {
     struct {
         stx_real *scratch;      /* STX__SCRATCH elements per thread */
         struct stx__pool *pool; /* NULL if there are no worker threads */
-        int automatic;          /* desc.threads was 0 */
+        int automatic;          /* 1: desc.threads was 0 */
     } threads;
 
     struct {
@@ -3617,7 +3634,7 @@ struct stx_ctx {
         int age;                    /* state of the host's copy: STX__STALE, _PENDING or
                                        _CURRENT */
         int optims;
-        int mirrors_stale; /* a parameter may have changed since the last copy */
+        int mirrors_stale; /* 1: a parameter may have changed since the last copy */
         size_t mirrors, mirror_values;
         const stx_tensor **mirror;     /* (mirrors), capacity STX__MIRRORS */
         size_t *mirror_offset;         /* (mirrors): offsets in report.mirror */
@@ -3681,8 +3698,8 @@ static void *stx__sys_alloc(void *user, size_t n) {
     return stx__pages_alloc(n, 14 /* MADV_HUGEPAGE */);
 }
 
-/* A dry run writes only the structs of tensors, which are far apart. It requests small
-   pages, because each page that is written to takes physical memory. */
+/* A dry run writes only the tensor structs, which are far apart. It requests small
+   pages, because each page that is written to occupies physical memory. */
 static void *stx__dry_alloc(void *user, size_t n) {
     (void)user;
     return stx__pages_alloc(n, 15 /* MADV_NOHUGEPAGE */);
@@ -3739,7 +3756,7 @@ static void stx__host_access(stx_ctx *x, const char *what) {
     if (!x->replay.host_access) x->replay.host_access = what;
 }
 
-/* The host's copies of the report and of mirrored parameters are out of date. */
+/* Marks the host's copies of the report and of mirrored parameters as out of date. */
 static void stx__report_stale(stx_ctx *x) {
     x->report.age = STX__STALE;
     x->report.mirrors_stale = 1;
@@ -3762,7 +3779,8 @@ static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
     return p < w->from + w->size ? x->packed.matrix + lo - 1 : NULL;
 }
 
-/* Returns the block of a packed copy, which begins with h or f. */
+/* Returns the block that contains a packed copy. It begins at h (bfloat16) or f
+   (int8). */
 static void *stx__packed_block(const stx__packed *w) {
     return (void *)(uintptr_t)(w->h ? (const void *)w->h : (const void *)w->f);
 }
@@ -3883,8 +3901,8 @@ static size_t stx__arena_unit(const stx__arena *a) {
     return a->kind == STX__HOST ? 64 : 256;
 }
 
-/* Appends a chunk of at least `need` bytes. Its size is at least half that of the arena,
-   so that there are few chunks, unless too little memory is left. */
+/* Appends a chunk of at least `need` bytes. Unless too little memory is left, the chunk
+   is at least half as large as the arena, so that there are few chunks. */
 static int stx__arena_grow(stx_ctx *x, stx__arena *a, size_t need) {
     const size_t unit = stx__arena_unit(a);
     size_t size = STX_MAX(need, STX_MAX(x->desc.chunk_bytes, a->reserved / 2));
@@ -4284,17 +4302,17 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
     out[3] = c3;
 }
 
-/* Returns the random stream of the next op of this step. There is space for 2^24 ops per
-   step and 2^39 steps; streams of parameters have the top bit set. */
+/* Returns the random stream of the next op of this step. The bits allow for 2^24 ops per
+   step and 2^39 steps; parameter streams have the top bit set. */
 static uint64_t stx__stream(stx_ctx *x) {
     return (x->rng.step << 24) | (x->rng.op++ & 0xffffffu);
 }
 
 #define STX__PARAM_STREAM ((uint64_t)1 << 63)
 
-/* Computes the index of the first Philox call of this rank, if each rank of the group
-   draws n values. Returns 1; or sets an error and returns 0 if the values of a rank would
-   begin in the middle of a call. */
+/* *first receives the index of this rank's first Philox call, where each rank of the
+   group draws n values. Returns 1; or sets an error and returns 0 if the values of a
+   rank would begin in the middle of a call. */
 static int stx__first_call(stx_ctx *x, const char *op, size_t n, uint64_t *first) {
     *first = (uint64_t)x->group.rank * (n / 8);
     if (x->group.ranks < 2 || n % 8 == 0) return 1;
@@ -4305,7 +4323,7 @@ static int stx__first_call(stx_ctx *x, const char *op, size_t n, uint64_t *first
 }
 
 /* Dropout uses 16 bits of a Philox call for each of 8 adjacent elements. An element is
-   kept if its bits are below this threshold. */
+   kept if its bits are below the threshold that this function returns. */
 static uint32_t stx__keep16(stx_real p) {
     double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
     return (uint32_t)(k < 1 ? 1 : k);
