@@ -480,8 +480,8 @@ STX_DEF stx_real *stx_block_f32(stx_ctx *x, size_t n);
 STX_DEF void stx_block_device_free(stx_ctx *x, stx_real *p);       /* p may be NULL */
 STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i);
 
-/* Copy n elements from host to device memory, and back. stx_download waits for the
-   device. */
+/* stx_upload copies n elements from host to device memory; stx_download copies them
+   back, and waits for the device. */
 STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);
 STX_DEF void stx_download(stx_ctx *x, stx_real *host, const stx_real *from, size_t n);
 
@@ -602,10 +602,10 @@ enum {
    count, tensor and name; the other fields are private. */
 typedef struct stx_params {
     stx_ctx     *ctx;
-    size_t       count, capacity;       /* parameters; slots of tensor and name */
+    size_t       count, capacity;       /* number of parameters; slots in tensor, name */
     stx_tensor **tensor;                /* [count] */
     const char **name;                  /* [count] */
-    stx_real    *grads;                 /* the block of stx_params_grads, or NULL */
+    stx_real    *grads;                 /* block returned by stx_params_grads, or NULL */
     size_t       grads_size, grads_count;
     struct stx__arena *grads_arena;     /* memory of the gradients */
     int          in_use;                /* 1: an optimiser holds addresses of gradients */
@@ -796,7 +796,8 @@ STX_DEF int stx_isa(const stx_ctx *x);
 typedef struct stx_share {
     stx_ctx *x;             /* can be NULL, as in any kernel */
     size_t   begin, end;
-    size_t   thread;        /* below stx_threads(x), for scratch memory per thread */
+    size_t   thread;        /* index below stx_threads(x), to select per-thread scratch
+                               memory */
 } stx_share;
 
 /* Runs the iterations of a range. job is the argument of stx_parallel. Each iteration
@@ -860,7 +861,8 @@ STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s);
    the result of an op. */
 STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s);
 
-/* y (n) = a + b and y = a b, a (n). b (nb) is repeated; n is a multiple of nb. */
+/* stx_add_fwd: y = a + b; stx_mul_fwd: y = a b. y and a (n); b (nb) is repeated, and n
+   is a multiple of nb. */
 STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
                          size_t nb))
 STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
@@ -877,8 +879,8 @@ typedef struct stx_mul_bwd_args {
 
 STX_KERNEL(stx_mul_bwd, (stx_ctx *x, const stx_mul_bwd_args *m))
 
-/* Elementwise activation functions. stx_gelu is the exact a Phi(a), not the tanh
-   approximation (Hendrycks and Gimpel 2016, 1606.08415). */
+/* Elementwise activation functions. stx_gelu computes the exact form a Phi(a), not the
+   tanh approximation (Hendrycks and Gimpel 2016, 1606.08415). */
 enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMOID };
 
 STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a);
@@ -903,8 +905,8 @@ STX_KERNEL(stx_act_bwd, (stx_ctx *x, const stx_act_bwd_args *a))
 /* Set elements to 0 with probability p and scale the others by 1 / (1 - p); in STX_EVAL,
    return the values of a. 0 <= p < 1, rounded to a multiple of 1/65536.
        stx_dropout                drops each element independently
-       stx_dropout_variational    a (B,T,C), with one mask (B,C) for all T (Gal and
-                                  Ghahramani 2016, 1512.05287)
+       stx_dropout_variational    a (B,T,C), with one mask (B,C) for all time steps (Gal
+                                  and Ghahramani 2016, 1512.05287)
        stx_dropout_replicated     the same mask in all ranks of a group, for tensors that
                                   all ranks share, such as positions. stx_dropout assumes
                                   that the first dimension is the rank's share of the
@@ -961,7 +963,7 @@ STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, c
 
 /* Layer normalisation over the last dimension (Ba et al. 2016, 1607.06450):
        y = (in - mean) / sqrt(var + eps) gain + shift
-   with biased variance, gain and shift (C). eps 0 means 1e-5. */
+   with the biased variance, and with gain and shift of shape (C). eps 0 means 1e-5. */
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift,
                                   double eps);
 
@@ -1402,7 +1404,8 @@ enum {
    gradients that are not NULL, or overwrites those selected by `overwrite`. */
 typedef struct stx_attention_args {
     size_t B, T, S, H, D;
-    size_t P, N;                            /* rows of pe, 0: none; persistent vectors */
+    size_t P, N;                            /* rows of pe (0: none); number of persistent
+                                               vectors */
     int    pe_heads;                        /* 1: pe is (P,D), shared; H: (P,H D) */
     int    span_shared;                     /* 1: span_fraction has one element instead of H */
     size_t q_row_stride, kv_row_stride;     /* of q and dq; of k, v, dk and dv */
@@ -1472,8 +1475,8 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work);
 
 /* Adaptive input (Baevski and Auli 2018, 1809.10853) and adaptive softmax (Grave et al.
    2016, 1609.04309), for large vocabularies sorted by decreasing frequency. A cluster is
-   a range of ids. Cluster 0 has the frequent words, and later clusters have rarer words
-   in narrower tables.
+   a range of ids. Cluster 0 contains the most frequent words, and later clusters contain
+   rarer words in narrower tables.
 
    Letters: cluster i has V_i ids, starts at id start_i and has C_i channels. T_i, P_i,
    p_i and b_i are its table, projection and biases. D is dropout.
@@ -1567,10 +1570,10 @@ typedef struct stx__cluster_log_probs_args {
 
 STX__KERNEL(stx__cluster_log_probs, (stx_ctx *x, const stx__cluster_log_probs_args *a))
 
-/* Sorts ids by cluster and keeps their order within a cluster. The ids of cluster c have
-   the slots first[c] .. first[c+1]-1. With head = 1, `at` contains the class of each id
-   in the head instead of its slot: the id itself in cluster 0, otherwise the column of
-   its cluster; cluster 0 then needs no slots. Negative ids are skipped: their `at` is
+/* Sorts ids by cluster and keeps their order within a cluster. The ids of cluster c
+   occupy slots first[c] .. first[c+1]-1. With head = 1, `at` contains the class of each
+   id in the head instead of its slot: the id itself in cluster 0, otherwise the column
+   of its cluster; cluster 0 then needs no slots. Negative ids are skipped: their `at` is
    -1. */
 typedef struct stx__cluster_sort_args {
     size_t count, end[STX_MAX_CLUSTERS];    /* number of clusters, and the end of
@@ -1712,7 +1715,8 @@ typedef struct stx_update {
     stx_real factor;                    /* clipping factor of the gradient */
     stx_real correction1, correction2;  /* divisors of m and v. Adam: 1 - beta^t; RAdam:
                                            (1 - beta1^t) / r, and 1 */
-    int      plain;                     /* RAdam, rho < 5: no division by sqrt(v) */
+    int      plain;                     /* 1: RAdam with rho < 5, which does not divide
+                                           by sqrt(v) */
 } stx_update;
 
 /* An optimiser, owned by the context. On a GPU, the fields step, skipped and grad_norm
@@ -1785,7 +1789,7 @@ typedef struct stx_adam_args {
     stx_real decoupled;     /* weight decay of the parameter (AdamW, RAdam) */
 } stx_adam_args;
 
-/* Adam, AdamW and RAdam. */
+/* Update kernel of Adam, AdamW and RAdam. */
 STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                              size_t count, const stx_adam_args *a))
 
@@ -1996,7 +2000,7 @@ typedef struct stx_schedule {
     double   lr;            /* peak learning rate */
     double   lr_start;      /* start of the warm-up, at n = 0 */
     double   lr_min;        /* end of a cosine */
-    uint64_t warmup;        /* in updates */
+    uint64_t warmup;        /* W, number of warm-up updates */
     uint64_t total;         /* a cosine reaches lr_min at n = total (RECURSIVE: at
                                n = total + 1) and stays there; 0: no cosine */
     int      literal;       /* 1: formulas of the original code, see below */
@@ -2021,7 +2025,7 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n);
 
 // >>api: sampling
 
-/* How to sample a token from softmax(logits / temperature). */
+/* Options for sampling a token from softmax(logits / temperature). */
 typedef struct stx_sampling {
     double temperature;     /* 0: always the most likely token */
     double top_p;           /* keep the smallest set of tokens whose total probability is at
@@ -2043,7 +2047,7 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
 
 /* Kinds of device memory, which determine how the elements at an address are stored. */
 enum {
-    STX_MEM_BYTES = 0,          /* floats, or anything else */
+    STX_MEM_BYTES = 0,          /* floats or other data */
     STX_MEM_ACTIVATIONS,        /* bfloat16 in STX_PREC_BF16, otherwise float */
     STX_MEM_PARAMS              /* float; in STX_PREC_BF16 also a bfloat16 copy, which every
                                    kernel that writes a parameter updates */
@@ -2074,7 +2078,7 @@ extern int    stx_cuda_is_bf16(const stx_ctx *x, const void *p);
 
 /* Copies. After an upload returns, the host memory can be reused; a download waits for
    the device. The functions for activations convert between n floats on the host and the
-   format on the device. stx_cuda_copy copies from device to device; the ranges must not
+   device format. stx_cuda_copy copies from device to device; the ranges must not
    overlap. */
 extern void stx_cuda_upload(stx_ctx *x, void *to, const void *host, size_t bytes);
 extern void stx_cuda_download(stx_ctx *x, void *host, const void *from, size_t bytes);
@@ -2107,9 +2111,9 @@ extern void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *chu
 extern void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes);
 extern const void *stx_cuda_report_wait(stx_ctx *x);
 
-/* Work between capture_begin and capture_end is recorded and does not run. capture_end
-   returns NULL if the step cannot be replayed, and capture_error returns why the last
-   begin or end failed, or "". graph_launch runs the graph. */
+/* Work enqueued between capture_begin and capture_end is recorded but does not run.
+   capture_end returns NULL if the step cannot be replayed, and capture_error returns why
+   the last begin or end failed, or "". graph_launch runs the graph. */
 typedef struct stx_graph stx_graph;
 extern int    stx_cuda_capture_begin(stx_ctx *x);
 extern stx_graph *stx_cuda_capture_end(stx_ctx *x);
@@ -2154,9 +2158,9 @@ extern int  stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int
    forward pass and its backward pass.
        0, 2    fused kernels where possible (the default)
        1       GEMMs, with a kernel for the rows of scores between them
-       3       like 1, in the smallest parts, as if memory were scarce
-       4       like 0, with tiles of 128 queries whatever the sizes are (bf16, heads of at
-               most 64 channels)
+       3       like 1, split into the smallest parts, as if memory were scarce
+       4       like 0, with tiles of 128 queries for all sizes (bf16, heads of at most 64
+               channels)
        5, 6    like 0, as if there were no memory for rows of dR (5), or only enough for
                half of them (6) (bf16, relative positions) */
 extern void stx_cuda_attention(stx_ctx *x, int version);
@@ -2648,12 +2652,12 @@ STX_DEF void stx_cache_reset(stx_cache *c);
 STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
 
 /* Attention of T <= chunk new tokens to the cached rows of layer l and to themselves.
-   Appends their keys and values to the cache. in contains, for the new tokens, q, k and v
-   (B,T,C), or q and kv, or qkv if the layer stores both. It can contain all other inputs
-   of stx_attention except cached; pad covers the last min(len, window) rows and the new
-   ones. d must be causal with first_key <= 0; keys beyond the window are not used. The
-   step must be in STX_EVAL. Returns NULL after an error; the cache may then already
-   contain the new rows, so call stx_cache_reset. */
+   Appends their keys and values to the cache. `in` contains, for the new tokens, q, k
+   and v (B,T,C), or q and kv, or qkv if the layer stores both. All other inputs of
+   stx_attention except cached are allowed; pad covers the last min(len, window) rows and
+   the new ones. d must be causal with first_key <= 0; keys beyond the window are not
+   used. The step must be in STX_EVAL. Returns NULL after an error; the cache may then
+   already contain the new rows, so call stx_cache_reset. */
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in,
                                         const stx_attention_desc *d);
 
@@ -3244,7 +3248,7 @@ STX_INNER stx_real stx_fast_dot(int fma, const stx_real *a, const stx_real *b, s
     return t + stx_fast_lanes(s);
 }
 
-/* act(v), with act STX_ACT_... NaN stays NaN. */
+/* Returns act(v), where act is STX_ACT_..; NaN stays NaN. */
 STX_INNER stx_real stx__act_any(int fma, stx_real v, int act) {
     stx_real density;
     switch (act) {
@@ -3256,7 +3260,7 @@ STX_INNER stx_real stx__act_any(int fma, stx_real v, int act) {
     }
 }
 
-/* g act'(a), given y = act(a) and, for gelu only, a. */
+/* Returns g act'(a), given y = act(a) and, for gelu only, a. */
 STX_INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real a, int act) {
     stx_real density, phi;
     switch (act) {
@@ -3298,7 +3302,7 @@ STX_STRICT_OFF
   #include <unistd.h>
   #if defined(__STRICT_ANSI__) && !defined(__cplusplus) \
       && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
-/* The functions exist, but -std=c99 hides their declarations if a system header was
+/* These functions exist, but -std=c99 hides their declarations if a system header was
    included before this file. */
 int fsync(int fd);
 int fchmod(int fd, mode_t mode);
@@ -3807,8 +3811,8 @@ static void stx__group_mean(stx_ctx *x, stx_real *p, size_t n) {
     x->group.ops->wait(x, p, n);
 }
 
-/* Returns the bytes that the gradient arenas of all parameter lists use or, with
-   reserved = 1, have reserved. */
+/* Returns the bytes used or, with reserved = 1, reserved by the gradient arenas of all
+   parameter lists. */
 static size_t stx__grads_bytes(const stx_ctx *x, int reserved) {
     const stx_params *p;
     size_t n = 0;
@@ -4045,8 +4049,8 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p) {
     x->desc.release(x->desc.user, h->raw);
 }
 
-/* On a GPU, blocks of device memory are kept in a list, because a header in host memory
-   cannot precede them. */
+/* Blocks of GPU memory are kept in a list of these entries, because no header that the
+   host can read can precede them. */
 typedef struct stx__dev_block {
     struct stx__dev_block *next;
     void *p;
@@ -4063,8 +4067,9 @@ static void stx__zero(stx_ctx *x, void *p, size_t bytes) {
     memset(p, 0, bytes);
 }
 
-/* The kinds of device memory: activations and f32 values of a step, parameters, and state
-   that lives as long as the context. A CPU has two arenas for all of them. */
+/* The kinds of device memory: activations and f32 values of a step, parameters, and
+   state that is valid as long as the context. On a CPU, two arenas contain all of
+   these. */
 enum { STX__STEP_ACTIVATIONS, STX__STEP_F32, STX__PARAM, STX__STATE };
 
 static int stx__step_kind(int is_f32) {
