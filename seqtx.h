@@ -759,8 +759,8 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
    declared next to it; the others are in this section. Their arguments are, in this
    order: context, outputs, saved values, inputs, sizes, scalars. A NULL context means
    one thread and no scratch memory; attention requires a context. A kernel with more
-   than six arguments in addition to the context takes them in a struct, whose unused
-   fields must be zero. Kernels that copy rows are an exception.
+   than six arguments in addition to the context, unless it copies rows, takes them in a
+   struct, whose unused fields must be zero.
 
    Backward kernels add to the gradients dx and skip gradients that are NULL. If a
    kernel has an argument `accumulate` and it is 0, the kernel overwrites da, din or
@@ -980,12 +980,12 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
                                            double eps);
 
 /* Arguments of the stx_layernorm and stx_residual_norm kernels. The forward kernel
-   computes s = h + dropout(f + bias), y = layernorm(s), mean and rstd. If f is NULL, y
-   = layernorm(h), and s, bias and drop are not used. The backward kernel reads dy, s (h
-   if f was NULL), mean, rstd and gain, and computes:
-       ds = gradient of s, and thus of h; += with accumulate_ds df = dropout(gradient of
-       s); += with accumulate_df dgain, dshift += their gradients; dbias += sum of the
-       rows of df
+   computes s = h + dropout(f + bias), y = layernorm(s), mean and rstd. If f is NULL,
+   y = layernorm(h), and s, bias and drop are not used. The backward kernel reads dy, s
+   (h if f was NULL), mean, rstd and gain, and computes:
+       ds = gradient of s, and thus of h; += with accumulate_ds
+       df = dropout(gradient of s); += with accumulate_df
+       dgain, dshift += their gradients; dbias += sum of the rows of df
    The gradients may be NULL. dbias requires a df that is not ds. accumulate_df must be 0
    if dbias is given, if accumulate_ds is 1, or if ds is NULL. */
 typedef struct stx_residual_norm_args {
@@ -1538,10 +1538,10 @@ STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx
 // >>api: private kernels
 
 /* Arguments of the stx_linear_heads kernels. The forward kernel gathers blocks of n
-   elements: block i of y is block of[i] of a if of[i] < half, and otherwise block of[i]
-   - half of b; a and b have `half` blocks each. It also copies rows: to[k] (B,len[k]) =
-   the rows at from[k], `stride` elements apart. The backward kernel adds blocks of dy
-   to da and db; each may be NULL. */
+   elements: block i of y is block of[i] of a if of[i] < half, and otherwise block
+   of[i] - half of b; a and b have `half` blocks each. It also copies rows: to[k]
+   (B,len[k]) = the rows at from[k], `stride` elements apart. The backward kernel adds
+   blocks of dy to da and db; each may be NULL. */
 typedef struct stx__heads_args {
     size_t n, count, half;
     const stx_real *a, *b, *dy;
@@ -1715,8 +1715,8 @@ typedef struct stx_update {
     stx_real factor;                    /* clipping factor of the gradient */
     stx_real correction1, correction2;  /* divisors of m and v. Adam: 1 - beta^t; RAdam:
                                            (1 - beta1^t) / r, and 1 */
-    int      plain;                     /* 1: RAdam with rho < 5, which does not divide
-                                           by sqrt(v) */
+    int      plain;                     /* 1: the update does not divide by sqrt(v)
+                                           (RAdam with rho < 5) */
 } stx_update;
 
 /* An optimiser, owned by the context. On a GPU, the fields step, skipped and grad_norm
