@@ -135,11 +135,11 @@
    GPU. Compile seqtx_cuda.cu (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12 or later,
    sm_80 or newer) and link it with -lcublasLt -lcudart -lstdc++. Define SEQTX_CUDA in
    every file that includes this header and set desc.device = STX_CUDA. Models need no
-   changes. t->data is then a device address, which the host must not access: use stx_get,
-   stx_set and stx_item, which copy and wait for the device. stx_metric_set stores a
-   scalar without interrupting the step, stx_metric_get reads it afterwards, and
+   changes. t->data is then a device address, which the host must not access: use
+   stx_get, stx_set and stx_item, which copy and wait for the device. stx_metric_set
+   stores a scalar without interrupting the step, stx_metric_get reads it afterwards, and
    stx_step_run replays a step as a CUDA graph. desc.precision = STX_PREC_BF16 stores
-   activations as bfloat16. Results match those of the CPU up to the order of sums. Random
+   activations as bfloat16. GPU and CPU results are equal up to the order of sums. Random
    numbers are the same, and checkpoints can be moved between the devices.
 
    Several processes. With SEQTX_MPI or SEQTX_NCCL, a program that is started N times
@@ -530,9 +530,9 @@ typedef struct stx_tensor {
 typedef struct stx_ids {
     int32_t *data, *device;
     size_t   B, T;
-    size_t   id_limit;      /* all ids must be below this: the smallest number of rows
-                               or classes in any op that used them; 0: no op has used
-                               them yet */
+    size_t   id_limit;      /* all ids must be below this: the smallest number of rows or
+                               classes of all ops that used them; 0: no op has used them
+                               yet */
     int      ignores;       /* 1: all ops that used the ids ignored ignored_id, which
                                may then be out of range; -1: at least one did not; 0: no
                                op has used them yet */
@@ -607,7 +607,7 @@ typedef struct stx_params {
     const char **name;                  /* [count] */
     stx_real    *grads;                 /* block returned by stx_params_grads, or NULL */
     size_t       grads_size, grads_count;
-    struct stx__arena *grads_arena;     /* memory of the gradients */
+    struct stx__arena *grads_arena;     /* arena that contains the gradients */
     int          in_use;                /* 1: an optimiser holds addresses of gradients */
     struct stx__buckets *buckets;       /* progress of the gradient exchange, see >>group */
     struct stx_params *next;            /* next list of the context */
@@ -1222,9 +1222,9 @@ STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_
                                       double divisor);
 
 /* Like stx_cross_entropy, but the backward pass overwrites the logits with their
-   gradient, so they must not be read afterwards. This saves memory if the logits were
-   computed by stx_linear without activation, stx_matmul or stx_scale; after other ops,
-   the function is identical to stx_cross_entropy. */
+   gradient, so the logits must not be read afterwards. This saves memory if the logits
+   were computed by stx_linear without activation, stx_matmul or stx_scale; after other
+   ops, the function is identical to stx_cross_entropy. */
 STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits,
                                               const stx_ids *targets, double divisor);
 
@@ -1442,7 +1442,8 @@ typedef struct stx_attention_args {
     void *work;                             /* scratch memory of stx_attention_work bytes */
 } stx_attention_args;
 
-/* Returns the bytes of scratch memory that the forward or backward kernel needs. */
+/* Returns the size in bytes of the scratch memory that the forward or backward kernel
+   requires. */
 STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward);
 #ifdef SEQTX_CUDA
 extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward);
@@ -1733,8 +1734,8 @@ typedef struct stx_optim {
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */
     double         grad_norm;   /* L2 norm of the last gradient, before clipping */
     size_t         chunks;      /* total number of chunks of all parameters */
-    stx_optim_chunk *chunk;     /* [chunks], in the order of the parameters, on the device.
-                                   With stx_group_desc.shard, chunks of other ranks have
+    stx_optim_chunk *chunk;     /* [chunks], in parameter order, on the device. With
+                                   stx_group_desc.shard, chunks of other ranks have
                                    n = 0 */
     double        *squares;     /* on the device, (chunks): sums of g^2; for LAMB followed
                                    by (chunks,2): sums of theta^2 and u^2 */
@@ -1766,9 +1767,10 @@ STX_DEF int stx_optim_sync(stx_optim *o);
 
        stx_clip_values      limits g to [-c, c]; only with clip_value
        stx_sum_squares      out (count) = sum of g^2 of each chunk
-       stx_optim_prepare    computes the fields of u from squares, and lr of each chunk.
-                            For Adagrad, lr includes the clipping factor of the tensor,
-                            whose chunks are contiguous; lr is 0 if radam_skip applies
+       stx_optim_prepare    computes the fields of u from squares, and `lr` of each
+                            chunk. For Adagrad, `lr` includes the clipping factor of the
+                            tensor, whose chunks are contiguous; `lr` is 0 if radam_skip
+                            applies
        stx_.._update        updates p and the state if u->ok is 1; always zeroes g */
 STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real c))
 STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_optim_chunk *chunk, size_t count))
@@ -1884,7 +1886,7 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
        ignores rows (stx_token_loss.mean) divides by the mean number of rows per rank, so
        that the mean of the ranks' losses is the mean over all rows;
      - random numbers are the same as in one process with the whole batch: dropout masks
-       belong to streams, and each rank draws those of its streams (see
+       belong to streams, and each rank draws the masks of its streams (see
        stx_dropout_replicated for the exception);
      - the same seed gives the same initial parameters in all ranks. After loading or
        changing parameters in one rank, call stx_group_broadcast_params;
@@ -1971,9 +1973,9 @@ STX_DEF int stx_group_broadcast_params(stx_params *p);
 STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n);
 
 /* Overlaps the exchange of gradients with the backward pass. Call it before the last
-   stx_backward of an update (all ranks): gradients of the optimiser's parameters are then
-   sent while those of earlier layers are being computed, instead of in stx_optim_step.
-   Only one optimiser can do this at a time. */
+   stx_backward of an update (all ranks): the gradients of the optimiser's parameters are
+   then sent while the gradients of earlier layers are being computed, instead of in
+   stx_optim_step. Only one optimiser can do this at a time. */
 STX_DEF void stx_group_overlap(stx_optim *o);
 
 
