@@ -3875,8 +3875,8 @@ static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
         if (!p && what)
             stx_fail(x, STX_ERR_MEMORY,
                      "%s: out of GPU memory: cannot allocate %zu more bytes (%zu in use by this "
-                     "context): use a smaller batch, block or model, recomputation, or "
-                     "STX_PREC_BF16",
+                     "context): use a smaller batch, block or model, or enable recomputation "
+                     "or STX_PREC_BF16",
                      what, n, used);
         return p;
     }
@@ -3885,7 +3885,7 @@ static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
     if (!p)
         stx_fail(x, STX_ERR_MEMORY,
                  "%s: out of memory: cannot allocate %zu more bytes (%zu in use): use a smaller "
-                 "batch, block or model, or recomputation", what, n, used);
+                 "batch, block or model, or enable recomputation", what, n, used);
     return p;
 }
 
