@@ -4639,8 +4639,8 @@ STX_DEF stx_params *stx_params_create(stx_ctx *x) {
     return p;
 }
 
-/* Returns the size of a gradient in the buffer of stx_params_grads: the size of t,
-   rounded up to a multiple of 64 elements. */
+/* Returns the number of elements that t's gradient occupies in the buffer of
+   stx_params_grads: t's size, rounded up to a multiple of 64. */
 static size_t stx__grad_padded(const stx_tensor *t) {
     return (t->size + 63) & ~(size_t)63;
 }
@@ -4652,7 +4652,7 @@ static stx_real *stx__grads_alloc(stx_ctx *x, stx__arena *a, size_t n) {
     return g;
 }
 
-/* Moves all gradients of a list to one contiguous buffer. */
+/* Moves all gradients of a parameter list to one contiguous buffer. */
 static int stx__grads_join(stx_params *p) {
     stx_ctx *x = p->ctx;
     stx__arena joined, *a = p->grads_arena;
@@ -4709,8 +4709,8 @@ STX_DEF size_t stx_params_size(const stx_params *p) {
     return n;
 }
 
-/* Returns 0 and sets an error if gradients are being sent to other ranks, because
-   nothing may be added to them until the transfer ends. */
+/* Returns 1 if no gradients are being sent to other ranks. Otherwise, sets an error and
+   returns 0, because the gradients must not change until the transfer ends. */
 static int stx__grads_at_rest(stx_ctx *x, const char *op) {
     if (!x->group.in_flight) return 1;
     stx_fail(x, STX_ERR_ARG,
@@ -4726,9 +4726,9 @@ STX_DEF void stx_params_zero_grad(stx_params *p) {
         STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
 }
 
-/* Returns the initial value of element i of a parameter: uniform in [-a,a], or normal
-   with standard deviation a (Box and Muller 1958). Two elements share a Philox call.
-   STX_TRUNCATED redraws values beyond 2 a with new counters. */
+/* Draws the initial value of element i of a parameter: uniform in [-a,a], or normal
+   with standard deviation a (Box and Muller 1958). Each Philox call yields two
+   elements. With STX_TRUNCATED, values beyond +-2 a are redrawn with new counters. */
 static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double a) {
     uint64_t attempt = 0;
     double u, v, radius, direction;
@@ -4758,8 +4758,9 @@ STX_DEF void stx_params_rng_offset(stx_params *p, ptrdiff_t ahead) {
     if (p) p->rng_offset = ahead;
 }
 
-/* Creates a parameter from the next n elements and gradients of the memory that
-   stx_params_make_contiguous reserved. */
+/* Creates a parameter of n elements in the memory that stx_params_make_contiguous
+   reserved. Takes the next n elements there for the values and the next n for the
+   gradient. */
 static stx_tensor *stx__param_of_reserve(stx_params *p, int ndim, const size_t *d, size_t n) {
     stx_ctx *x = p->ctx;
     stx_tensor *t = (stx_tensor *)stx__arena_alloc(x, &x->mem.keep, sizeof *t);
@@ -4778,8 +4779,8 @@ static stx_tensor *stx__param_of_reserve(stx_params *p, int ndim, const size_t *
     return t;
 }
 
-/* Creates the tensor of a parameter, with memory for its elements, its padding and its
-   gradient. The memory comes from the reserve if it fits there. */
+/* Creates the tensor of a parameter and allocates its elements, padding and gradient.
+   The memory is taken from the reserve if enough is left there. */
 static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, size_t padding) {
     stx_ctx *x = p->ctx;
     stx__arena *grads = p->grads_arena;
@@ -4805,8 +4806,8 @@ static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, s
     return t && t->grad ? t : NULL;
 }
 
-/* Makes space for one more parameter. The old tables, a few kilobytes, stay in the
-   arena until stx_destroy. */
+/* Doubles the capacity of the parameter tables if they are full. The old tables, a few
+   kilobytes, stay in the arena until stx_destroy. */
 static int stx__params_grow(stx_params *p) {
     stx_ctx *x = p->ctx;
     const size_t capacity = p->capacity ? 2 * p->capacity : 64;
@@ -4827,7 +4828,8 @@ static int stx__params_grow(stx_params *p) {
 }
 
 /* Writes the initial values of a parameter and zeroes its padding. A dry run writes
-   only constants, because these can determine sizes, as the initial spans do. */
+   only constant initial values, because some of them, such as the initial spans,
+   determine sizes. */
 static int stx__param_init(stx_params *p, stx_tensor *t, int init, double a) {
     stx_ctx *x = p->ctx;
     const uint64_t stream = STX__PARAM_STREAM | (x->params_made + (uint64_t)p->rng_offset);
@@ -4850,7 +4852,7 @@ static int stx__param_init(stx_params *p, stx_tensor *t, int init, double a) {
     return 1;
 }
 
-/* Implements stx_param. Appends `padding` elements, which are and stay zero. */
+/* Implements stx_param. Appends `padding` elements, which are always zero. */
 static stx_tensor *stx__param_padded(stx_params *p, int init, double a, const char *name,
                                      const size_t *d, size_t padding) {
     STX__FP_SCOPE;
@@ -4961,31 +4963,32 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
 
 // >>tape
 
-/* A node (stx__node, >>context) is one op on the tape: its outputs y and more, its
-   inputs, and `back`, its backward function. x->tape.last is the newest node. An op
+/* A node (stx__node, >>context) records one op on the tape: its outputs `y` and `more`,
+   its inputs, and its backward function `back`. x->tape.last is the newest node. An op
    records a node only if one of its inputs has needs_grad.
 
-   stx__run_backward pops the nodes, newest first, and calls back if an output has a
-   gradient. For each input, back calls stx__grad or one of its variants, which creates
-   the gradient on first use, and adds to that gradient. After that, the gradients of
-   the outputs are no longer needed, and their buffers are recycled
-   (x->tape.free_grads). Gradients of parameters and variables remain. The pass empties
-   the tape, because it also drops the nodes that no gradient has reached. */
+   stx__run_backward pops the nodes, newest first, and calls `back` if an output of the
+   node has a gradient. For each input, `back` calls stx__grad or one of its variants,
+   which creates the input's gradient on first use, and adds to this gradient. After
+   that, the output gradients are no longer needed, and their buffers are recycled
+   (x->tape.free_grads). Gradients of parameters and variables remain. The pass leaves
+   the tape empty, because it also removes the nodes that no gradient has reached. */
 
-/* Returns whether t is a parameter or a view of one. Their gradients outlive the step. */
+/* Returns whether t is a parameter or a view of one. The gradients of such tensors
+   outlive the step. */
 static int stx__has_param_grad(const stx_tensor *t) {
     return t->is_param || t->view_of;
 }
 
-/* Returns the current address of a parameter's gradient, which stx_params_grads can
-   move. */
+/* Returns the current address of the gradient of a parameter or of a view of one.
+   stx_params_grads can move this gradient. */
 static stx_real *stx__param_grad(const stx_ctx *x, const stx_tensor *t) {
     return t->view_of ? stx_offset_ptr(x, t->view_of->grad, t->view_offset) : t->grad;
 }
 
-/* The smallest range that contains all parameter gradients to which a recomputed
-   function (stx_recompute) will add. backward_begin (>>group) must know it before the
-   second run. */
+/* The smallest address range that contains all parameter gradients to which a
+   recomputed function (stx_recompute) will add. backward_begin (>>group) needs it
+   before the function's second run. */
 typedef struct stx__uses {
     const stx_real *lo, *hi;
 } stx__uses;
@@ -4999,8 +5002,8 @@ static void stx__add_uses(stx__uses *u, stx_tensor *const *in, int count) {
     }
 }
 
-/* Records y on the tape if one of its inputs requires a gradient. Returns NULL if none
-   does, or after an error. */
+/* Records the op that computed y on the tape if one of its inputs requires a gradient.
+   Returns NULL if no input does, or after an error. */
 static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *),
                               stx_tensor *const *in, int count) {
     stx__node *n;
@@ -5036,8 +5039,8 @@ static stx__node *stx__record2(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *
 }
 
 /* Allocates a gradient of n elements without zeroing it. Reuses a free buffer of that
-   size if there is one. is_f32: the gradient is f32 even if activations are stored as
-   bf16. */
+   size if there is one. If is_f32 is set, the gradient is f32 even if activations are
+   stored as bf16. */
 static stx_real *stx__grad_take(stx_ctx *x, size_t n, int is_f32) {
     stx__free_grad **link, *f;
     const size_t bytes = n * stx__element_size(x, stx__step_kind(is_f32));
@@ -5053,7 +5056,7 @@ static stx_real *stx__grad_take(stx_ctx *x, size_t n, int is_f32) {
     return stx__alloc_elements(x, stx__step_kind(f32_among_bf16), n);
 }
 
-/* Returns a gradient of n elements to the free buffers. */
+/* Adds the buffer g of a gradient of n elements to the free buffers. */
 static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int is_f32) {
     stx__free_grad *f = x->tape.free_entries;
     if (!g) return;
@@ -5070,15 +5073,15 @@ static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int is_f32) {
 }
 
 /* A position in each of the three arenas of a step, in the order of stx__step_arena.
-   [0] is mem.step, which contains the tensor structs. */
+   Index 0 is mem.step, which contains the tensor structs. */
 typedef struct stx__mark {
     stx__chunk *cur[3];
     size_t chunk_used[3], used[3];
 } stx__mark;
 
-/* When it ends, stx_recompute's backward pass frees the gradients that it created.
-   Returns 1 and sets an error if t existed before this pass, because it would then lose
-   its gradient. */
+/* Returns 1 and sets an error if t was created before the current backward pass of
+   stx_recompute. When this pass ends, it frees the gradients that it created, so t
+   would lose its gradient. */
 static int stx__loses_gradient(stx_ctx *x, const stx_tensor *t) {
     const stx__mark *mark = x->tape.recompute_mark;
     const stx__chunk *c;
@@ -5103,10 +5106,11 @@ static int stx__loses_gradient(stx_ctx *x, const stx_tensor *t) {
     return 0;
 }
 
-/* Creates all gradient buffers on the tape. Returns the buffer of t's gradient. If this
-   is its first use, sets *fresh = 1, and the caller overwrites the buffer; otherwise,
-   the caller adds to it. The first use takes `offer` as the buffer, or allocates one if
-   that is NULL. Returns NULL if t requires no gradient or the allocation failed. */
+/* Returns the buffer of t's gradient. All gradient buffers on the tape are created
+   here. On first use, `offer` becomes the buffer (if it is NULL, one is allocated),
+   *fresh is set to 1, and the caller must overwrite the buffer. After that, *fresh is
+   0, and the caller must add to the buffer. Returns NULL if t requires no gradient or
+   the allocation failed. */
 static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *fresh) {
     *fresh = 0;
     if (!t || !t->needs_grad) return NULL;
@@ -5138,16 +5142,17 @@ static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     return g;
 }
 
-/* Like stx__grad_fresh, for a tensor t with as many elements as y. The kernel of the op
-   must read dy[i] before it writes element i of t's gradient, and must not read it
-   again, because the returned buffer can be that of dy. */
+/* Like stx__grad_fresh, but the returned buffer can be that of dy, the gradient of
+   n->y. t has as many elements as n->y. The op's kernel must read dy[i] before it
+   writes element i of t's gradient, and must not read dy[i] again. */
 static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
     stx_real *g = stx__grad_to(x, t, t->is_f32 == n->y->is_f32 ? n->y->grad : NULL, fresh);
     if (g && g == n->y->grad) n->y->grad = NULL;
     return g;
 }
 
-/* Adds dy to the gradient of t. last: dy is not needed afterwards. */
+/* Adds dy, the gradient of n->y, to the gradient of t. If `last` is set, dy is not
+   needed afterwards. */
 static void stx__grad_dy(stx_ctx *x, stx__node *n, stx_tensor *t, int last) {
     int fresh;
     stx_real *dy = n->y->grad;
@@ -5238,12 +5243,12 @@ static int stx__is_output(const stx__node *n, const stx_tensor *t) {
     return found;
 }
 
-/* Defers sums on a GPU between a call with by = 1 and a call with by = -1. A deferred
-   sum is a sum over rows that is added to the gradient of a parameter. Its partial sums
-   stay in a buffer on the GPU until one kernel completes many such sums. Gradients of
-   other tensors are not deferred, because the rest of the backward pass reads them or
-   recycles their buffers. Calls can nest, as in stx_recompute. The last call with -1,
-   or a call with 0, completes all deferred sums. */
+/* On a GPU, defers sums over rows that are added to parameter gradients, from a call
+   with by = 1 to a call with by = -1. The partial sums of a deferred sum stay in a
+   buffer on the GPU until one kernel completes many deferred sums. Gradients of other
+   tensors are not deferred, because the rest of the backward pass reads them or
+   recycles their buffers. Calls can nest, as in stx_recompute. The outermost call with
+   by = -1, or a call with by = 0, completes all deferred sums. */
 static void stx__defer_sums(stx_ctx *x, int by) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) stx_cuda_defer_sums(x, by);
@@ -5254,8 +5259,8 @@ static void stx__defer_sums(stx_ctx *x, int by) {
 }
 
 /* Runs and removes all nodes, newest first. Nodes whose outputs have no gradient are
-   only removed. In a group, sends gradients as they become complete; `left` is the
-   number of nodes on the tape. */
+   removed without being run. In a group, sends gradients as they become complete;
+   `left` is the number of nodes that remain on the tape. */
 static void stx__run_backward(stx_ctx *x) {
     const int recording = x->tape.recording;
     const int sending = x->group.sending && !x->tape.recompute_mark;
@@ -5281,8 +5286,9 @@ static void stx__run_backward(stx_ctx *x) {
     x->tape.recording = recording;
 }
 
-/* Adds dy to the gradient of y, where stx__run_backward starts. dy is in host memory;
-   if it is NULL, adds ones. Returns 1, or 0 after an error. */
+/* Adds dy, which is in host memory, to the gradient of y, the tensor from which
+   stx__run_backward starts. If dy is NULL, adds ones. Returns 1, or 0 after an
+   error. */
 static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     stx_real *g, *seed;
     stx__node *n;
@@ -5372,8 +5378,8 @@ static stx__mark stx__step_mark(stx_ctx *x) {
     return m;
 }
 
-/* Rewinds the step arenas to the mark. The memory after it stays readable until it is
-   allocated again. */
+/* Rewinds the step arenas to the mark. The memory above the mark stays readable until
+   it is reallocated. */
 static void stx__step_release(stx_ctx *x, stx__mark m) {
     int i;
     for (i = 0; i < 3; i++) {
@@ -5384,7 +5390,7 @@ static void stx__step_release(stx_ctx *x, stx__mark m) {
     }
 }
 
-/* What the backward pass needs to run the function again. */
+/* The data with which the backward pass runs the function again. */
 typedef struct stx__recompute_save {
     stx_recompute_fn fn;
     void *user;
@@ -5402,8 +5408,9 @@ static void stx__recompute_seed(stx_ctx *x, const stx_tensor *first, stx_tensor 
     if (g) STX_RUN(x, stx_axpy, (x, g, first->grad, again->size, 1, 1));
 }
 
-/* Runs the function again on a separate tape, whose leaves share the gradient buffers
-   of the inputs. Then runs the backward pass over that tape and frees its memory. */
+/* Runs the function again on a separate tape. The leaves of this tape share the
+   gradient buffers of the inputs. Then runs the backward pass over the tape and frees
+   its memory. */
 static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__recompute_save *s = (stx__recompute_save *)n->save;
     stx_tensor leaf[STX_MAX_RECOMPUTE_INS], *in[STX_MAX_RECOMPUTE_INS];
@@ -5422,7 +5429,8 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
 
     mark = stx__step_mark(x);
     x->tape.recompute_mark = &mark;
-    /* use separate lists of free gradients, because their memory is released below */
+    /* use separate lists of free gradients, because memory allocated in this pass is
+       released below */
     free_grads = x->tape.free_grads;
     free_entries = x->tape.free_entries;
     x->tape.free_grads = x->tape.free_entries = NULL;
@@ -5465,15 +5473,15 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
     return out;
 }
 
-/* Moves the results result[0..count) down to the mark and frees everything else that fn
-   allocated after it. The results can be anywhere in that memory.
+/* Moves the results result[0..count) down to the mark and frees all other memory that
+   fn allocated above the mark. The results can be anywhere in that memory.
 
    A single result on a CPU is moved directly, because memmove allows the ranges to
    overlap. In all other cases, moving one result could overwrite another, and copies on
    a GPU must not overlap, so all results are first copied to memory above fn's. If fn
-   returned an input or a view, it may have allocated less memory than its results need,
+   returned an input or a view, it may have allocated less memory than the results need,
    and their destinations would then overlap the copies. To prevent this, the first loop
-   allocates as much memory as the destinations need, without using it. */
+   allocates, but does not use, as much memory as the destinations need. */
 static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, int count) {
     stx_tensor copy[1 + STX_MAX_MORE];
     const int copies = count > 1 || stx__on_gpu(x);
@@ -5587,24 +5595,25 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 
        caller    writes the job and the ranges; sets word = next epoch, open; works;
                  clears open; waits until no thread is inside
-       others    see an open epoch that is new to them; add 1 if it is still open; work;
-                 subtract 1
+       others    see a new open epoch; if it is still open, add 1 to the threads inside;
+                 work; subtract 1
 
-   Idle threads spin for STX__SPIN us, because the next loop usually starts at once, and
-   then sleep.
+   Idle threads spin for STX__SPIN us before they sleep, because the next loop usually
+   starts immediately.
 
    When other programs compete for the processors, spinning uses time that the scheduler
    would otherwise give to real work. There are two signs of this: an idle thread was
    preempted while it spun, or the caller waited long for a preempted thread. For some
    time after these signs, idle threads sleep without spinning. Linux reports whether a
    thread was preempted in favour of another; on other systems, every long delay is
-   taken for a preemption. On Linux, time that a hypervisor takes from a virtual machine
-   is therefore not counted, and sleeping would not recover that time anyway.
+   counted as a preemption. On Linux, time that a hypervisor takes from a virtual
+   machine is therefore not counted, and sleeping would not recover that time anyway.
 
-   stx_create makes the pool, the first divided loop starts the threads, and stx_destroy
-   joins them. Loops do not nest: a loop opened inside a chunk would overwrite the job
-   of the threads inside. After a fork, the child has no workers and its caller computes
-   alone. It must not lock the mutex, because a thread of the parent may have held it.
+   stx_create creates the pool, the first divided loop starts the threads, and
+   stx_destroy joins them. Loops do not nest: a loop opened inside a chunk would
+   overwrite the job of the threads inside. After a fork, the child process has no
+   workers, and the calling thread computes alone. The child must not lock the mutex,
+   because a thread of the parent may have held it.
 
    The epoch wraps around after 2^15 loops. A thread can then mistake a new loop for the
    last one that it saw and skip it. This is harmless, because the other threads do its
@@ -5621,16 +5630,16 @@ enum {
 };
 
 /* pool.busy increases by 500 for each sign that the machine is busy and decreases by 1
-   for each loop. Idle threads do not spin while it is STX__BUSY or more. So after two
-   or three signs within a few hundred loops, they sleep without spinning for up to 3000
-   loops. */
+   for each loop. Idle threads do not spin while pool.busy is STX__BUSY or more.
+   Therefore, after two or three signs within a few hundred loops, they sleep without
+   spinning for up to 3000 loops. */
 enum { STX__BUSY_SIGN = 500, STX__BUSY = 1000, STX__BUSY_MOST = 4000 };
 
 /* Loops with less work than this (see stx_parallel) do not wake sleeping threads. */
 enum { STX__WORTH_WAKING = 1 << 18 };
 
-/* The parts of pool.word: the open bit, the mask of the number of threads inside, and
-   an epoch of 1. */
+/* Fields of pool.word: the open bit, the mask of the number of threads inside, and the
+   increment of the epoch. */
 enum { STX__OPEN = 0x10000, STX__INSIDE = 0xffff, STX__EPOCH_ONE = 0x20000 };
 
   #ifdef STX__PTHREADS
@@ -5641,7 +5650,7 @@ typedef pthread_cond_t stx__cond;
     #define STX__STORE(p, v) __atomic_store_n(p, v, __ATOMIC_SEQ_CST)
     #define STX__ADD(p, v)   __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST)
 
-/* Compare and swap: if *p is *expected, sets *p = v and returns 1. Otherwise sets
+/* Compare and swap: if *p equals *expected, sets *p = v and returns 1. Otherwise, sets
    *expected = *p and returns 0. */
 static int stx__swap(uint32_t *p, uint32_t *expected, uint32_t v) {
     return __atomic_compare_exchange_n(p, expected, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
@@ -5741,8 +5750,8 @@ typedef struct stx__worker {
     stx__handle handle;
 } stx__worker;
 
-/* Returns whether this thread was preempted in favour of another since the last call
-   with this count. Always 1 if the system does not report it. */
+/* Returns whether this thread has been preempted in favour of another since the last
+   call with this count. Always returns 1 if the system does not report preemptions. */
 static int stx__preempted(uint32_t *count) {
   #if defined(STX__PTHREADS) && defined(__linux__)
     struct rusage use;
@@ -5764,17 +5773,17 @@ typedef struct stx__pool {
     int one_range;            /* all threads take chunks from the front of one range */
     uint32_t word, asleep, caller_asleep, quit;
     uint32_t busy;            /* see STX__BUSY */
-    uint32_t preemptions;     /* counted during or just before slow chunks */
+    uint32_t preemptions;     /* seen during or just before slow chunks */
     stx__chunk_range *ranges; /* (threads), the caller's first */
     stx__mutex mutex;
     stx__cond work, done;
     size_t threads;           /* maximum per loop, including the caller */
-    size_t running;           /* started, not counting the caller */
+    size_t running;           /* threads started, excluding the caller */
     long process;             /* the process that started the threads */
     stx__worker *worker;      /* (threads) */
 } stx__pool;
 
-/* Counts a sign that the machine is busy. A concurrent update may be lost, which is
+/* Records a sign that the machine is busy. A concurrent update may be lost, which is
    harmless. */
 static void stx__seen_busy(stx__pool *q) {
     uint32_t busy = STX__LOAD(&q->busy) + STX__BUSY_SIGN;
@@ -5937,9 +5946,9 @@ static void stx__pool_clear(stx__pool *q) {
     pthread_cond_destroy(&q->done);
 }
 
-/* Returns the number of processors that this process may use. Sets *which, unless which
-   is NULL, to a hash of the set of these processors; it is equal for processes with
-   equal sets. */
+/* Returns the number of processors that this process may use. Unless `which` is NULL,
+   *which receives a hash of the set of these processors. Processes with equal sets get
+   equal hashes. */
 static int stx__processors(uint64_t *which) {
     long n = 0;
     uint64_t key = 0;
@@ -6009,7 +6018,7 @@ static int stx__processors(uint64_t *which) {
   #endif
 
 /* Starts the threads for the first loop. If the system cannot start some of them, the
-   others do their work. */
+   others take over their work. */
 static void stx__start_all(stx_ctx *x, stx__pool *q) {
     q->process = stx__process();
     while (q->running + 1 < q->threads) {
@@ -6134,8 +6143,8 @@ static void stx__pool_free(stx_ctx *x) {
 }
 #endif
 
-/* Runs a loop in the given number of chunks. If that is 0 or 1, the caller runs it
-   alone. */
+/* Runs a loop in the given number of chunks. If `chunks` is 0 or 1, the calling thread
+   runs the whole loop. */
 static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int one_range,
                           stx_part part, const void *job) {
     stx__fp was = stx__fp_enter(1);
@@ -6160,8 +6169,9 @@ static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int 
     stx__fp_leave(&was);
 }
 
-/* Makes up to four chunks per thread, so that other threads can take work from a delayed
-   one. A chunk has at least 16384 operations, because each chunk has a fixed cost. */
+/* Divides the loop into up to four chunks per thread, so that other threads can take
+   work from a delayed one. A chunk has at least 16384 operations, because each chunk
+   has a fixed cost. */
 STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job) {
     stx__parallel(x, n, STX_MIN(4 * (size_t)stx_threads(x), work / 16384), work, 0, part, job);
 }
@@ -6170,8 +6180,8 @@ STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void 
     stx__parallel(x, n, n, SIZE_MAX, 1, part, job);
 }
 
-/* Allocates scratch memory and makes the thread pool. A GPU's host computes nothing and
-   needs neither. */
+/* Allocates the scratch memory and creates the thread pool. A context on a GPU needs
+   neither, because its host computes nothing. */
 static void stx__make_scratch(stx_ctx *x) {
     if (stx__on_gpu(x)) return;
     x->threads.scratch =
@@ -6183,20 +6193,21 @@ static void stx__make_scratch(stx_ctx *x) {
 
 // >>shares, sums, fill, axpy, copy
 
-/* How the loops of the simple kernels are written. The job of a loop is the kernel's
-   args struct or another struct with its parameters. For an operation op, stx__op_n
-   computes the formula in a plain loop over n elements or over one row. stx__op_loop
-   applies it to the elements or rows of a share. STX_LOOP compiles stx__op_loop for
-   each instruction set and defines stx__op_loop_run, which calls the right version.
-   Arrays that do not overlap are STX_RESTRICT parameters of stx__op_n, because gcc
-   honours restrict on parameters of inlined functions but not on local pointers. */
+/* Conventions for the loops of the simple kernels. The job of a loop is the kernel's
+   args struct or another struct with the kernel's parameters. For an operation op,
+   stx__op_n computes the formula in a plain loop over n elements or over one row.
+   stx__op_loop applies it to the elements or rows of a share. STX_LOOP compiles
+   stx__op_loop for each instruction set and defines stx__op_loop_run, which calls the
+   right version. Arrays that do not overlap are STX_RESTRICT parameters of stx__op_n,
+   because gcc honours restrict on parameters of inlined functions but not on local
+   pointers. */
 
 /* Loops over elements are divided into blocks of this many elements. A share consists
    of whole blocks; the last block of the array may be shorter. */
 enum { STX__BLOCK_ELEMENTS = 4096 };
 
-/* Returns how many of an array's n elements belong to a share. Sets *first to the index
-   of the first of them. */
+/* Returns the number of elements of an n-element array that belong to a share. *first
+   receives the index of the first one. */
 static size_t stx__share_of(const stx_share *s, size_t n, size_t *first) {
     *first = s->begin * STX__BLOCK_ELEMENTS;
     return STX_MIN(n, s->end * STX__BLOCK_ELEMENTS) - *first;
@@ -6208,20 +6219,20 @@ static void stx__for_elements(stx_ctx *x, size_t n, size_t work, stx_part part, 
 }
 
 /* A sum over an array is divided into this many blocks, regardless of the number of
-   threads. One thread sums each block, and then the sums of the blocks are added in
-   order. The result therefore does not depend on the number of threads. */
+   threads. One thread sums each block, and then the block sums are added in order. The
+   result therefore does not depend on the number of threads. */
 enum { STX__SUM_BLOCKS = 64 };
 
-/* Returns the size of block k of an array of n elements. Sets *first to the index of
-   its first element. */
+/* Returns the number of elements in block k of an array of n elements. *first receives
+   the index of the first one. */
 static size_t stx__sum_block(size_t n, size_t k, size_t *first) {
     const size_t each = (n + STX__SUM_BLOCKS - 1) / STX__SUM_BLOCKS;
     *first = STX_MIN(n, k * each);
     return STX_MIN(each, n - *first);
 }
 
-/* Runs part, which stores the sum of block k in sums[k], over all blocks. Returns the
-   sum of all blocks. */
+/* Runs `part`, which stores the sum of block k in sums[k], over all blocks. Returns the
+   total. */
 static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, const void *job,
                               double *sums) {
     STX__FP_SCOPE;
@@ -6308,16 +6319,17 @@ STX_INNER stx_real stx__max(const stx_real *a, size_t n) {
     return max;
 }
 
-/* d (C) += sum over the rows of dy (N,C), or of dy f with f (N,C) */
+/* d (C) += sum over the rows of dy (N,C), or of the elementwise product dy f with f
+   (N,C) */
 typedef struct stx__sum_rows_job {
     size_t N, C;
     stx_real *d;
     const stx_real *dy, *f;     /* f is NULL for the sum of dy alone */
 } stx__sum_rows_job;
 
-/* Adds the sums of w <= 64 adjacent columns to d (w). C is the stride of the rows.
-   Blocks of 64 rows are summed separately, because that has a smaller rounding error
-   than one long sum. */
+/* Adds the sums of w <= 64 adjacent columns to d (w). C is the row stride. Blocks of 64
+   rows are summed separately, because this gives a smaller rounding error than one long
+   sum. */
 STX_INNER void stx__sum_rows_n(int fma, stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT dy,
                                const stx_real *STX_RESTRICT f, size_t N, size_t C, size_t w) {
     size_t first, n, c;
@@ -6523,8 +6535,9 @@ static stx_tensor *stx__result_like(stx_ctx *x, const stx_tensor *a) {
     return stx_ok(x) && a ? stx__like(x, a) : NULL;
 }
 
-/* Copies what the backward function of an op needs to the op's node. node is NULL if the
-   op was not recorded; then there is nothing to store. Returns 1, or 0 after an error. */
+/* Copies `save`, the data for an op's backward function, to the op's node. Does nothing
+   if node is NULL, that is, if the op was not recorded. Returns 1, or 0 after an
+   error. */
 static int stx__save(stx_ctx *x, stx__node *node, const void *save, size_t bytes) {
     if (!stx_ok(x)) return 0;
     if (!node) return 1;
@@ -6561,7 +6574,7 @@ static void stx__add_back(stx_ctx *x, stx__node *n) {
         if (db) STX_RUN(x, stx_sum_rows, (x, db, n->y->grad, n->y->size / b->size, b->size));
         stx__grad_dy(x, n, a, 1);
     } else if (a->grad || !a->needs_grad) {
-        /* last, the input whose gradient can take over the buffer of dy */
+        /* the last call can reuse the buffer of dy for its input's gradient */
         stx__grad_dy(x, n, a, 0);
         stx__grad_dy(x, n, b, 1);
     } else {
@@ -6628,7 +6641,7 @@ static void stx__scale_by_back(stx_ctx *x, stx__node *n) {
     r.f = n->in[0]->data;
     r.alpha = n->in[1]->data;
     r.dy = n->y->grad;
-    r.dalpha = stx__grad(x, n->in[1]);                  /* first, in case a is s */
+    r.dalpha = stx__grad(x, n->in[1]);                  /* before df, in case a is s */
     r.df = stx__grad_fresh(x, n->in[0], &fresh);
     r.accumulate = !fresh;
     STX_RUN(x, stx_rezero_bwd, (x, &r));
@@ -6803,7 +6816,7 @@ typedef struct stx__act_job {
 } stx__act_job;
 
 /* y = act(a). y and a may be the same array. Each activation has a separate loop, so
-   that no activation is selected per element. */
+   that the activation is not selected for each element. */
 STX_INNER void stx__act_n(int fma, stx_real *y, const stx_real *a, size_t n, int act) {
     size_t i;
     switch (act) {
@@ -6954,8 +6967,8 @@ STX_DEF stx_tensor *stx_dropout_replicated(stx_ctx *x, stx_tensor *a, double p) 
     return stx__dropout(x, a, p, 1);
 }
 
-/* y (B,T,C) = a (B,T,C) times mask (B,C). For each stream, this is stx_mul with a row
-   of the mask that repeats over time. */
+/* y (B,T,C) = a (B,T,C) times mask (B,C). For each stream, this is stx_mul with the
+   stream's row of the mask, which repeats over time. */
 typedef struct stx__variational_save {
     stx_real *mask;     /* (B,C) */
     size_t B, n, C;     /* n = T C elements per stream */
@@ -7011,9 +7024,10 @@ STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p)
     return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-/* Computes the dropout mask of 16 groups of 8 elements, starting at `group`. An element
-   is inv if its 16 random bits are below keep16, and 0 otherwise. The random bits of
-   each group are those of one stx_philox call; the 16 calls are computed in 16 lanes. */
+/* Computes the dropout mask of 16 groups of 8 elements, starting at `group`. The mask
+   of an element is `inv` if the element's 16 random bits are below keep16, and 0
+   otherwise. One stx_philox call yields the random bits of a group. The 16 calls are
+   computed in 16 lanes. */
 STX_INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group,
                             uint32_t keep16, stx_real inv) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c[4][16], bits[64], r, e;
@@ -7049,7 +7063,7 @@ STX_INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_
     }
 }
 
-/* The parameters of stx__mask128. */
+/* The parameters of stx__mask128 that are the same for all groups. */
 typedef struct stx__mask {
     uint64_t seed, stream;
     uint32_t keep16;
@@ -7110,7 +7124,7 @@ static void stx__rezero_back(stx_ctx *x, stx__node *n) {
     r.f = n->in[1]->data;
     r.alpha = n->in[2]->data;
     r.dy = n->y->grad;
-    r.dalpha = stx__grad(x, n->in[2]);                  /* first, in case f is alpha */
+    r.dalpha = stx__grad(x, n->in[2]);                  /* before df, in case f is alpha */
     r.df = stx__grad_fresh(x, n->in[1], &fresh);
     r.accumulate = !fresh;
     STX_RUN(x, stx_rezero_bwd, (x, &r));
@@ -7215,9 +7229,9 @@ STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a) {
     return y;
 }
 
-/* Returns the sum of e^(a - max) over n elements. If store is 1, also writes the terms
-   to y (n). store must be a compile-time constant: a test of y would remain as a branch
-   in the loop. */
+/* Returns the sum of e^(a - max) over n elements. If `store` is 1, also writes the
+   terms to y (n). `store` must be a compile-time constant, because a test of y for NULL
+   would remain as a branch in the loop. */
 STX_INNER stx_real stx__exp_sum(int fma, stx_real *y, int store, const stx_real *a, size_t n,
                                 stx_real max) {
     stx_real lane[16] = {0}, sum = 0, v;
@@ -7372,9 +7386,9 @@ STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, c
 
 // >>layernorm
 
-/* stx_layernorm runs the kernels of stx_residual_norm without f. */
+/* stx_layernorm runs the kernels of stx_residual_norm with f = NULL. */
 
-/* Returns the eps of a layer norm, where 0 selects the default. */
+/* Returns the eps of a layer norm. An eps of 0 selects the default. */
 static stx_real stx__norm_eps(double eps) {
     return (stx_real)(eps > 0 ? eps : 1e-5);
 }
@@ -7398,8 +7412,9 @@ static int stx__norm_fits(stx_ctx *x, const char *op, const stx_tensor *in, cons
     return 1;
 }
 
-/* The backward pass of stx_layernorm runs the kernel of stx_residual_norm without f. s,
-   the input of the norm, is then h itself, and ds is the gradient of h. */
+/* The kernel of stx_residual_norm with f = NULL computes the backward pass of
+   stx_layernorm. The norm's input s is h itself in this case, and ds is the gradient of
+   h. */
 static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     stx_residual_norm_args a = *(const stx_residual_norm_args *)n->save;
     int fresh;
@@ -7445,11 +7460,11 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
     return stx__save(x, node, &a, sizeof a) ? y : NULL;
 }
 
-/* The kernel computes g, the gradient of s, in ds or in df, and derives the other one
-   from it. It can accumulate into one of the two, but not into both. Moreover, dbias is
-   the sum of df, so df must not contain anything else if there is a bias. A gradient
-   into which the kernel cannot accumulate is written to a separate buffer, separate_f
-   or separate_s, and added afterwards. */
+/* The kernel computes the gradient of s in ds or df and derives the other array from
+   it. It can accumulate into one of the two arrays, but not into both. In addition, if
+   there is a bias, df must contain only the new gradient, because dbias is the row sum
+   of df. A gradient into which the kernel cannot accumulate is written to a separate
+   buffer, separate_f or separate_s, and added afterwards. */
 static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx_residual_norm_args a = *(const stx_residual_norm_args *)n->save;
     stx_tensor *h = n->in[0], *f = n->in[1], *bias = n->in[4];
@@ -7563,8 +7578,8 @@ STX_INNER void stx__residual_row(stx_real *STX_RESTRICT s, const stx_real *STX_R
         for (c = 0; c < C; c++) s[c] = h[c] + f[c];
 }
 
-/* Adds and normalises each row while it is in the L1 cache. With dropout, s has already
-   been computed. */
+/* Computes each row of s and normalises it while it is in the L1 cache. With dropout, s
+   has already been computed. */
 STX_INNER void stx__residual_norm_loop(int fma, const stx_share *s, const void *job) {
     const stx_residual_norm_args *a = (const stx_residual_norm_args *)job;
     size_t n, at;
@@ -7579,8 +7594,8 @@ STX_INNER void stx__residual_norm_loop(int fma, const stx_share *s, const void *
 
 STX_LOOP(stx__residual_norm_loop)
 
-/* y = from mask / keep or, with accumulate, y += from mask / keep, with the mask of a's
-   dropout */
+/* y = from mask / keep or, if accumulate is set, y += from mask / keep. The mask is
+   that of a's dropout. */
 static void stx__residual_dropout(stx_ctx *x, const stx_residual_norm_args *a, stx_real *y,
                                   const stx_real *from, int accumulate) {
     stx_dropout_args d;
@@ -7641,7 +7656,8 @@ STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *STX_RESTRICT ds,
             ds[c] = rstd * (STX_FMA(fma, dy[c], gain[c], -mean_g) - (s[c] - mean) * k);
 }
 
-/* Sets g (N,C) to the gradient of s, or adds the gradient to g. */
+/* Sets g (N,C) to the gradient of s or, if accumulate is set, adds the gradient to
+   g. */
 typedef struct stx__norm_bwd_job {
     const stx_residual_norm_args *a;
     stx_real *g;
@@ -7703,7 +7719,7 @@ STX_LOOP(stx__norm_bwd_columns_loop)
 
 /* g = the gradient of s ; ds (+)= g ; df (+)= g mask / keep ; dbias += sum_n df
 
-   g is computed in ds, or in df if ds is accumulated into or not required. */
+   g is computed in ds, or in df if ds is not required or if g is added to ds. */
 STX_DEF void stx_residual_norm_bwd(stx_ctx *x, const stx_residual_norm_args *a) {
     STX__FP_SCOPE;
     const size_t n = a->N * a->C;
@@ -7826,7 +7842,7 @@ STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, c
     stx_parallel(x, N, N * C, stx__embedding_part, &j);
 }
 
-/* Adds row n of dy (N,C) to row ids[n] of dtable (V,C). */
+/* Adds row n of dy (N,C) to row ids[n] of dtable (V,C), for n = 0 .. N-1. */
 typedef struct stx__embedding_bwd_job {
     size_t N, C;
     stx_real *dtable;
@@ -7868,9 +7884,9 @@ static stx_tensor *stx__new_channels(stx_ctx *x, const stx_tensor *a, size_t C) 
     return stx__tensor(x, STX__STEP_ACTIVATIONS, a->ndim, dim);
 }
 
-/* Concatenation over time (rows = B, w = T C) and over channels (rows = N, w = C) are
-   the same copy: row r of y (rows, wa + wb) is row r of a (rows, wa), followed by row r
-   of b (rows, wb). */
+/* Concatenation over time (rows = B, wa = Ta C, wb = Tb C) and over channels (rows = N,
+   wa = Ca, wb = Cb) is the same copy: row r of y (rows, wa + wb) is row r of a (rows,
+   wa), followed by row r of b (rows, wb). */
 typedef struct stx__concat_save {
     size_t rows, wa, wb;
 } stx__concat_save;
@@ -7887,7 +7903,8 @@ static void stx__concat_back(stx_ctx *x, stx__node *n) {
     if (d) STX_RUN(x, stx_copy2d, (x, d, s->wb, dy, w, s->rows, s->wb, !fresh));
 }
 
-/* Fills the result y with a and b, which are treated as matrices with `rows` rows. */
+/* Fills the result y with the concatenation of a and b, which are treated as matrices
+   with `rows` rows. */
 static stx_tensor *stx__concat(stx_ctx *x, stx_tensor *y, stx_tensor *a, stx_tensor *b,
                                size_t rows) {
     stx__concat_save s;
@@ -7927,12 +7944,12 @@ STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b
 }
 
 /* Logits can have padding columns (see "Padded logits" in >>adaptive input and output).
-   This op removes them: y (rows, w[0] + w[1]) = the first w[0] columns of a, followed
-   by the first w[1] columns of b unless b is NULL. The other columns have a gradient of
-   0. */
+   This op removes them: y (rows, w[0] + w[1]) consists of the first w[0] columns of a,
+   followed by the first w[1] columns of b unless b is NULL. The gradient of the removed
+   columns is 0. */
 typedef struct stx__join_columns_save {
     size_t w[2];
-    stx_real *zeros;    /* as many as the widest padding; NULL if there is no padding */
+    stx_real *zeros;    /* (widest padding); NULL if there is no padding */
 } stx__join_columns_save;
 
 static void stx__join_columns_back(stx_ctx *x, stx__node *n) {
@@ -7985,8 +8002,8 @@ static stx_tensor *stx__join_columns(stx_ctx *x, stx_tensor *a, size_t wa, stx_t
     return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-/* Slices of time (rows = B, ld and w are multiples of C) and of channels (rows = N) are
-   the same copy: y (rows,w) = columns [at, at + w) of a (rows,ld). */
+/* Slicing over time (rows = B, ld and w are multiples of C) and over channels (rows =
+   N) is the same copy: y (rows,w) = columns [at, at + w) of a (rows,ld). */
 typedef struct stx__slice_save {
     size_t rows, ld, at, w;
 } stx__slice_save;
@@ -7999,7 +8016,7 @@ static void stx__slice_back(stx_ctx *x, stx__node *n) {
     STX_RUN(x, stx_copy2d, (x, d, s->ld, n->y->grad, s->w, s->rows, s->w, 1));
 }
 
-/* Fills the result y with columns of a, starting at column `at`. Both are treated as
+/* Fills the result y with columns of a, starting at column `at`. y and a are treated as
    matrices with `rows` rows. */
 static stx_tensor *stx__slice(stx_ctx *x, stx_tensor *y, stx_tensor *a, size_t rows, size_t at) {
     stx__slice_save s;
@@ -8047,9 +8064,10 @@ static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     return y;
 }
 
-/* Called for y, a view of a that starts at element `at`. If a is a parameter, makes the
-   gradient of y that part of a's gradient, so that ops add to it directly and y needs
-   no node. Returns 1 in this case, and 0 otherwise. */
+/* Called for y, a view of a that starts at element `at`. If a is a parameter or a view
+   of one and has a gradient, makes y's gradient a view of the corresponding part of a's
+   gradient and returns 1. Ops then add to this part directly, and y needs no node.
+   Otherwise, returns 0. */
 static int stx__view_of_param(const stx_ctx *x, stx_tensor *y, const stx_tensor *a, size_t at) {
     if (!x->tape.recording || !stx__has_param_grad(a) || !a->needs_grad || !a->grad) return 0;
     y->view_of = a->view_of ? a->view_of : a;
@@ -8086,7 +8104,7 @@ STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1,
     return y;
 }
 
-/* save is the index in a of the view's first element. */
+/* n->save is the index in a of the view's first element. */
 static void stx__view_rows_back(stx_ctx *x, stx__node *n) {
     const size_t at = *(const size_t *)n->save;
     stx_real *d = stx__grad(x, n->in[0]);
@@ -8129,15 +8147,17 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
        lda, ldb, ldc  row strides of A, B and C in memory, in elements
        i, j, k        row of C, column of C, summation index
        MR, NR         rows and columns of C that a micro-kernel keeps in registers: a tile
-       KR             packed k is padded to a multiple of KR: 1 in f32, 2 or 32 in bf16
-       MC, KC, NC     capacity of a thread's scratch: MC KC units of op(A), KC NC units of
-                      op(B). Blocks can be smaller: see stx__block_k and stx__block_n
+       KR             k is padded to a multiple of KR in packed blocks: 1 in f32, 2 or 32
+                      in bf16
+       MC, KC, NC     capacity of a thread's scratch memory: MC KC units of op(A) and KC
+                      NC units of op(B). Blocks can be smaller: see stx__block_k and
+                      stx__block_n
        mc, kc, nc     size of the current block
        rs, ks         strides of a block of op(A), in elements of its type: the unit of
                       row i and step k is at a[i rs + k ks]
-       unit           what a micro-kernel reads of each row of op(A) and each column of
-                      op(B) in one step: one element or, in bf16, two elements of adjacent
-                      k in 4 bytes
+       unit           the data that a micro-kernel reads from each row of op(A) and each
+                      column of op(B) in one step: one element or, in bf16, two elements
+                      with adjacent k in 4 bytes
        step           one iteration of a micro-kernel, over one unit of k
 
    The loops of a thread (stx__gemm_blocked):
@@ -8153,8 +8173,8 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
                                micro-kernel: one tile of C, in registers
                    epilogue, after the last block of k
 
-   The cache levels are those for NR > 16. With a smaller NR, a group is a single strip
-   of op(B), which stays in L1, and the block of op(A) stays in L2.
+   These cache levels apply to NR > 16. With a smaller NR, a group is a single strip of
+   op(B), which stays in L1, and the block of op(A) stays in L2.
 
    Strips of op(B) are contiguous, so they are read in address order. A block of op(A)
    is stored in one of these forms:
@@ -8173,12 +8193,13 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
    With bf16 (STX_PREC_BF16), operands are rounded while they are packed; sums and C are
    float. Matmuls of at most STX__GEMV_ROWS rows stay in f32.
 
-   Packed operands are copies in scratch that every call makes. Packed weights are
-   different: they are the bf16 or int8 copies made by stx_params_pack, which GEMV reads
-   in place.
+   Packed operands are copies that every call writes to scratch memory. Packed weights,
+   in contrast, are the bf16 or int8 copies made by stx_params_pack. GEMV reads packed
+   weights in place.
 
-   All this describes the general path, STX__GEMM_BLOCKED. There are other paths for few
-   rows, for few columns, and for an op(B) that several parts share: see stx__gemm_path.
+   The above describes the general path, STX__GEMM_BLOCKED. There are other paths for
+   few rows, for few columns, and for an op(B) that several parts share: see
+   stx__gemm_path.
 
    The code is in this order: definition, micro-kernel interface, portable
    micro-kernels, packing, blocked matmul, matrix-vector kernels, transposed matmul,
@@ -8301,10 +8322,10 @@ enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
   } while (0)
 
 /* Portable micro-kernel, 4 x 8. With GNU C, the sums are vectors of 16 bytes, because
-   gcc would keep the sums of a plain loop in memory. Vector types are only used if the
-   compiler computes in the precision in which it stores. If h < 4, the missing rows
-   repeat row 0, so a tile costs the same for every h; matmuls of few rows use stx__gemv
-   instead. */
+   gcc would keep the sums of a plain loop in memory. Vector types are used only if the
+   compiler evaluates expressions in the precision of their type. If h < 4, the missing
+   rows repeat row 0, so a tile costs the same for every h; matmuls with few rows use
+   stx__gemv instead. */
 #if (defined(__GNUC__) || defined(__clang__)) \
     && (!defined(__FLT_EVAL_METHOD__) || __FLT_EVAL_METHOD__ < 1 || __FLT_EVAL_METHOD__ > 2)
 typedef stx_real stx__lanes __attribute__((vector_size(16)));
@@ -8374,7 +8395,7 @@ STX_INNER stx_real stx__from_bf16(uint16_t v) {
     return stx__float_of_bits((uint32_t)v << 16);
 }
 
-/* Interleaves two rows of bf16 with adjacent k to a row of units. */
+/* Interleaves two bf16 rows of adjacent k into a row of units. */
 STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t *STX_RESTRICT r0,
                              const uint16_t *STX_RESTRICT r1, size_t n) {
     size_t i;
@@ -8411,9 +8432,9 @@ STX_EACH_ISA(stx__pair_rows, (uint32_t * to, const stx_real *r0, const stx_real 
              r0, r1, n)
 
 /* Portable bf16 micro-kernel, 4 x 16. Splits each unit into two floats and multiplies
-   those. The results equal those of bf16 instructions, except for the order and
-   rounding of sums and for denormals. It is slower than f32; it exists so that bf16 has
-   the same meaning on every machine. */
+   these. The results equal those of bf16 instructions, except for the order and
+   rounding of sums and for denormals. The kernel is slower than f32; it exists so that
+   bf16 has the same meaning on every machine. */
 STX_INNER void stx__micro_pairs(int fma, STX__MICRO_PARAMS) {
     stx_real s[4][16];
     size_t k, i, j;
@@ -8456,8 +8477,9 @@ static size_t stx__round_up(size_t n, size_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }
 
-/* Divides n into as few equal blocks of at most `most` as possible. Returns their size,
-   rounded up to a multiple of `multiple`. The result is never less than `multiple`. */
+/* Divides n into the smallest number of equal blocks of at most `most`. Returns the
+   block size, rounded up to a multiple of `multiple`. The result is at least
+   `multiple`. */
 static size_t stx__equal_blocks(size_t n, size_t most, size_t multiple) {
     size_t blocks = (n + most - 1) / most;
     size_t size = stx__round_up(blocks ? (n + blocks - 1) / blocks : 1, multiple);
@@ -8469,14 +8491,15 @@ static size_t stx__unit_elements(const stx__micro *mk) {
 }
 
 /* Returns the size of a block of k: a multiple of KR and of 16, the number of floats in
-   a cache line. It is at most 448 in f32 and 1024 in bf16, which were the fastest. */
+   a cache line. The size is at most 448 in f32 and 1024 in bf16. These limits were the
+   fastest in measurements. */
 static size_t stx__block_k(const stx__micro *mk, size_t K) {
     return stx__equal_blocks(K, stx__unit_elements(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8,
                              STX_MAX((size_t)16, mk->kr));
 }
 
-/* Returns the number of columns in a block: as many strips as fit in a thread's
-   scratch, and therefore more if K is small. */
+/* Returns the number of columns in a block: as many whole strips as fit in a thread's
+   scratch memory. A block therefore has more columns if K is small. */
 static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
     size_t steps = stx__round_up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit_elements(mk);
     return stx__equal_blocks(N, STX__NC * STX__KC / steps, mk->nr);
@@ -8492,7 +8515,7 @@ static void stx__transpose(stx_real *to, size_t nr, const stx_real *B, size_t ld
                            size_t k) {
     size_t p, j;
     if (n < nr) memset(to, 0, nr * k * sizeof *to);
-    /* memcpy, because a unit may be two bf16 */
+    /* memcpy, because a unit can consist of two bf16 elements */
     for (j = 0; j < n; j++)
         for (p = 0; p < k; p++) memcpy(to + p * nr + j, B + j * ldb + p, sizeof *to);
 }
@@ -8673,7 +8696,7 @@ static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const
     a.data = (const char *)to;
     a.row_bytes = padded * sizeof(uint16_t);
     a.rs = 32;
-    a.ks = 64; /* 16 steps advance by a tile of 1024 elements */
+    a.ks = 64; /* 16 steps span a tile of 1024 elements */
     if (mk->pack_at) {
         mk->pack_at(to, A, lda, m, k);
         return a;
@@ -8705,12 +8728,12 @@ static stx__a_block stx__pack_a(const stx__micro *mk, stx_real *to, const stx_re
     return stx__pack_at_tiles(mk, to, A, lda, m, k);
 }
 
-/* A block of C with final values. The epilogue, such as the bias and activation of
-   >>linear, is applied to it while it is in the cache. */
+/* A block of C whose values are final. The epilogue, such as the bias and activation of
+   >>linear, is applied to the block while it is in the cache. */
 typedef struct stx__c_block {
     stx_real *C;                /* (rows,cols), row stride ldc */
     size_t rows, cols, ldc;
-    size_t offset, col;         /* position of C[0][0] in its matrix: element, column */
+    size_t offset, col;         /* element index and column of C[0][0] in the whole matrix */
 } stx__c_block;
 
 typedef struct stx__epilogue {
@@ -8724,10 +8747,10 @@ typedef struct stx__gemm_part {
     const stx__micro *mk;
     stx_real *scratch;              /* STX__SCRATCH elements of this thread */
     stx_gemm_args g;                /* one matmul, with a batch of 1 */
-    const stx_real *shared_b;       /* path SHARED_B: the packed op(B) of g, which is then
-                                       one block of n and k. Otherwise NULL */
+    const stx_real *shared_b;       /* path SHARED_B: the packed op(B) of g, which is a
+                                       single block of n and k; other paths: NULL */
     const stx__epilogue *epilogue;  /* NULL if there is none */
-    size_t offset, col;             /* position of g.C in its matrix: element, column */
+    size_t offset, col;             /* element index and column of g.C in the whole C */
 } stx__gemm_part;
 
 /* Runs the epilogue on `rows` rows from row i and `cols` columns from column j of the
@@ -8757,7 +8780,7 @@ STX_INNER void stx__gemm_scale_c(const stx_gemm_args *g) {
     }
 }
 
-/* Size of a group of strips of op(B), in units (columns times steps): 540 KB, about
+/* Number of units (columns times steps) in a group of strips of op(B): 540 KB, about
    half of a 1 MB L2 cache. */
 enum { STX__GROUP_B = (540 << 10) / 4 };
 
@@ -8796,15 +8819,15 @@ static void stx__blocked_init(stx__blocked *w, const stx__gemm_part *p) {
     w->nc_max = stx__block_n(mk, g->N, g->K);
     w->mc_max = stx__equal_blocks(g->M, STX__MC, mk->mr);
 
-    /* NR > 16: the tiles of a strip of op(A) proceed along the rows of C, over a group
-       of strips of op(B). NR <= 16: a group is one strip of op(B), which stays in L1,
-       and the tiles proceed down the columns */
+    /* NR > 16: the tiles of a strip of op(A) are computed from left to right, for a
+       group of strips of op(B). NR <= 16: a group is one strip of op(B), which stays in
+       L1, and its tiles are computed from top to bottom */
     steps = stx__round_up(STX_MIN(g->K, w->kc_max), mk->kr) / u;
     w->group = mk->nr;
     if (mk->nr > 16) w->group = STX_MAX(STX__GROUP_B / steps / mk->nr * mk->nr, mk->nr);
 
-    /* with only one group, each strip of op(A) is used in a single run, so MR rows are
-       copied at a time, and the copy stays in L1 */
+    /* with only one group, each strip of op(A) is used in one pass over op(B), so MR
+       rows are copied at a time, and the copy stays in L1 */
     if (w->copy_a && STX_MIN(g->N, w->nc_max) <= w->group) w->mc_max = mk->mr;
 }
 
@@ -8881,22 +8904,22 @@ static void stx__gemm_blocked(const stx__gemm_part *p) {
 /* Matmuls of at most this many rows use GEMV (see stx__gemm_path). */
 enum { STX__GEMV_ROWS = 3 };
 
-/* Matmuls of few rows, as in generation, are limited by the memory bandwidth for B, so
-   they read it only once and in place.
+/* Matmuls with few rows, as in generation, are limited by the memory bandwidth for B,
+   so the kernels below read B only once and in place.
 
    Memory is fastest in address order: reading four rows interleaved loses up to two
-   thirds of the bandwidth. The kernels therefore compute with four rows at a time, but
+   thirds of the bandwidth. The kernels therefore process four rows at a time, but
    prefetch in address order. Each call of stx__row_prefetch_next prefetches 256 bytes,
    and the kernels call it once per 256 bytes that they read: 64 bytes of each of four
-   rows, which are 16 elements of f32, 32 of bf16 or 64 of int8. (With SEQTX_DOUBLE, 16
+   rows, that is, 16 elements in f32, 32 in bf16 or 64 in int8. (With SEQTX_DOUBLE, 16
    elements are 128 bytes, and half of them are prefetched.) */
 typedef struct stx__row_prefetch {
     uintptr_t p, end;       /* next address, and the end of its row */
-    size_t stride, bytes;   /* of the rows */
+    size_t stride, bytes;   /* row stride and row size, in bytes */
 } stx__row_prefetch;
 
-/* Starts the prefetch of rows of `bytes` bytes that are `stride` bytes apart. Begins 32
-   to 4 whole rows ahead: 8 to 16 KB for rows of 256 to 4096 bytes, and 4 rows for
+/* Starts the prefetch of rows of `bytes` bytes that are `stride` bytes apart. Begins 4
+   to 32 whole rows ahead: 8 to 16 KB for rows of 256 to 4096 bytes, and 4 rows for
    longer ones. Prefetches past the last row are harmless. */
 STX_INNER stx__row_prefetch stx__row_prefetch_of(const void *rows, size_t stride, size_t bytes) {
     stx__row_prefetch a;
@@ -9105,8 +9128,8 @@ typedef enum stx__gemm_path {
        only. Gain: 1.1 to 2.7. */
     STX__GEMM_SKINNY,
 
-    /* A C with few columns is computed as its transpose. Gain: 1.4 to 2.9, and 12 if C
-       has only one column. */
+    /* Used if C has few columns: computes the transpose of C. Gain: 1.4 to 2.9, and 12
+       if C has only one column. */
     STX__GEMM_TRANSPOSED,
 
     /* If several parts of C need the same op(B), all threads pack a block of it
@@ -9126,15 +9149,16 @@ typedef struct stx__gemm_plan {
     size_t per_part;            /* rows or columns per part; K_SPLIT: rows of B */
     size_t parts;               /* number of parts per matrix of the batch */
     const stx__packed *weights; /* GEMV, K_SPLIT: the packed weights that contain B, or NULL */
-    size_t weights_at;          /* where B begins in the packed weights */
+    size_t weights_at;          /* index of B's first element in the packed weights */
 } stx__gemm_plan;
 
-/* STX_WEIGHTS_INT8: the number of weights in a row that share a scale factor. */
+/* STX_WEIGHTS_INT8: the number of adjacent weights of a row that share a scale
+   factor. */
 enum { STX__INT8_GROUP = 32 };
 
-/* Returns the packed weights that contain all of op(B), and sets *at to the index of
-   its first element in them. Returns NULL if there are none, or if B begins inside a
-   group. */
+/* Returns the packed weights that contain all of B. *at receives the index of B's first
+   element in the packed weights. Returns NULL if there are none, or if B begins inside
+   a group of STX__INT8_GROUP weights. */
 static const stx__packed *stx__packed_weights(const stx_ctx *x, const stx_gemm_args *g,
                                               size_t *at) {
     const size_t rows = g->tb ? g->N : g->K, cols = g->tb ? g->K : g->N;
@@ -9167,9 +9191,9 @@ static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
 }
 
 /* Returns nonzero if SKINNY is the fastest path. The limits were measured: the shorter
-   the rows of x are, the larger is the share of the time spent on adding up lanes. In
-   f32, if W fills exactly one strip, transposing it pays off for M > NR. In bf16, the
-   limit for M is K / 10, clamped to 6 .. 32 (AVX512-BF16) or 6 .. 14 (AMX). */
+   the rows of x, the larger the share of the time spent on adding up lanes. In f32, if
+   W fills exactly one strip, transposing W pays off for M > NR. In bf16, the limit for
+   M is K / 10, clamped to 6 .. 32 (AVX512-BF16) or 6 .. 14 (AMX). */
 static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t M = g->M, K = g->K;
     if (!mk->skinny || g->ta || !g->tb) return 0;
@@ -9215,8 +9239,8 @@ static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g,
                  group for packed weights
        rows      MR if it is at most 8; 4 for MR = 14, because smaller steps make the
                  parts more equal, and the cost of a short tile is proportional to its
-                 rows; 16 for AMX, the rows of a tile register; NR for TRANSPOSED,
-                 because rows of C become columns */
+                 number of rows; 16 for AMX, because a tile register has 16 rows; NR for
+                 TRANSPOSED, because rows of C become columns */
 static size_t stx__part_multiple(const stx__micro *mk, const stx__gemm_plan *p) {
     if (p->weights) return STX__INT8_GROUP;
     if (p->path == STX__GEMM_SKINNY) return 4;
@@ -9225,14 +9249,14 @@ static size_t stx__part_multiple(const stx__micro *mk, const stx__gemm_plan *p) 
     return mk->mr > 8 ? 4 : mk->mr;
 }
 
-/* A matmul with fewer multiplications is not split. */
+/* Matmuls with fewer multiplications than this are not split. */
 enum { STX__GEMM_SPLIT_MIN = 100000 };
 
-/* Decides how g is computed. The result does not depend on the number of threads: that
-   number affects only the choice between SHARED_B and BLOCKED, which give the same
-   bits. Otherwise, the path depends on the arguments of the whole matmul (shape, ta,
-   tb, batch, alpha, beta), the presence of an epilogue and of packed weights, the
-   precision and the micro-kernel. */
+/* Decides how g is computed. The result does not depend on the number of threads: the
+   thread count affects only the choice between SHARED_B and BLOCKED, whose results are
+   bit-identical. Otherwise, the path depends on the arguments of the whole matmul
+   (shape, ta, tb, batch, alpha, beta), the presence of an epilogue and of packed
+   weights, the precision and the micro-kernel. */
 static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g, int epilogue) {
     const size_t threads = (size_t)stx_threads(x), work = g->M * g->N * g->K;
     const stx__micro *mk = stx__micro_kernel(x);
@@ -9273,7 +9297,7 @@ typedef struct stx__gemm_job {
     const stx__micro *mk;
     const stx__epilogue *epilogue;
     stx__gemm_plan plan;
-    stx_real *shared_b;     /* SHARED_B: the packed op(B) of block g */
+    stx_real *shared_b;     /* SHARED_B: the current packed block of op(B) */
     size_t shared_col;      /* the column of C where the block begins */
 } stx__gemm_job;
 
@@ -9282,9 +9306,9 @@ static stx_real *stx__scratch(stx_ctx *x, size_t thread) {
     return x && x->threads.scratch ? x->threads.scratch + thread * STX__SCRATCH : NULL;
 }
 
-/* Sets *p to part i of a job, which belongs to matrix i / parts of the batch, and *at
-   to the index of the first element of its B in the packed weights. Returns 0 if the
-   part is empty. */
+/* *p receives part i of a job, which belongs to matrix i / parts of the batch. *at
+   receives the index in the packed weights of the first element of the part's B.
+   Returns 0 if the part is empty. */
 static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t i,
                              stx__gemm_part *p, size_t *at) {
     const stx_gemm_args *g = j->g;
@@ -9319,8 +9343,8 @@ static void stx__gemv_any(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_arg
         STX_CALL(x, stx__gemv, (g));
 }
 
-/* Computes parts of C. The epilogue is called here for GEMV and SKINNY; the other paths
-   call it themselves. */
+/* Computes parts [begin,end) of C. Applies the epilogue for GEMV and SKINNY; the
+   functions for the other paths apply it themselves. */
 static void stx__gemm_parts(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
     stx__gemm_part p;
@@ -9480,7 +9504,7 @@ static void stx__gemm_run(stx_ctx *x, stx__gemm_job *j) {
 }
 
 /* Computes stx_gemm and applies an epilogue to C unless it is NULL. If all matmuls of a
-   batch are added to the same C (sc = 0, for gradients of weights), they run one after
+   batch are added to the same C (sc = 0, for weight gradients), they run one after
    another, so that the number of threads does not affect the order of the additions. */
 static void stx__gemm_fused(stx_ctx *x, const stx_gemm_args *g, const stx__epilogue *epilogue) {
     stx_gemm_args one = *g;
@@ -9524,8 +9548,8 @@ STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
 
   /* These macros define one micro-kernel per height, so that no row is computed
      needlessly, and the function for stx__micro.run, which calls the micro-kernel for
-     height h. All of them inline fn_rows, whose parameter n is the constant height. A
-     and B are the types of its inputs. STX__MICRO_HEIGHT(3, ..) expands to
+     height h. Each micro-kernel inlines fn_rows with a constant height n. A and B are
+     the element types of its inputs av and bv. STX__MICRO_HEIGHT(3, ..) expands to
 
          static void fn_3(STX__MICRO_PARAMS) { fn_rows(3, steps, (const A *)av, ..); } */
   #define STX__MICRO_HEIGHT(n, fn, isa, A, B) \
@@ -9688,11 +9712,11 @@ STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], floa
     _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
 }
 
-/* The prefetches of the rows of C into L1 start this many steps before the end of a
-   tile, with one row every two steps. Prefetching them all at once would delay the
-   loads of op(B). If they were prefetched at the beginning of the tile, they would be
-   evicted before its end. This saves 5 % of the matmul time of a training step, more
-   than any other prefetch. */
+/* The rows of C are prefetched into L1 from this many steps before the end of a tile,
+   one row every two steps. Prefetching all rows together would delay the loads of
+   op(B), and rows prefetched at the beginning of the tile would be evicted before its
+   end. This prefetch saves 5 % of the matmul time of a training step, more than any
+   other. */
 enum { STX__C_AHEAD = 80 };
 
 STX__INLINE_FOR("avx512f") void stx__prefetch_c(const float *c) {
@@ -9885,7 +9909,8 @@ void stx__skinny_step(size_t i, __m512 (*s)[4], const float *const *r, size_t rs
     s[i][3] = _mm512_fmadd_ps(a, b[3], s[i][3]);
 }
 
-/* In each 128-bit lane, computes the sums of the four elements of a, b, c and d. */
+/* Returns, in each 128-bit lane, the sums of the lane's four elements of a, b, c and
+   d. */
 STX__INLINE_FOR("avx512f") __m512 stx__skinny_add4(__m512 a, __m512 b, __m512 c, __m512 d) {
     __m512d t = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, a, b),
                                                _mm512_maskz_unpackhi_ps(0xffff, a, b)));
@@ -9896,7 +9921,7 @@ STX__INLINE_FOR("avx512f") __m512 stx__skinny_add4(__m512 a, __m512 b, __m512 c,
 }
 
 /* Adds up the lanes of four registers at a time: the registers of row i if w = 4, or
-   those of rows i and i + 1 if w = 2 and i is even. */
+   the registers of rows i and i + 1 if w = 2 and i is even. */
 STX__INLINE_FOR("avx512f")
 void stx__skinny_group(size_t i, __m512 (*s)[4], __m512 *q, size_t n, size_t w) {
     if (w > 2)
@@ -9989,7 +10014,8 @@ STX__INLINE_FOR("avx512f") void stx__skinny_avx512_rows(size_t n, STX__SKINNY_PA
     }
 }
 
-/* In a table of these functions, entry n - 4 is for tiles of n rows. */
+/* Computes tiles of n rows, with a constant n. Tables of these functions start with n =
+   4. */
 typedef void (*stx__skinny_tile)(STX__SKINNY_PARAMS);
   #define STX__SKINNY_F32(n) \
     STX__AVX512 static void stx__skinny_avx512_##n(STX__SKINNY_PARAMS) { \
@@ -10008,14 +10034,15 @@ enum { STX__SKINNY_K = 512, STX__SKINNY_K_BF16 = 1024, STX__SKINNY_X_BF16 = 1024
 
 enum { STX__SKINNY_W = (1 << 18) / 4 };
 
-/* Returns the row stride of the copy of x. It includes 32 additional elements, so that
-   the stride of the longest rows is not a power of two. */
+/* Returns the row stride of the copy of x. The stride includes 32 additional elements,
+   so that it is not a power of two for the longest rows. */
 static size_t stx__skinny_stride(size_t k) {
     return stx__round_up(k, 32) + 32;
 }
 
-/* Computes all tiles for elements p .. p+k-1 of K. x is the copy of A, with a row
-   stride of rs and elements of `size` bytes. kc is the largest k of any pass. */
+/* Computes all tiles for the range [p,p + k) of the summation index. x is the copy of
+   A, with a row stride of rs and elements of `size` bytes. kc is the largest k of any
+   pass. */
 static void stx__skinny_pass(const stx_gemm_args *g, const void *x, size_t rs, size_t size,
                              size_t p, size_t k, size_t kc, size_t tiles,
                              const stx__skinny_tile *tile) {
@@ -10321,8 +10348,8 @@ STX__AMX static void stx__amx_enter(void) {
         config[16 + 2 * t] = 64; /* bytes per row */
         config[48 + t] = 16;     /* rows */
     }
-    /* gcc's _tile_loadconfig is declared to read only 8 of the 64 bytes. Without this,
-       gcc would remove the loop */
+    /* gcc's _tile_loadconfig is declared to read only 8 of the 64 bytes. Without this
+       statement, gcc would remove the loop */
     __asm__ volatile("" : : "r"(config) : "memory");
     _tile_loadconfig(config);
 }
@@ -10491,7 +10518,7 @@ static const stx__micro stx__micro_neon =
     STX__MICRO("neon", 6, 16, 1, stx__micro_neon_run, NULL, NULL);
 
   /* The BFDOT micro-kernel, 6 x 16. The instruction adds the two products of a unit to
-     each of four sums. It is written in inline assembly, because compilers provide the
+     each of four sums. The kernel uses inline assembly, because compilers provide the
      intrinsic only if the whole file may use the instruction. Like AVX512-BF16, BFDOT
      treats denormals as zero, but it rounds twice, to odd. Units require a
      little-endian processor. */
@@ -10617,7 +10644,7 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 // >>gemm: packed weights
 
 /* GEMV with the weights of stx_params_pack: C = alpha A op(B) + beta C, where op(B) is
-   a part of a matrix of packed weights. It reads 2 (bf16) or 1.125 (int8) bytes per
+   a part of a matrix of packed weights. This reads 2 (bf16) or 1.125 (int8) bytes per
    weight. Sums are added in the same order as in stx__gemv, so the result is
    bit-identical to that of stx__gemv with the rounded weights, unless the compiler
    contracts floating-point expressions (gcc without -std=c99). */
@@ -10652,8 +10679,9 @@ STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const u
     out[3] = t3 + stx_fast_lanes(s3);
 }
 
-/* The parameters of stx__dot4_int8. Like stx__dot4, but b has int8 rows. f contains the
-   scale factors of their groups, with row stride ldf. Both b and f begin at a group. */
+/* The parameters of stx__dot4_int8, which is like stx__dot4, but has int8 rows b. f
+   contains the scale factors of their groups, with row stride ldf. b and f begin at the
+   start of a group. */
 #define STX__DOT4_INT8_PARAMS \
   stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, \
       size_t k
@@ -10688,7 +10716,8 @@ STX_INNER void stx__dot4_int8(int fma, STX__DOT4_INT8_PARAMS) {
 STX_EACH_ISA(stx__dot4_int8, (STX__DOT4_INT8_PARAMS), out, a, b, ldb, f, ldf, k)
 #else
 
-/* Intrinsics are used below, because compilers convert int8 to float in several steps. */
+/* The versions below use intrinsics, because compilers convert int8 to float in several
+   steps. */
 static void stx__dot4_int8_base(STX__DOT4_INT8_PARAMS) {
     stx__dot4_int8(0, out, a, b, ldb, f, ldf, k);
 }
@@ -10763,8 +10792,9 @@ STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
 }
 #endif
 
-/* The parameters of the functions that are like stx__axpy4, but add rows row[0] ..
-   row[3] of the packed weights w. The first column, col, must begin a group. */
+/* The parameters of the packed versions of stx__axpy4, which add multiples of rows
+   row[0] .. row[3] of the packed weights w. The first column, col, must be the start of
+   a group. */
 #define STX__AXPY4_PACKED_PARAMS \
   stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *row, \
       size_t col, size_t n
@@ -11054,7 +11084,7 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
     }
     if (kind && !stx__params_packable(x, p)) return 0;
 
-    /* The new list holds the matrices of other parameter lists and those of p. All
+    /* the new list holds the packed matrices of p and of the other parameter lists. All
        memory is allocated before the first weight changes */
     for (i = 0; i < p->count; i++) stx__param_written(x, p->tensor[i]->data);
     n = old = x->packed.count;
@@ -11196,8 +11226,8 @@ typedef struct stx__linear_save {
     int act;
 } stx__linear_save;
 
-/* Returns the flags for stx_linear_bwd_args.deferred: the gradients of W and b that
-   belong to parameters can be summed later. */
+/* Returns the flags for stx_linear_bwd_args.deferred: the gradient sums of W and b can
+   be deferred if these tensors are parameters or views of parameters. */
 static int stx__linear_deferred(const stx_tensor *W, const stx_tensor *b) {
     return (b && stx__has_param_grad(b) ? STX_DEFER_DB : 0)
            | (stx__has_param_grad(W) ? STX_DEFER_DW : 0);
@@ -11218,7 +11248,7 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     a.accumulate = !fresh;
     a.dW = stx__grad(x, W);
     a.db = stx__grad(x, b);
-    a.da = n->y->grad;                  /* dy is not read again */
+    a.da = n->y->grad;                  /* overwrites dy, which is not read again */
     a.y = n->y->data;
     a.pre = s->pre;
     a.in = in->data;
@@ -11228,8 +11258,8 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
 }
 
 /* stx_linear with `padding` additional outputs (see "Padded logits" in >>adaptive input
-   and output). W and b are followed by zeros for them (tensor.padding), and the
-   gradients of these zeros must be zero. */
+   and output). For these outputs, W and b are followed by zeros (tensor.padding), and
+   the gradients of these zeros must be zero. */
 static stx_tensor *stx__linear_padded(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b,
                                       int act, size_t padding) {
     stx_linear_args a;
@@ -11278,7 +11308,7 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
     return stx__linear_padded(x, in, W, b, act, 0);
 }
 
-/* Y (B,S,O) = X W^T + b, where the last T rows of X are h:
+/* Backward of Y (B,S,O) = X W^T + b, where the last T rows of X are h:
        dh += (the last T rows of dY) W ; dW += dY^T X ; db += sum of the rows of dY */
 static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
     const stx_tensor *X = *(stx_tensor *const *)n->save;
@@ -11442,14 +11472,14 @@ typedef struct stx__linear_cached_save {
 } stx__linear_cached_save;
 
 /* Returns nonzero if a single GEMM computes all rows. This must not depend on where the
-   rows are stored: after a checkpoint is loaded, rows can be contiguous that were not
-   before, and the same step must give the same bits. */
+   rows are stored: loading a checkpoint can make previously scattered rows contiguous,
+   and the same step must still give the same bits. */
 static int stx__cached_in_one(const stx__linear_cached_save *s) {
     return s->parts == 1 && s->B == 1;
 }
 
-/* Backward of y = X W^T + b: dW += dy^T X, with one batched GEMM per part, and db +=
-   the sum of the rows of dy. */
+/* Backward of y = X W^T + b: dW += dy^T X, with one batched GEMM per part ; db += sum
+   of the rows of dy */
 static void stx__linear_cached_back(stx_ctx *x, stx__node *n) {
     const stx__linear_cached_save *s = (const stx__linear_cached_save *)n->save;
     const int in_one = stx__cached_in_one(s);
@@ -11573,7 +11603,7 @@ STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, i
 }
 
 /* The distinct windows of the heads, in descending order, and the number of heads with
-   each. */
+   each window. */
 typedef struct stx__windows {
     size_t count, rows[256], heads[256];
 } stx__windows;
@@ -11630,8 +11660,8 @@ STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m,
             if (i == 0 || STX_MIN(m, need[h]) <= g->rows[i]) g->of[h] = (uint8_t)i;
 }
 
-/* Forward (dy is NULL), copies blocks of a and b to blocks [begin,end) of y. Backward,
-   adds blocks [begin,end) of dy to da and db. */
+/* In the forward pass (dy is NULL), copies blocks of a and b to blocks [begin,end) of
+   y. In the backward pass, adds blocks [begin,end) of dy to da and db. */
 static void stx__heads_part(const stx_share *s, const void *job) {
     const stx__heads_args *h = (const stx__heads_args *)job;
     size_t i, c;
@@ -12159,8 +12189,8 @@ typedef struct stx__token_loss_save {
     int inplace;    /* backward may write the gradient over the logits */
 } stx__token_loss_save;
 
-/* Returns nonzero if the gradient of a may overwrite a, because the op that created a
-   does not need its result in the backward pass. */
+/* Returns nonzero if the gradient of a may overwrite a's elements, because the op that
+   created a does not need them in the backward pass. */
 static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
     const stx__node *n;
     for (n = x->tape.last; n && n->y != a; n = n->prev) {
@@ -12237,8 +12267,8 @@ static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, size_t V, con
     return stx__run_token_loss(x, logits, &a, 0);
 }
 
-/* Checks that there is one target per row of logits and that each target is below V or
-   equals the ignored id of `how`. */
+/* Checks that there is one target per row of the logits and that each target is below V
+   or equals the ignored id in `how`. */
 static int stx__targets_fit(stx_ctx *x, const char *op, const stx_tensor *logits, size_t V,
                             const stx_ids *targets, const stx_token_loss *how) {
     const size_t N = stx__rows(logits);
@@ -12279,7 +12309,8 @@ STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits,
     return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 1);
 }
 
-/* Returns the divisor of a loss over N rows. 0 means the sum of the weights. */
+/* Returns the divisor of a loss over N rows. A result of 0 means the sum of the
+   weights. */
 static double stx__loss_divisor(const stx_token_loss *how, size_t N) {
     if (how && how->mean) return 0;
     return how && how->divisor > 0 ? how->divisor : (double)N;
@@ -12325,9 +12356,10 @@ static void stx__loss_weights(stx_ctx *x, const stx__loss_weights_args *a) {
     }
 }
 
-/* Computes the weight of each row in *w, and its target, or -1 if it is ignored, in
-   *known, both in device memory. Returns 0 after an error. In a group, the divisor of a
-   mean is N times the mean of the weights over the rows of all ranks. */
+/* *w receives the weight of each row. *known receives the target of each row, or -1 if
+   the target is ignored. Both arrays are in device memory. Returns 0 after an error. In
+   a group, the divisor of a mean is N times the mean of the weights over the rows of
+   all ranks. */
 static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets,
                               const stx_token_loss *how, stx_real **w, int32_t **known) {
     STX__FP_SCOPE;
