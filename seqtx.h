@@ -4684,12 +4684,13 @@ STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
     if (n) *n = 0;
     if (!stx_ok(x)) return NULL;
     STX__NEED(x, p->count, STX_ERR_ARG,
-              "stx_params_grads: expected at least one parameter, got an empty list: call it "
-              "after the last stx_param");
+              "stx_params_grads: expected at least one parameter, got an empty list: call "
+              "stx_params_grads after the last stx_param");
     if (!p->grads || p->grads_count != p->count) {
         STX__NEED(x, !p->in_use, STX_ERR_ARG,
-                  "stx_params_grads: an optimiser already uses the addresses of the gradients: "
-                  "call it after the last stx_param and before stx_optim_create");
+                  "stx_params_grads: the gradients cannot be moved, because an optimiser already "
+                  "uses their addresses: call stx_params_grads after the last stx_param and before "
+                  "stx_optim_create");
         if (!stx__grads_join(p)) return NULL;
     }
     if (n) *n = p->grads_size;
@@ -4860,14 +4861,14 @@ static stx_tensor *stx__param_padded(stx_params *p, int init, double a, const ch
     stx_tensor *t;
     char *copy;
     if (!stx_ok(x)) return NULL;
-    STX__NEED(x, name && name[0], STX_ERR_ARG, "stx_param: name: expected a name, got %s",
-              name ? "\"\"" : "NULL");
+    STX__NEED(x, name && name[0], STX_ERR_ARG,
+              "stx_param: name: expected a nonempty string, got %s", name ? "\"\"" : "NULL");
     STX__NEED(x, d[0], STX_ERR_ARG, "stx_param: \"%s\": d0: expected at least 1, got 0", name);
     STX__NEED(x, init >= STX_ZEROS && init <= STX_TRUNCATED, STX_ERR_ARG,
               "stx_param: \"%s\": init: expected STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM "
               "or STX_TRUNCATED, got %d", name, init);
     STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG,
-              "stx_param: name: expected a new name, but parameter \"%s\" already exists", name);
+              "stx_param: name: expected a unique name, but parameter \"%s\" already exists", name);
 
     t = stx__param_tensor(p, stx__count_dims(d), d, padding);
     if (!t || !stx__params_grow(p)) return NULL;
@@ -5117,9 +5118,9 @@ static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *f
     if (t->view_of) t->grad = stx__param_grad(x, t);
     if (t->op_removed) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_backward: a gradient would be lost: it reaches a tensor whose op was removed "
-                 "by an earlier backward pass of this step: call stx_backward once per step, on "
-                 "the sum of the losses (stx_add), or detach the tensor (stx_detach)");
+                 "stx_backward: the gradient of a tensor would be lost, because an earlier "
+                 "backward pass of this step removed the tensor's op: call stx_backward once per "
+                 "step, on the sum of the losses (stx_add), or detach the tensor (stx_detach)");
         return NULL;
     }
     if (!t->grad) {
@@ -5195,7 +5196,7 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, st
     int i;
     if (!stx_ok(x) || !y) return 0;
     if (results < 1 || results > 1 + STX_MAX_MORE) {
-        stx_fail(x, STX_ERR_ARG, "stx_record_results: results: expected 1 to %d, got %d",
+        stx_fail(x, STX_ERR_ARG, "stx_record_results: results: expected 1 to %d tensors, got %d",
                  1 + STX_MAX_MORE, results);
         return 0;
     }
@@ -7804,7 +7805,7 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
     int32_t *copy, *device;
     if (!stx_ok(x) || !a) return NULL;
     STX__NEED(x, n && idx && n <= SIZE_MAX / sizeof *copy, STX_ERR_ARG,
-              "stx_gather: idx: expected the index of at least one row, got %s",
+              "stx_gather: idx: expected at least one row index, got %s",
               idx ? "none" : "NULL");
     copy = (int32_t *)stx_step_host_bytes(x, n * sizeof *copy);
     if (!copy || !stx__ids_fit(x, "stx_gather", idx, n, stx__rows(a), "idx")) return NULL;
@@ -11833,7 +11834,7 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, 
     }
     if (s->h.count != 2 * heads) {
         stx_fail(x, STX_ERR_ARG, "stx_linear_heads: groups: expected a group index below %zu for "
-                 "each head, but a head has a larger one", g->count);
+                 "each head, but the index of at least one head is too large", g->count);
         return 0;
     }
 
@@ -12321,7 +12322,7 @@ static int stx__token_loss_ok(stx_ctx *x, const char *op, size_t N, const stx_to
     if (!(how->divisor >= 0 && stx__finite(how->divisor)))
         return stx_bad_value(x, op, "divisor", how->divisor, "0 or a finite positive number");
     if (how->mean && how->divisor > 0)
-        return stx_bad_value(x, op, "divisor", how->divisor, "0 with mean");
+        return stx_bad_value(x, op, "divisor", how->divisor, "0 if mean is set");
     if (how->weights && how->weights->size != N) {
         stx_fail(x, STX_ERR_SHAPE, "%s: weights: expected one element per target, got %zu for %zu "
                  "targets", op, how->weights->size, N);

@@ -517,7 +517,7 @@ static void errors_of_token_losses(void) {
     how.divisor = 2;
     how.mean = 1;
     EXPECT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), row_of_ids(good_ids, 3), &how), STX_ERR_ARG,
-           "stx_cross_entropy_tokens", "got 2", "0 with mean");
+           "stx_cross_entropy_tokens", "got 2", "0 if mean is set");
     how.divisor = 0;
     how.weights = T_(3, 0, 0, 0);
     EXPECT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), row_of_ids(good_ids, 3), &how),
@@ -653,7 +653,7 @@ static void errors_of_linear_heads(void) {
     g.of[1] = 1;
     g.of[2] = 2;
     EXPECT_OF(stx_linear_heads(ex, &past, 2, wt[0], wt[1], 3, &g, got), STX_ERR_ARG,
-              "stx_linear_heads", "a larger one", "a group index below 2");
+              "stx_linear_heads", "too large", "a group index below 2");
     g.of[1] = 1;
     EXPECT_OF(stx_linear_heads(ex, &past, 2, wt[0], wt[0], 3, &g, got), STX_ERR_ARG,
               "stx_linear_heads", "overlaps", "separate wk and wv");
