@@ -5824,8 +5824,8 @@ static int stx__new_loop(uint32_t word, uint32_t seen) {
     return (word & STX__OPEN) && word / STX__EPOCH_ONE != seen;
 }
 
-/* Works in the loop that the thread has entered, and leaves it. The last thread to leave
-   a closed loop wakes the caller. */
+/* Runs chunks of the loop that the thread has entered, then leaves the loop. The last
+   thread to leave a closed loop wakes the caller. */
 static void stx__work_in_loop(stx__worker *w, uint32_t *preemptions) {
     stx__pool *q = w->pool;
     const int64_t begun = stx__now();
@@ -5901,8 +5901,8 @@ static void *stx__thread_main(void *w) {
     return NULL;
 }
 
-/* Starts a thread that handles no signals except those raised by its own faults, for
-   which the program or a sanitizer may have a handler. */
+/* Starts a thread that blocks all signals except those raised by its own faults. For
+   these, the program or a sanitizer may have a handler. */
 static int stx__start(stx__worker *w) {
     pthread_attr_t attr;
     sigset_t all, old;
@@ -5960,7 +5960,7 @@ static int stx__processors(uint64_t *which) {
       #ifdef CPU_COUNT
     cpu_set_t *mask = (cpu_set_t *)(void *)set;
       #else
-    /* declared here because -std=c99 hides it */
+    /* declared here because -std=c99 hides this function */
     extern int sched_getaffinity(pid_t pid, size_t size, void *set);
     void *mask = set;
       #endif
@@ -6061,7 +6061,7 @@ static void stx__pool_free(stx_ctx *x) {
     stx__pool_clear(q);
 }
 
-/* Publishes the job and its ranges of chunks, opens the loop, and wakes sleeping
+/* Publishes the job and its chunk ranges, opens the loop, and wakes sleeping
    threads. */
 static void stx__open_loop(stx__pool *q, size_t n, size_t chunks, size_t work, int one_range,
                            stx_part part, const void *job) {
@@ -6087,7 +6087,7 @@ static void stx__open_loop(stx__pool *q, size_t n, size_t chunks, size_t work, i
     asleep = STX__LOAD(&q->asleep);
     if (!asleep || work < STX__WORTH_WAKING || q->process != stx__process()) return;
     /* as in stx__work_in_loop: once this thread has held the mutex, each thread counted
-       in asleep is either waiting or has seen the loop */
+       in `asleep` is either waiting or has seen the loop */
     stx__lock(&q->mutex);
     stx__unlock(&q->mutex);
     for (i = 0; i < asleep && i + 1 < chunks; i++) stx__wake(&q->work);
@@ -6548,7 +6548,7 @@ static int stx__save(stx_ctx *x, stx__node *node, const void *save, size_t bytes
     return 1;
 }
 
-/* Returns whether b has the shape of a or of the last dimensions of a. */
+/* Returns whether b has the same shape as a or as the last dimensions of a. */
 static int stx__repeats(const stx_tensor *a, const stx_tensor *b) {
     int i;
     if (b->ndim > a->ndim) return 0;
@@ -8248,7 +8248,7 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
     return g;
 }
 
-/* Parameters of a micro-kernel. It computes one tile, C (h,NR) = a b, or C += a b if
+/* Parameters of a micro-kernel. A call computes one tile, C (h,NR) = a b, or C += a b if
    add is set, with 1 <= h <= MR.
        steps   number of steps, each over one unit of k
        av      op(A): the unit of row i and step k is at av[i rs + k ks]. With KR = 32
@@ -8260,7 +8260,7 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
       stx_real *c, size_t ldc, int add
 
 /* A micro-kernel and the functions that accompany it on its instruction set. The
-   functions after run are NULL if they are not needed or if the portable version is
+   functions after `run` are NULL if they are not needed or if the portable version is
    used. */
 typedef struct stx__micro {
     const char *name;   /* for stx_backend */
@@ -8506,7 +8506,7 @@ static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
     return stx__equal_blocks(N, STX__NC * STX__KC / steps, mk->nr);
 }
 
-/* Packing reads short parts of rows that are far apart, and prefetches this many rows
+/* Packing reads short parts of rows that are far apart, so it prefetches this many rows
    ahead. */
 enum { STX__PACK_AHEAD = 8 };
 
@@ -8719,8 +8719,8 @@ static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const
     return a;
 }
 
-/* Packs op(A) (m,k) at `to`, unless the micro-kernel can read it in place. If copy is
-   set, always copies it. */
+/* Packs op(A) (m,k) at `to`, unless the micro-kernel can read op(A) in place. If `copy`
+   is set, always copies op(A). */
 static stx__a_block stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda,
                                 int ta, size_t m, size_t k, int copy) {
     if (mk->kr == 1) return stx__pack_a_f32(mk, to, A, lda, ta, m, k, copy);
@@ -8769,7 +8769,7 @@ static void stx__part_epilogue(const stx__gemm_part *p, size_t i, size_t j, size
     p->epilogue->run(p->x, p->epilogue->arg, &block);
 }
 
-/* C = beta C. A beta of 0 clears C even where it is NaN. */
+/* C = beta C. If beta is 0, C is cleared even where it contains NaN. */
 STX_INNER void stx__gemm_scale_c(const stx_gemm_args *g) {
     size_t i, j;
     for (i = 0; i < g->M; i++) {
@@ -9115,13 +9115,14 @@ typedef enum stx__gemm_path {
 
     /* Used if M <= STX__GEMV_ROWS (generation), if K or alpha is 0, or if there is no
        context and therefore no scratch memory. Reads B or its packed copy once, in
-       place, and computes in f32 even with STX_PREC_BF16. Prefetching makes it 1.4 to
-       3.3 times as fast. */
+       place, and computes in f32 even with STX_PREC_BF16. Prefetching makes this path
+       1.4 to 3.3 times as fast. */
     STX__GEMM_GEMV,
 
-    /* GEMV for A B (ta = tb = 0) if K >= 2 STX__K_PART_MIN, batch = 1 and there is no
-       epilogue. K is split so that each thread reads contiguous memory, and the partial
-       sums are added in a fixed order. The number of parts depends only on the shape. */
+    /* GEMV for C = A B (ta = tb = 0) if K >= 2 STX__K_PART_MIN, batch = 1 and there is
+       no epilogue. K is split so that each thread reads contiguous memory, and the
+       partial sums are added in a fixed order. The number of parts depends only on the
+       shape. */
     STX__GEMM_K_SPLIT,
 
     /* Used for x W^T if x has few rows (generation with several streams). Transposing W
@@ -9336,7 +9337,7 @@ static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t 
     return 1;
 }
 
-/* Computes g by GEMV. If B is packed, reads it from index `at` of the packed weights. */
+/* Computes g by GEMV. If B is packed, reads the packed weights from index `at`. */
 static void stx__gemv_any(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_args *g, size_t at) {
     if (j->plan.weights)
         j->plan.weights->gemv(x, g, j->plan.weights, at);
@@ -9431,8 +9432,8 @@ static void stx__shared_b_pack(const stx_share *s, const void *job) {
     for (i = 0; i < (s->end - s->begin) * stride; i++) to[i] *= g->alpha;
 }
 
-/* SHARED_B: for each block of op(B), all threads first pack it into the scratch memory
-   of the first thread and then compute with it. */
+/* SHARED_B: processes op(B) block by block. All threads first pack the block into the
+   scratch memory of the first thread and then compute with it. */
 static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
     const stx_gemm_args *g = job->g;
     const stx__micro *mk = job->mk;
@@ -11139,8 +11140,9 @@ static void stx__matmul_back_a(stx_ctx *x, const stx__node *n, stx_real *da, int
     STX_RUN(x, stx_gemm, (x, &g));
 }
 
-/* Computes the gradient of b: d op(B) = op(A)^T dY, transposed if op transposes B. If a
-   batch shares one B, its contributions are added one after another. */
+/* Computes the gradient of b: d op(B) = op(A)^T dY, transposed if op transposes B. If
+   the batch shares one B, the gradients from its matrices are added one after
+   another. */
 static void stx__matmul_back_b(stx_ctx *x, const stx__node *n, stx_real *db, int accumulate) {
     const stx__matmul_save *s = (const stx__matmul_save *)n->save;
     const size_t M = s->M, N = s->N, K = s->K, calls = s->sb ? 1 : s->batch;
@@ -11415,8 +11417,8 @@ static stx_tensor *stx__adjacent_linears(stx_ctx *x, stx_tensor *const *W, stx_t
     return *bias ? w : NULL;
 }
 
-/* Checks that all W are matrices (O,Ci) and that b has a bias for each of them or for
-   none. If Ci is 0, any common width is accepted. */
+/* Checks that all W are matrices (O,Ci) and that either all or none of them have a bias
+   in b. If Ci is 0, any common width is accepted. */
 static int stx__linears_fit(stx_ctx *x, const char *op, stx_tensor *const *W, stx_tensor *const *b,
                             int count, size_t Ci) {
     char s[96];
@@ -11464,8 +11466,8 @@ STX_DEF stx_tensor *stx_linear_concat(stx_ctx *x, stx_tensor *in, stx_tensor *co
     return y;
 }
 
-/* The cached rows that a linear layer reads: the rows of part[0], then those of
-   part[1], and so on. */
+/* The cached rows that a linear layer reads, in the order part[0], part[1] and so
+   on. */
 typedef struct stx__linear_cached_save {
     stx_cached_rows part[STX_MAX_CACHED];   /* parts without rows are omitted */
     int parts;
@@ -11692,8 +11694,8 @@ static void stx__heads_bwd(stx_ctx *x, const stx__heads_args *h) {
 }
 
 /* Computes the keys and values of each group g of heads: y_g = X_g W_g^T, where W_g
-   consists of the rows of wk and wv for the group's heads, keys first. Backward:
-   dW_g = dy_g^T X_g, whose rows are then added to the gradients of wk and wv. */
+   consists of the rows of wk and wv for the group's heads, keys first. The backward
+   pass computes dW_g = dy_g^T X_g and adds its rows to the gradients of wk and wv. */
 typedef struct stx__linear_heads_save {
     stx__heads_args h;                  /* the order of the heads, and the copied rows */
     size_t B, Ci, count;
