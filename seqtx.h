@@ -12632,16 +12632,17 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
        tiles                 overview of the kernels; buffers, packing
        scores and weights    one tile: bounds, q . k + qv . pe, running softmax
        forward               stx__attn_fwd_unit
-       few queries           up to 3 queries without dropout, without packing
+       few queries           up to 3 queries without dropout; rows are not packed
        units and work        how a call is divided among the threads
        backward              formulas; stx__attn_bwd_unit
-   Names with stx__attention_ belong to the op, names with stx__attn_ to the CPU
-   kernels. In comments, "the block" means the keys and values in k and v of
-   stx_attention_args, as opposed to the older, cached ones. */
+   Names that begin with stx__attention_ belong to the op; names that begin with
+   stx__attn_ belong to the CPU kernels. In comments, "the block" means the keys and
+   values in k and v of stx_attention_args, as opposed to the older, cached ones. */
 
-enum { STX__MAX_HEADS = 256 }; /* entries of stx_attention_args.head_group */
+enum { STX__MAX_HEADS = 256 }; /* length of stx_attention_args.head_group */
 
-/* Sets an error and returns 0 if cond is false, in functions that return 1 on success. */
+/* Sets an error and returns 0 if cond is false. For functions that return 1 on
+   success. */
 #define STX__CHECK(x, cond, code, ...) \
   do { \
     if (!(cond)) { \
@@ -12676,14 +12677,14 @@ static size_t stx__zero_keys(ptrdiff_t first_key) {
     return first_key < 0 ? (size_t)(-(first_key + 1)) + 1 : 0;
 }
 
-/* Keys and values are described, from the API to the kernels, by:
+/* Keys and values are described at each level, from the API down to the kernels, by:
 
        stx_attention_in       tensors
        stx__kv_source         tensor, offset and rows
        stx_attention_args     pointers and strides, for all heads
        stx__kv_rows           one head of one batch row
        stx__attn_tile_rows    one tile, in one array
-       packed operands        of stx__attn_scratch */
+       stx__attn_scratch      one tile, as packed operands */
 
 /* Rows 0 .. S-1 of the keys or values of one head, or of their gradient. Rows
    block_first .. S-1 are in the block. Rows cached_first .. block_first - 1 are in the
@@ -12694,7 +12695,8 @@ typedef struct stx__kv_rows {
     stx_real *cached, *block;
     size_t    cached_stride, block_stride;
     ptrdiff_t cached_first, block_first;
-    int       overwrite_cached, overwrite_block;    /* for gradients: overwrite or add */
+    int       overwrite_cached, overwrite_block;    /* for gradients: nonzero to
+                                                       overwrite, 0 to add */
 } stx__kv_rows;
 
 /* Returns the rows of head h of batch row b. `block` and `cached` are the arrays of the
@@ -12806,8 +12808,8 @@ static stx_real *stx__attention_grad(stx_ctx *x, stx_attention_args *a, stx_tens
     return g;
 }
 
-/* Sets dq, dk and dv of the block. If q is the same tensor as k or v, the kernel's
-   threads would add to one buffer at the same time. In this case, dq is a separate
+/* Sets dq, dk and dv of the block. If q is the same tensor as k or v, threads of the
+   kernel would add to the same buffer concurrently. In this case, dq is a separate
    buffer, which is returned and which the caller must add to the gradient of q.
    Otherwise, returns NULL. */
 static stx_real *stx__attention_block_grads(stx_ctx *x, stx__node *n, stx_attention_args *a) {
@@ -12878,8 +12880,8 @@ static uint64_t stx__attn_philox_calls(const stx_attention_args *a) {
 }
 
 /* A source of keys and values: rows first_row .. first_row + rows - 1 of the tensors k
-   and v, which are the same tensor if each row contains both. A row has its key at
-   element k_offset and its value at v_offset. Strides are in elements. */
+   and v, which are the same tensor if each row contains both. In a row, the key starts
+   at element k_offset and the value at v_offset. Strides are in elements. */
 typedef struct stx__kv_source {
     stx_tensor *k, *v;
     size_t first_row, rows, k_offset, v_offset, row_stride, batch_stride;
@@ -12950,17 +12952,17 @@ static int stx__attention_check_form(stx_ctx *x, const stx_attention_in *in, int
     STX__CHECK(x, cache || !in->qkv || !in->kv || (!in->qkv->needs_grad && !in->cached[0]),
                STX_ERR_ARG,
                "stx_attention: kv with qkv: expected a qkv that requires no gradient, and no "
-               "cached rows: otherwise, pass qkv alone");
+               "cached rows; otherwise, pass qkv alone");
     STX__CHECK(x, !in->qkv || (!in->q && !in->k && !in->v), STX_ERR_ARG,
                "stx_attention: q, k or v with qkv: expected qkv alone, since it contains them");
     STX__CHECK(x, !in->kv || (!in->k && !in->v), STX_ERR_ARG,
                "stx_attention: k or v with kv: expected either kv or both k and v");
     STX__CHECK(x, !in->cached[0] || (in->qkv && !in->kv), STX_ERR_ARG,
-               "stx_attention: cached: expected qkv without kv: otherwise, pass the cached keys "
+               "stx_attention: cached: expected qkv without kv; otherwise, pass the cached keys "
                "and values in kv, or in k and v");
     STX__CHECK(x, in->kv_rows ? in->kv != NULL : !in->kv_first, STX_ERR_ARG,
-               "stx_attention: kv_first, kv_rows: expected both 0, or kv and kv_rows > 0, got "
-               "%zu, %zu%s", in->kv_first, in->kv_rows, in->kv ? "" : " without kv");
+               "stx_attention: kv_first, kv_rows: expected both 0, or kv with kv_rows > 0, got "
+               "%zu and %zu%s", in->kv_first, in->kv_rows, in->kv ? "" : " without kv");
     STX__CHECK(x, !in->kv_rows || cache || !in->kv->needs_grad, STX_ERR_ARG,
                "stx_attention: kv_rows: expected a kv that requires no gradient: use "
                "stx_detach, or set kv_rows = 0 to attend to all rows");
@@ -12988,7 +12990,7 @@ static int stx__attention_check_block(stx_ctx *x, const stx_attention_in *in,
     STX__CHECK(x,
                s->kv[0].rows <= k->dim[1] && s->kv[0].first_row <= k->dim[1] - s->kv[0].rows,
                STX_ERR_ARG,
-               "stx_attention: kv_first, kv_rows: expected a range of the %zu rows of kv, "
+               "stx_attention: kv_first, kv_rows: expected a range within the %zu rows of kv, "
                "got %zu rows starting at row %zu", k->dim[1], s->kv[0].rows, s->kv[0].first_row);
     STX__CHECK(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE,
                "stx_attention: heads: expected 1 to %d heads that divide the %zu channels, got %zu",
@@ -13129,13 +13131,13 @@ static void stx__attention_resolve_sources(stx_ctx *x, const stx_attention_in *i
     }
 }
 
-/* Sets the fields that determine which keys are seen: first_key, span and pe. */
+/* Sets first_key, span and pe, which determine the keys that a query sees. */
 static void stx__attention_resolve_range(const stx_attention_in *in, const stx_attention_desc *d,
                                          stx_attention_args *a) {
     const size_t zero_keys = stx__zero_keys(d->first_key);
     a->delta_min = d->delta_min;
     a->not_causal = d->not_causal;
-    a->first_key = STX_MIN(d->first_key, (ptrdiff_t)a->S); /* S if no key exists */
+    a->first_key = STX_MIN(d->first_key, (ptrdiff_t)a->S); /* S if there are no keys */
     a->span = a->S + zero_keys;                            /* all keys */
     if (d->span && d->span < a->span) a->span = d->span;
     /* zero keys that no query can reach are dropped */
@@ -13145,7 +13147,7 @@ static void stx__attention_resolve_range(const stx_attention_in *in, const stx_a
     a->P = in->pe->dim[0];
     a->pe_heads = in->pe->dim[1] == a->D ? 1 : (int)a->H;
     a->pe = in->pe->data;
-    /* keys at distances for which pe has no row do not exist */
+    /* keys at distances for which pe has no row are not visible */
     if (a->P) a->span = STX_MIN(a->span, a->P + (size_t)d->delta_min - 1);
 }
 
@@ -13204,8 +13206,8 @@ static void stx__attention_record(stx_ctx *x, stx_tensor *y, const stx_attention
     if (node) node->save = a;
 }
 
-/* kv_batch_stride: number of elements between the batch rows of k, v or kv if they are
-   views of the longer buffers of stx_cache_attention; 0 in all other calls. */
+/* kv_batch_stride is the number of elements between the batch rows of k, v or kv if these
+   are views of the longer buffers of stx_cache_attention, and 0 in all other calls. */
 static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
                                   const stx_attention_desc *d, size_t kv_batch_stride) {
     STX__FP_SCOPE;
@@ -13250,11 +13252,11 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
 
 // >>attention: plain definition
 
-/* What attention computes for one head of one batch row, that is, for D channels of q,
-   k, v and y. This extends the formulas in >>api: attention by dropout and all special
-   cases. There are S keys: the cached rows, if any, and then those of the block. Query
-   i = 0 .. T-1 is at the position of key S - T + i. Its distance to key j, and the row
-   of pe for that distance, are
+/* The attention formulas for one head of one batch row, that is, for D channels of q,
+   k, v and y. They extend the formulas in >>api: attention with dropout and all special
+   cases. There are S keys: those in the cached rows, if any, followed by those in the
+   block. Query i = 0 .. T-1 is at the position of key S - T + i. Its distance to key j,
+   and the row of pe for that distance, are
 
        delta = S - T + i - j
        p     = P - 1 + delta_min - delta
@@ -13264,9 +13266,9 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
        a_ij = m_ij e^s_ij / (sum_j m_ij e^s_ij + eps sum_j e^s_ij)
        y_i  = sum_j r_ij a_ij v_j
 
-   r is dropout: 0 or 1 / (1 - dropout), and 1 without dropout. Missing biases are 0.
-   Without pe, the second term of s is omitted. Without span_fraction, m = 1. With
-   no_renorm,
+   r is the dropout factor: 0 or 1 / (1 - dropout), or always 1 without dropout. Missing
+   biases are 0. Without pe, the second term of s is omitted. Without span_fraction,
+   m = 1. With no_renorm,
 
        a_ij = m_ij e^s_ij / sum_j e^s_ij
 
@@ -13274,17 +13276,17 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
 
        keys j = 0 .. S-1    if j >= first_key, pad[j] = 0 and delta_min <= delta <= span;
                             with not_causal, at any delta
-       keys j = -1, -2, ..  down to first_key, if that is negative and delta <= span: zero
+       keys j = -1, -2, ..  down to first_key, if it is negative, and delta <= span: zero
                             keys, with k_j = v_j = 0. The pe term of s_ij remains
        n = 0 .. N-1         persistent vectors: key sqrt(D) persistent_k_n, value sqrt(N)
-                            persistent_v_n, m = 1, and no biases and no position:
+                            persistent_v_n, with m = 1, no biases and no position:
                             s_in = scale sqrt(D) q_i . persistent_k_n
 
-   Keys with m = 0 are not seen, except with eps > 0 or no_renorm, where they contribute
+   Keys with m = 0 are not seen, except with eps > 0 or no_renorm, when they contribute
    to the denominator. A query that sees no key has y = 0.
 
-   The functions below evaluate this directly and in double. The kernels compute the
-   same results without ever storing a whole row of scores. */
+   The functions below evaluate these formulas directly, in double precision. The
+   kernels compute the same results without ever storing a whole row of scores. */
 STX_DEF size_t stx_attention_keys(const stx_attention_args *a) {
     return a->S + a->N + stx__zero_keys(a->first_key);
 }
@@ -13360,9 +13362,9 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
     for (n = 0; n < keys; n++) w[n] = norm > 0 ? w[n] / norm : 0;
 }
 
-/* Turns the softmax w and raw_m of stx_attention_weights into the weights r_ij a_ij, in
-   w. `row` is the row of the query in (B,H,T). Each weight uses 16 random bits; see
-   stx__attn_philox_calls. */
+/* Converts the softmax w and raw_m from stx_attention_weights to the weights r_ij a_ij,
+   which replace w. `row` is the index of the query's row in (B,H,T). Each weight uses
+   16 random bits; see stx__attn_philox_calls. */
 static void stx__attn_plain_mask(const stx_attention_args *a, size_t row, double *w,
                                  const double *raw_m) {
     const size_t keys = stx_attention_keys(a), zero = stx__zero_keys(a->first_key);
@@ -13484,7 +13486,7 @@ enum {
     /* Added to the row strides of transposed matrices. Without it, these would often be
        multiples of large powers of 2, and a column would occupy few cache sets. */
     STX__STAGGER = 16,
-    STX__LDK = STX__BK + STX__STAGGER    /* row stride of transposed gradients of keys */
+    STX__LDK = STX__BK + STX__STAGGER    /* row stride of dk_t and dv_t */
 };
 
 /* At distances beyond e = ceil(z max_span) + ceil(ramp), m is 0, because (1 - delta + z
@@ -13508,8 +13510,9 @@ static int stx__attn_norm_has_masked(const stx_attention_args *a) {
     return a->eps > 0 || a->no_renorm;
 }
 
-/* The largest distance that the loops visit for head h: stx_attention_reach and one more,
-   because the key at which m has just become 0 counts in dspan_fraction. */
+/* The largest distance that the loops visit for head h. One more than
+   stx_attention_reach, because the first key with m = 0 also contributes to
+   dspan_fraction. */
 static size_t stx__attn_farthest(const stx_attention_args *a, size_t h) {
     size_t e;
     if (!a->span_fraction || stx__attn_norm_has_masked(a)) return a->span;
@@ -13518,59 +13521,62 @@ static size_t stx__attn_farthest(const stx_attention_args *a, size_t h) {
     return e < a->span ? e + 1 : a->span;
 }
 
-/* What all tiles of a call share. A word is what >>gemm calls a unit: one stx_real, or
-   two bf16. In this section, a unit is a piece of work. NR is mk->nr. */
+/* State shared by all tiles of a call. In this section, a word is what >>gemm calls a
+   unit (one stx_real, or two bf16), and a unit is a piece of work. NR is mk->nr. */
 typedef struct stx__attn {
     const stx_attention_args *a;
     const stx_ctx *x;
     const stx__micro *mk;
     size_t    per_word;          /* elements per word of a packed operand: 1, or 2 for bf16 */
     size_t    Dk, Dp;            /* D rounded up to a multiple of KR, and of NR */
-    size_t    order[STX__MAX_HEADS];    /* heads, the one with the farthest keys first */
+    size_t    order[STX__MAX_HEADS];    /* heads, sorted by `farthest`, largest first */
     size_t    farthest[STX__MAX_HEADS]; /* stx__attn_farthest of head order[i] */
-    size_t    tables;            /* tables of pe: 0, 1 shared by all heads, or H */
-    ptrdiff_t pe_first;          /* rows pe_first .. pe_first + pe_rows - 1 of pe are packed: */
-    size_t    pe_rows;           /* those that a head reaches, rounded up */
+    size_t    tables;            /* number of pe tables: 0, 1 shared by all heads, or H */
+    ptrdiff_t pe_first;          /* first packed row of pe */
+    size_t    pe_rows;           /* number of packed rows: those that any head reaches,
+                                    rounded up */
     stx_real *pe_columns;        /* (tables, pe_rows/NR, Dk/per_word, NR), for q . pe */
     stx_real *pe_packed_rows;    /* (tables, Dp/NR, pe_rows/per_word, NR), for sum ds pe */
-    int       separate_qv;       /* q and qv differ: there is a bias */
+    int       separate_qv;       /* nonzero if q and qv differ because of a bias */
 } stx__attn;
 
-/* Buffers of one thread. n: queries of the unit, ldt: n rounded up and padded. An operand
-   has elements of 2 bytes in bf16. */
+/* Buffers of one thread. n is the number of queries of the unit, and ldt is n rounded
+   up, plus padding. In bf16, the elements of an operand have 2 bytes. */
 typedef struct stx__attn_scratch {
     void     *q, *qv;            /* operands (n,Dk): scale (q + content_bias), scale (q +
                                     position_bias); the same buffer without biases */
-    void     *dy;                /* operand (n,Dk): dy; backward */
-    void     *q_t, *qv_t, *dy_t; /* operands (D,ldt): their transposes; backward */
+    void     *dy;                /* operand (n,Dk): dy; backward only */
+    void     *q_t, *qv_t, *dy_t; /* operands (D,ldt): q, qv, dy transposed; backward only */
     stx_real *stage;             /* (BQ,D): queries before they are packed */
-    stx_real *gather;            /* (BK,D): rows of a tile that are not contiguous; with cached
-                                    rows only */
-    stx_real *out, *out_pe;      /* (n,Dp): forward y; backward sum ds k, sum ds pe */
-    stx_real *s, *g;             /* (BQ,LDS) with margins: scores, then weights; dy . v, then ds.
-                                    s also serves as BK rows of NR for transposes */
+    stx_real *gather;            /* (BK,D): rows of a tile that are not contiguous; used
+                                    only with cached rows */
+    stx_real *out, *out_pe;      /* (n,Dp): y (forward); sum ds k, sum ds pe (backward) */
+    stx_real *s, *g;             /* (BQ,LDS) with margins. s: scores, then weights; also
+                                    BK rows of NR for transposes. g: dy . v, then ds */
     void     *half;              /* bf16: operand (BQ,LDS) with margins: weights, or ds */
     uint32_t *s_pairs, *g_pairs; /* bf16, backward: (BQ/2,LDS) pairs of rows of s and g, */
-    uint32_t *skewed_pairs;      /* and of g skewed */
-    stx_real *k_columns;         /* words (BK/NR,Dk/per_word,NR): keys as columns */
-    stx_real *v_columns;         /* the same of values; backward */
-    stx_real *rows;              /* words (Dp/NR,BK/per_word,NR): forward values, backward keys,
-                                    as rows */
+    uint32_t *skewed_pairs;      /* and pairs of rows of g, skewed */
+    stx_real *k_columns;         /* words (BK/NR,Dk/per_word,NR): keys, packed as columns */
+    stx_real *v_columns;         /* the same for values; backward only */
+    stx_real *rows;              /* words (Dp/NR,BK/per_word,NR): values (forward) or keys
+                                    (backward), packed as rows */
     stx_real *dk_t, *dv_t;       /* (D,LDK): gradients of the keys and values of the tile */
-    stx_real *state;             /* (n,3): max, sum m e^(s - max), sum e^(s - max); backward
-                                    (n): dy . y */
-    stx_real *m_by_distance;     /* of stx__attn_mask */
-    stx_real *factors;           /* (BK): of stx__attn_weight_factors */
+    stx_real *state;             /* forward (n,3): max, sum m e^(s - max), sum e^(s -
+                                    max); backward (n): dy . y */
+    stx_real *m_by_distance;     /* buffer for stx__attn_mask.m_by_distance */
+    stx_real *factors;           /* (BK): buffer of stx__attn_weight_factors */
 } stx__attn_scratch;
 
-/* m of one head by distance, up to its farthest key, which comes first. */
+/* m of one head as a function of distance, starting at the farthest distance. */
 typedef struct stx__attn_mask {
     size_t    farthest;          /* stx__attn_farthest */
-    stx_real *m_by_distance;     /* (count): m at distance farthest - n. Nearer keys have m = 1 */
+    stx_real *m_by_distance;     /* (count): entry n is m at distance farthest - n. Nearer
+                                    keys have m = 1 */
     size_t    count;
-    size_t    zeros;             /* m = 0 for n < zeros */
-    size_t    begin, end;        /* n with 0 <= m <= 1 before clamping; end is count + 1 if m
-                                    is exactly 1 at n = count */
+    size_t    zeros;             /* entries n < zeros are 0 */
+    size_t    begin, end;        /* entries n in [begin,end) have 0 <= m <= 1 before
+                                    clamping; `end` is count + 1 if m is exactly 1 at n =
+                                    count */
 } stx__attn_mask;
 
 typedef struct stx__attn_tile {
@@ -13578,16 +13584,16 @@ typedef struct stx__attn_tile {
     stx__attn_scratch buf;
     size_t    b, h;              /* batch row and head */
     size_t    i0, nb;            /* queries i0 .. i0+nb-1 */
-    size_t    q0;                /* row of query i0 in the buffers of the unit */
+    size_t    q0;                /* row of query i0 in the unit's buffers */
     size_t    ldt;
     ptrdiff_t j0;                /* first key, a multiple of KEY_ALIGN; < 0 for zero keys */
     size_t    bk;                /* number of keys, a multiple of KEY_ALIGN. No query sees
-                                    those past the last real key */
-    size_t    clear_bk;          /* bk for which the margins of g are zero, or 0 */
+                                    keys past the last real one */
+    size_t    clear_bk;          /* value of bk for which the margins of g are zero, or 0 */
     int       persistent;        /* nonzero: the keys are persistent vectors j0 .. */
     const int32_t *pad;          /* (S): padding flags of batch row b, or NULL */
     ptrdiff_t live0, live1;      /* the keys that exist are in columns [live0,live1) */
-    int       holes;             /* nonzero: some of those keys are padded */
+    int       holes;             /* nonzero if some keys in that range are padded */
     char      absent[STX__BK];   /* with pad: nonzero for columns without a key */
     stx__attn_mask mask;
     ptrdiff_t lo[STX__BQ], hi[STX__BQ];    /* columns [lo,hi) that each query sees */
@@ -13621,7 +13627,7 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
         A->order[i] = h;
     }
 
-    used = A->farthest[0] + 1; /* some head needs the last `used` rows of pe */
+    used = A->farthest[0] + 1; /* some head reaches the last `used` rows of pe */
     A->pe_first = (ptrdiff_t)(a->P > used ? (a->P - used) / STX__NR_MAX * STX__NR_MAX : 0);
     A->pe_rows = 0;
     if (a->P)
@@ -13717,9 +13723,9 @@ static void stx__attn_operand(const stx__attn *A, void *to, size_t ld, const stx
 }
 
 /* Transposes `from` (n,cols), with a row stride of ldf and n <= BQ, into columns at ..
-   at+n-1 of an operand (cols,ld), and sets the columns after them to zero up to the
-   next multiple of 32. Transposes NR words of each column at a time. In bf16, each
-   element is first paired with the one in the next row, so that whole words are moved. */
+   at+n-1 of an operand (cols,ld), and sets the columns after them to zero up to the next
+   multiple of 32. Each step transposes NR words of every column. In bf16, each element is
+   first paired with its neighbour in the next row, so that whole words are moved. */
 static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t at,
                                 const stx_real *from, size_t ldf, size_t n, size_t cols) {
     const stx__micro *mk = A->mk;
@@ -13845,7 +13851,7 @@ static void stx__attn_clear(stx__attn_tile *t) {
     }
 }
 
-/* Computes to (n,D) = scale (q + bias). bias may be NULL. */
+/* Sets `to` (n,D) to scale (q + bias). bias may be NULL. */
 STX_INNER void stx__attn_scaled(int fma, stx_real *STX_RESTRICT to, const stx_real *STX_RESTRICT q,
                                 size_t ldq, const stx_real *STX_RESTRICT bias, stx_real scale,
                                 size_t n, size_t D) {
@@ -13883,7 +13889,7 @@ static void stx__attn_queries(stx__attn_tile *t, void *to, void *transposed, con
     }
 }
 
-/* Finds out which keys of the tile exist. Returns 0 if none do. */
+/* Determines which keys of the tile exist. Returns 0 if none do. */
 static int stx__attn_live(stx__attn_tile *t) {
     ptrdiff_t c, j;
     t->live0 = 0;
@@ -13918,8 +13924,8 @@ static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, pt
 }
 
 /* The rows of a tile's keys or values in one array: n rows, `stride` elements apart,
-   for columns skip .. skip+n-1. The columns before those are zero keys; the columns
-   after them have no key. */
+   for columns skip .. skip+n-1. The columns before `skip` are zero keys; the columns
+   after the n rows have no key. */
 typedef struct stx__attn_tile_rows {
     const stx_real *row;
     size_t n, stride, skip; /* skip is a multiple of KEY_ALIGN, like j0 */
@@ -13956,8 +13962,8 @@ static stx__attn_tile_rows stx__attn_collect(stx__attn_tile *t, const stx__kv_ro
     return r;
 }
 
-/* Packs the rows as columns of words (BK/NR,Dk/per_word,NR), with zeros in the other
-   columns. */
+/* Packs the rows as columns of words (BK/NR,Dk/per_word,NR), with zeros in the columns
+   that have no row. */
 static void stx__attn_pack_columns(const stx__attn_tile *t, const stx__attn_tile_rows *r,
                                    stx_real *to) {
     const stx__attn *A = t->plan;
@@ -14038,8 +14044,8 @@ static void stx__attn_prefetch(const stx__kv_rows *r, ptrdiff_t from, ptrdiff_t 
 
 // >>attention: scores and weights of a tile
 
-/* Sets [*first,*end) to the range of keys that any of the queries i0 .. i0+n-1 sees, in
-   a head that sees keys up to the distance `farthest`. */
+/* Sets [*first,*end) to the range of keys that at least one of the queries i0 .. i0+n-1
+   sees, in a head that sees keys up to distance `farthest`. */
 static void stx__attn_range(const stx_attention_args *a, size_t farthest, size_t i0, size_t n,
                             ptrdiff_t *first, ptrdiff_t *end) {
     const ptrdiff_t i = (ptrdiff_t)a->S - (ptrdiff_t)a->T + (ptrdiff_t)i0; /* position of i0 */
@@ -14065,9 +14071,9 @@ static size_t stx__attn_keys(ptrdiff_t j0, ptrdiff_t end) {
 }
 
 /* Sets [lo[r],hi[r]), the columns of the tile that each query sees. Keys exist only in
-   columns below `keys`, which can exceed bk. Returns 0 if no query sees any. From row
-   to row, lo and hi never decrease, and lo - r and hi - r never increase: the loops
-   over strips rely on that. */
+   columns below `keys`, which can exceed bk. Returns 0 if no query sees a key. From row
+   to row, lo and hi never decrease, and lo - r and hi - r never increase. The loops
+   over strips rely on this. */
 static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
     const stx_attention_args *a = t->plan->a;
     const ptrdiff_t older = (ptrdiff_t)a->S - (ptrdiff_t)a->T, bk = (ptrdiff_t)t->bk;
@@ -14118,7 +14124,7 @@ static ptrdiff_t stx__attn_p0(const stx__attn_tile *t) {
            - (ptrdiff_t)t->i0 - t->plan->pe_first;
 }
 
-/* Returns the index of the table of pe that head h uses. */
+/* Returns the index of the pe table that head h uses. */
 static size_t stx__attn_table(const stx__attn *A, size_t h) {
     return A->tables > 1 ? h : 0;
 }
@@ -14216,8 +14222,8 @@ static const stx_real *stx__attn_weight_factors(stx_ctx *x, const stx__attn_tile
 }
 
 /* Applies the running softmax to one row of n scores: s becomes m e^(s - max). state
-   holds max, sum m e^(s - max) and sum e^(s - max) so far. *f is set to the factor by
-   which the results so far must be multiplied. m_by_distance (m_count) is m of the
+   holds max, sum m e^(s - max) and sum e^(s - max) so far. *f receives the factor by
+   which the results so far must be multiplied. m_by_distance (m_count) holds m for the
    first columns; the others have m = 1. Unless factors (n) is NULL, s is multiplied by
    it after the sums. */
 STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n,
@@ -14318,8 +14324,8 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
 
 // >>attention: forward
 
-/* Returns 1 / normaliser of a row of state (max, sum m e^(s - max), sum e^(s - max)),
-   or 0 if the query sees no key, so that y = 0. */
+/* Returns 1 / normaliser for a row of `state` (max, sum m e^(s - max), sum e^(s -
+   max)), or 0 if the query sees no key, so that y = 0. */
 static stx_real stx__attn_inv(const stx_attention_args *a, const stx_real *state) {
     stx_real norm = a->no_renorm ? state[2] : state[1] + a->eps * state[2];
     return norm == 0 ? 0 : 1 / norm;
@@ -14411,15 +14417,15 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
    prefetcher. */
 enum {
     STX__FEW_QUERIES = 3,
-    STX__ROWS_AHEAD  = 16            /* distance of the prefetch, in rows */
+    STX__ROWS_AHEAD  = 16            /* prefetch distance in rows */
 };
 
 static int stx__attn_is_few(const stx_attention_args *a) {
     return a->T <= STX__FEW_QUERIES && !(a->drop > 0); /* this path has no dropout */
 }
 
-/* Prefetches the four rows that are STX__ROWS_AHEAD rows ahead, as far as they are
-   among the `left` remaining rows. */
+/* Prefetches four rows, starting STX__ROWS_AHEAD rows ahead, but none after the `left`
+   remaining rows. */
 STX_INNER void stx__attn_prefetch_rows(const stx_real *rows, size_t ld, size_t left, size_t D) {
     size_t e;
     for (e = STX__ROWS_AHEAD; e < STX_MIN(left, (size_t)STX__ROWS_AHEAD + 4); e++)
@@ -14427,8 +14433,8 @@ STX_INNER void stx__attn_prefetch_rows(const stx_real *rows, size_t ld, size_t l
 }
 
 /* Computes s (n) = q . k_j + qv . pe_j for n rows of k and n rows of pe. If k or pe is
-   NULL, its term is 0. The last n % 4 rows use the same function with a row stride of
-   0, so that the score of a key does not depend on n. */
+   NULL, its term is 0. The last n % 4 rows are computed one by one by the same four-row
+   function, with a row stride of 0, so that the score of a key does not depend on n. */
 STX_INNER void stx__attn_few_score(int fma, stx_real *STX_RESTRICT s, const stx_real *q,
                                    const stx_real *qv, const stx_real *k, size_t ldk,
                                    const stx_real *pe, size_t ldp, size_t n, size_t D) {
@@ -14536,8 +14542,8 @@ static void stx__attn_few_open(stx_ctx *x, const stx__attn *A, stx_real *scratch
     }
 }
 
-/* Sets the edges, leaving out keys with m = 0 and padded keys at the ends. Returns the
-   number of keys. */
+/* Sets f->edge to the keys to visit, without keys with m = 0 and without padded keys at
+   either end. Returns the number of keys. */
 static size_t stx__attn_few_range(stx__attn_few *f, size_t i0) {
     const stx_attention_args *a = f->plan->a;
     ptrdiff_t from, to;
@@ -14554,8 +14560,8 @@ static size_t stx__attn_few_range(stx__attn_few *f, size_t i0) {
     return (size_t)(to - from);
 }
 
-/* Computes the scores of keys [from,to). k is the first of their rows, or NULL for zero
-   keys. */
+/* Computes the scores of keys [from,to). k is the row of the first one, or NULL for
+   zero keys. */
 static void stx__attn_few_scores(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to, const stx_real *k,
                                  size_t ldk) {
     const stx_attention_args *a = f->plan->a;
@@ -14649,9 +14655,9 @@ static void stx__attn_few_query(stx_ctx *x, const stx__attn *A, stx_real *scratc
 // >>attention: units and work
 
 /* A work unit: queries i0 .. i0+n-1 of head h of batch row b. In the backward pass, it
-   has all queries and keys first .. end-1, and `owner` computes it. part is -1 for the
-   first unit of a head. Its other units have the same queries, so each has a separate
-   buffer for dq, numbered by `part`. */
+   consists of all queries and of keys first .. end-1, and is computed by `owner`.
+   `part` is -1 for the first unit of a head. Other units of the head have the same
+   queries, so each has a separate dq buffer with the index `part`. */
 typedef struct stx__attn_unit {
     size_t    b, h, i0, n;
     ptrdiff_t first, end;
@@ -14667,7 +14673,7 @@ typedef struct stx__attn_work {
     size_t    max_queries;           /* upper bound of unit[].n */
     char     *scratch;               /* per thread: scratch_bytes bytes */
     size_t    scratch_bytes;
-    size_t    owners;                /* backward only, like the members up to load */
+    size_t    owners;                /* number of owners. Up to `load`: backward only */
     stx_real *dpe;                   /* per owner: (tables,D,ldpe), dpe_size elements */
     stx_real *dpk, *dpv;             /* per owner: (H,N,D), dpk_size elements each */
     size_t    dpe_size, dpk_size, ldpe;
@@ -14701,8 +14707,8 @@ static size_t stx__attn_count(size_t n, size_t size) {
 /* Appends the units of head order[i] in one batch row, with `queries` queries per unit
    in the forward pass, or `keys` keys per unit in the backward pass. In the backward
    pass, a head has at least one unit, because its units also write the zero gradients
-   of keys that no query reaches. `part` is the next free part number; returns the next
-   one that is free after these units. With w->unit = NULL, only counts the units. */
+   of keys that no query reaches. `part` is the next free part number. Returns the next
+   one after those of these units. With w->unit = NULL, only counts the units. */
 static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backward,
                               size_t queries, size_t keys, int part, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
@@ -14726,13 +14732,13 @@ static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backwa
     return part;
 }
 
-/* Divides the call into units, in the order of the heads in A->order. Forward, a unit
-   is a group of queries. Backward, it has all queries and all keys of a head, or a
-   range of the keys if the head costs more than half of a thread's share. With w->unit
-   = NULL, only counts the units. */
+/* Divides the call into units, in the order of the heads in A->order. In the forward
+   pass, a unit is a group of queries. In the backward pass, it consists of all queries
+   of a head and all of its keys, or a range of them if the head costs more than half of
+   a thread's share. With w->unit = NULL, only counts the units. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int backward, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
-    const size_t half = STX__BQ / 2; /* units have multiples of this many queries */
+    const size_t half = STX__BQ / 2; /* the queries of a unit are a multiple of this */
     const size_t half_tiles = STX_MAX(stx__attn_count(a->T, half), 1);
     const size_t most_halves = STX__GROUP / half;
     double total = 0;
@@ -14782,7 +14788,7 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *b
         A->pe_packed_rows =
             (stx_real *)stx__cut(&c, A->tables * A->Dp * A->pe_rows / A->per_word * real);
         /* two per thread, so that a thread that starts late still finds work. With more
-           than 16 threads, one per thread, because every owner has a copy of dpe */
+           than 16 threads, one per thread, because every owner has its own copy of dpe */
         w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;
         w->dpe = (stx_real *)stx__cut(&c, w->owners * w->dpe_size * real);
         w->dpk = (stx_real *)stx__cut(&c, w->owners * w->dpk_size * real);
@@ -14899,24 +14905,24 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
    dv, dk and dpe are computed in transposed form, (D, keys), so that s and g are the
    right operands of the matmuls as they are stored. No locks are needed: units never
    share keys, and they share queries only if their head is divided. Gradients to which
-   several units contribute (those of pe, biases, span_fraction, persistent vectors, and
-   of the queries of a divided head) are first summed per owner or per unit in `work`,
-   then added up in a fixed order. */
+   several units contribute (those of pe, the biases, span_fraction, the persistent
+   vectors and the queries of a divided head) are first summed per owner or per unit in
+   `work`, and then added up in a fixed order. */
 
 /* Parameters of stx__attn_soft_bwd for one row of n keys of a tile. */
 typedef struct stx__attn_row {
     size_t n, m_count;               /* the first m_count keys have m < 1 */
     size_t begin, end;               /* columns [begin,end) affect dspan_fraction */
     stx_real row_max, inv_sum;
-    stx_real dot, eps_dot;           /* dot and eps dot, or 0 and dot with no_renorm */
+    stx_real dot, eps_dot;           /* `dot` and eps `dot`, or 0 and `dot` with no_renorm */
 } stx__attn_row;
 
-/* Turns g = dy . v into ds, and s into r a:
+/* Replaces g = dy . v with ds, and s with r a:
        a = m w,  w = e^(s - row_max) inv_sum
            ds = a (r g - dot) - eps_dot w,  dspan += w (r g - dot)
 
-   m_by_distance is m of the first m_count columns; the others have m = 1. factors (n)
-   is r, or NULL. */
+   m_by_distance holds m for the first m_count columns; the others have m = 1. factors
+   (n) is r, or NULL. */
 STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g,
                                   const stx_real *STX_RESTRICT m_by_distance,
                                   const stx_real *STX_RESTRICT factors, const stx__attn_row *row,
@@ -14954,7 +14960,7 @@ STX_EACH_ISA(stx__attn_soft_bwd,
               const stx__attn_row *row, stx_real *dspan),
              s, g, m_by_distance, factors, row, dspan)
 
-/* Turns row r of s and g, which hold scores and dy . v, into weights and ds in the
+/* Replaces row r of s and g, which hold scores and dy . v, with weights and ds in the
    columns that the query sees. */
 static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real row_max,
                               stx_real inv_sum, stx_real *dspan) {
@@ -14964,7 +14970,8 @@ static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real 
     const size_t end = t->persistent ? 0 : t->mask.end;
     stx_real *s = t->buf.s + r * STX__LDS, *g = t->buf.g + r * STX__LDS;
     stx__attn_row row;
-    size_t at = count; /* index of column lo in m_by_distance; count + 1: past mask.end */
+    size_t at = count; /* index of column lo in m_by_distance, or count + 1 if it is past
+                          mask.end */
     if (!t->persistent) at = STX_MIN((size_t)(t->lo[r] - t->farthest_column[r]), count + 1);
     if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
     row.n = (size_t)t->hi[r] - lo;
@@ -14997,8 +15004,8 @@ static void stx__attn_bwd_pairs(stx_ctx *x, stx__attn_tile *t, size_t rows) {
     }
 }
 
-/* Turns s and g of the tile into weights and ds, which are zero where a query sees no
-   key. row_max and inv_sum start at the tile's first query. */
+/* Replaces s and g of the tile with weights and ds, which are zero where a query sees
+   no key. row_max and inv_sum start at the tile's first query. */
 static void stx__attn_bwd_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *row_max,
                               const stx_real *inv_sum, stx_real *dspan) {
     const size_t rows = stx__round_up(t->nb, t->plan->mk->kr > 1 ? 32 : 1);
@@ -15030,7 +15037,7 @@ static void stx__attn_sum_queries(const stx__attn_tile *t, const void *transpose
     size_t c, d, from, end;
     for (c = 0; c < t->bk; c += mk->nr) {
         const void *right;
-        /* rows that see a key of this strip of columns */
+        /* find the rows that see a key of this strip of columns */
         from = 0;
         while (from < t->nb && t->hi[from] <= (ptrdiff_t)c) from++;
         end = t->nb;
@@ -15060,7 +15067,7 @@ static void stx__attn_dpe(const stx__attn_tile *t, stx_real *dpe, size_t ldpe) {
     size_t d;
     for (; p < pe_end; p += nr) {
         const void *right;
-        /* rows that use this strip of pe */
+        /* find the rows that use this strip of pe */
         from = 0;
         while (from < nb && p0 + t->lo[from] - from >= p + nr) from++;
         end = nb;
@@ -15127,15 +15134,15 @@ STX_EACH_ISA(stx__attn_add,
 typedef struct stx__attn_dq_args {
     stx_real *dq;                    /* (n,D), or NULL */
     size_t    ldq;
-    int       accumulate;            /* 0: dq is overwritten */
+    int       accumulate;            /* nonzero: add to dq; 0: overwrite it */
     stx_real *dcontent_bias, *dposition_bias;    /* (D) */
     const stx_real *out, *out_pe;    /* (n,D), with a row stride of ldo */
     size_t    ldo, n, D;
     stx_real  scale;
 } stx__attn_dq_args;
 
-/* Adds scale (out + out_pe) to dq, or overwrites dq with it. Adds the sum over the rows
-   of scale out to dcontent_bias, and that of scale out_pe to dposition_bias. */
+/* Adds scale (out + out_pe) to dq, or overwrites dq with it. Adds the column sums of
+   scale out to dcontent_bias, and those of scale out_pe to dposition_bias. */
 STX_INNER void stx__attn_dq(int fma, const stx__attn_dq_args *a) {
     const stx_real *STX_RESTRICT out = a->out, *STX_RESTRICT out_pe = a->out_pe, scale = a->scale;
     stx_real *STX_RESTRICT dcontent = a->dcontent_bias, *STX_RESTRICT dposition = a->dposition_bias;
@@ -15211,7 +15218,7 @@ typedef struct stx__attn_bwd {
     size_t         owner;
     stx_real      *dq;               /* (T,D), rows dq_stride apart, or NULL */
     size_t         dq_stride;
-    int            add_dq;           /* 0: dq is overwritten */
+    int            add_dq;           /* nonzero: add to dq; 0: overwrite it */
     stx_real      *dpe;              /* (D,ldpe): the owner's sum, or NULL */
     stx_real      *dspan;            /* the unit's sum */
 } stx__attn_bwd;
@@ -15444,7 +15451,7 @@ static void stx__attn_add_dpe_part(const stx_share *s, const void *job) {
         }
 }
 
-/* Adds the sum of `copies` arrays of n elements to `to`. */
+/* Arguments of a loop that adds the sum of `copies` arrays of n elements to `to`. */
 typedef struct stx__add_copies_args {
     stx_real *to;
     const stx_real *from;            /* (copies,n) */
@@ -15492,7 +15499,7 @@ static void stx__attn_assign(const stx_attention_args *a, stx__attn_work *w) {
     }
 }
 
-/* Adds up what was computed per unit: the gradients of the biases and of span_fraction,
+/* Adds up the results of the units: the gradients of the biases and of span_fraction,
    and dq of divided heads. */
 static void stx__attn_add_units(const stx_attention_args *a, const stx__attn_work *w) {
     const size_t D = a->D;
@@ -15553,7 +15560,7 @@ static size_t stx__cluster_start(const size_t *end, size_t c) {
     return c ? end[c - 1] : 0;
 }
 
-/* Returns the column for cluster c >= 1 in the output head, which has `words` columns
+/* Returns the column of cluster c >= 1 in the output head. The head has `words` columns
    for words and then K - 1 columns for clusters 1 .. K-1 in ascending (`forward`) or
    descending order. */
 static size_t stx__cluster_column(size_t words, size_t K, size_t c, int forward) {
@@ -15598,7 +15605,7 @@ static void stx__nan_if(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) 
         for (i = 0; i < n; i++) y[i] = (stx_real)NAN;
 }
 
-/* Checks cluster c. d is the width of the model, or 0 if it is unknown. */
+/* Checks cluster c. d is the model width, or 0 if it is unknown. */
 static int stx__adaptive_check_cluster(stx_ctx *x, const char *op, const stx_adaptive *a, size_t c,
                                        size_t d, int output) {
     const size_t start = stx__cluster_start(a->end, c);
@@ -15626,7 +15633,7 @@ static int stx__adaptive_check_cluster(stx_ctx *x, const char *op, const stx_ada
     return 1;
 }
 
-/* Checks everything that the functions below rely on. */
+/* Checks all fields of *a that the input or, if `output` is set, the output uses. */
 static int stx__adaptive_check(stx_ctx *x, const char *op, const stx_adaptive *a, size_t d,
                                int output) {
     STX__FP_SCOPE;
@@ -15697,7 +15704,8 @@ typedef struct stx__sorted_ids {
     size_t size[STX_MAX_CLUSTERS];
 } stx__sorted_ids;
 
-/* Sorts the ids by cluster. known: the ids on the device, with -1 for ignored ones. */
+/* Sorts the ids by cluster. `known` is the ids in device memory, with -1 for ignored
+   ones. */
 static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids,
                          const int32_t *known, const stx_token_loss *how, int head,
                          stx__sorted_ids *s) {
@@ -15727,8 +15735,8 @@ static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, cons
 }
 
 /* Returns dropout masks (m,C) for the rows of tokens place[0..m) out of n tokens, or
-   NULL without dropout. Masks are drawn for all n tokens, because which rows a rank has
-   in a cluster, and in which order, depends on its share of the batch. */
+   NULL without dropout. Masks are drawn for all n tokens, because the rows of a cluster
+   and their order depend on the rank's share of the batch. */
 static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, const int32_t *place,
                                    size_t m) {
     stx_tensor *all, *mask;
@@ -15790,10 +15798,10 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     return y;
 }
 
-/* Padded logits. Tensor cores need rows that start at multiples of 16 bytes. Rows of
-   logits do not if, for example, the vocabulary has an odd size. On a GPU, a table
-   whose number of rows is not a multiple of 8 is therefore followed by zero rows up to
-   a multiple of 64. The GEMM computes these columns anyway: 64 columns of bf16 are 128
+/* Padded logits. Tensor cores need rows that start at multiples of 16 bytes. With an
+   odd vocabulary size, for example, rows of logits do not. On a GPU, a table whose
+   number of rows is not a multiple of 8 is therefore followed by zero rows up to a
+   multiple of 64. The GEMM computes these columns anyway: 64 columns of bf16 are 128
    bytes, less than one of its tiles. The logits then have columns that are not words.
    Losses do not read them and set their gradients to 0, so GEMMs with the table and
    with its gradient can include them. The padding is not part of the parameters or of
@@ -15817,8 +15825,8 @@ static stx_tensor *stx__logits(stx_ctx *x, stx_tensor *h, stx_tensor *T, stx_ten
 
 /* Returns the logits of cluster c for rows h (n,d): T_c dropout(P_c^T h + p_c) + b_c.
    For the head, c = 0, the columns for the other clusters follow. `mask` holds the
-   dropout masks of the cluster's rows; if it is NULL, dropout has the probability
-   `dropout`. *w is set to the number of columns without padding. */
+   dropout masks of the cluster's rows; if it is NULL, new masks are drawn with the
+   probability `dropout`. *w receives the number of columns without padding. */
 static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c,
                                         double dropout, stx_tensor *mask, size_t *w) {
     stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, *logits;
@@ -15832,8 +15840,8 @@ static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_t
                              stx__logits(x, e, a->cluster_w, a->cluster_b), a->clusters - 1);
 }
 
-/* State of a call of the adaptive softmax. The loss is the head's loss over all n rows
-   plus the loss of each cluster over its rows. Rows have weights if `how` is given, and
+/* State of an adaptive softmax call. The loss is the head's loss over all n rows plus
+   the loss of each cluster over its rows. Rows have weights if `how` is given, and
    always on a GPU, where clusters have slots without a row. */
 typedef struct stx__adaptive_loss {
     const stx_adaptive *a;
@@ -15973,7 +15981,7 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     for (c = 0; c < a->clusters; c++) {
         size_t w;
         stx_tensor *logits = stx__adaptive_logits(x, a, h, c, 0, NULL, &w);
-        logits = stx__join_columns(x, logits, w, NULL, 0); /* drop the padding */
+        logits = stx__join_columns(x, logits, w, NULL, 0); /* remove the padding */
         if (!logits || !out || !k.gate) {
             out = NULL;
             break;
@@ -16071,7 +16079,7 @@ STX_DEF double stx_metric_get(stx_ctx *x, int slot) {
     return x->report.host->metric[slot];
 }
 
-/* Allocates the table of mirrors. */
+/* Allocates the mirror table. */
 static int stx__mirrors_create(stx_ctx *x) {
     const size_t n = STX__MIRRORS;
     if (x->report.mirror_chunk) return 1;
@@ -16133,8 +16141,8 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
 
    Back ends. x->group.ops is a table of functions that exchange data, or NULL in a
    context without a group. Contexts on a CPU use MPI (SEQTX_MPI), contexts on a GPU use
-   NCCL (SEQTX_NCCL). If MPI started ranks with GPUs, they exchange host memory by MPI
-   and device memory by NCCL.
+   NCCL (SEQTX_NCCL). If MPI started ranks with GPUs, they exchange host memory through
+   MPI and device memory through NCCL.
 
    Buckets. The gradients of a parameter list are one block (stx_params_grads), divided
    into buckets of consecutive elements. stx_backward visits the layers from last to
@@ -16152,15 +16160,15 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
 
    Results do not depend on timing. The buckets depend only on sizes. All ranks send
    them in the same order, from the last to the first, and at points that only the tape
-   determines. Every sum is one reduction by the back end, whose order of additions
+   determines. The back end computes every sum in one reduction. Its order of additions
    depends only on the number of elements and ranks. The result is therefore
    bit-identical however early a bucket is sent. Sums that every rank needs are computed
    on one rank and broadcast.
 
    Sharded optimiser state (stx_group_desc.shard; ZeRO stage 1, Rajbhandari et al. 2020,
-   1910.02054). One rank owns each bucket, and only the owner receives its mean. The
-   owner has the optimiser state of these parameters and updates them.
-   stx__spread_params then broadcasts them. */
+   1910.02054). Each bucket is owned by one rank, which alone receives its mean, stores
+   the optimiser state of its parameters and updates them. stx__spread_params then
+   broadcasts them. */
 
 static int stx__env_int(const char *name, int missing) {
     const char *s = getenv(name);
@@ -16168,7 +16176,7 @@ static int stx__env_int(const char *name, int missing) {
     long v;
     if (!s) return missing;
     v = strtol(s, &end, 10);
-    /* SLURM lists the tasks of each machine: "8(x2),4" */
+    /* SLURM lists the task counts of all machines, for example "8(x2),4" */
     if (end == s || (*end && *end != '(' && *end != ',')) return missing;
     return v < 0 || v > 1 << 24 ? missing : (int)v;
 }
