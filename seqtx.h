@@ -16182,7 +16182,7 @@ static int stx__env_int(const char *name, int missing) {
 }
 
 STX_DEF stx_launch_info stx_get_launch_info(void) {
-    /* rank, ranks, rank on this machine, ranks on this machine */
+    /* columns: rank, number of ranks, local rank, number of local ranks */
     static const char *const names[][4] = {
         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
          "OMPI_COMM_WORLD_LOCAL_SIZE"},
@@ -16193,8 +16193,8 @@ STX_DEF stx_launch_info stx_get_launch_info(void) {
            without srun */
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}};
-    /* Another launcher may have started torchrun once per machine. Its variables are
-       then still set, but torchrun, the inner launcher, takes precedence. */
+    /* Another launcher may have started torchrun once per machine. The variables of that
+       launcher are then still set, but torchrun, the inner launcher, takes precedence. */
     const size_t n = sizeof names / sizeof *names;
     const size_t first = getenv("TORCHELASTIC_RUN_ID") ? n - 1 : 0;
     stx_launch_info s;
@@ -16237,7 +16237,7 @@ static size_t stx__chunks_of(size_t n) {
     return (n + STX__OPTIM_CHUNK - 1) / STX__OPTIM_CHUNK;
 }
 
-/* The elements [begin, end) of a tensor whose optimiser state a rank has. */
+/* The elements [begin, end) of a tensor for which a rank stores the optimiser state. */
 typedef struct stx__shard {
     size_t begin, end;
 } stx__shard;
@@ -16261,13 +16261,13 @@ static stx__shard stx__own_shard(size_t chunks, size_t first, size_t size, const
 }
 
 /* Returns 0 and sets an error if the state is sharded and the context has left the
-   group that has the other shards. */
+   group, whose other ranks have the remaining shards. */
 static int stx__state_complete(stx_ctx *x, const char *op) {
     if (!x->group.shard || x->group.ranks > 1) return 1;
     stx_fail(x, STX_ERR_ARG,
              "%s: the optimiser's state is sharded (stx_group_desc.shard), and the context has "
-             "left the group that has the other shards: save before stx_group_leave, then load "
-             "into an optimiser created after it", op);
+             "left the group that has the other shards: save it before stx_group_leave, and load "
+             "it into an optimiser that is created afterwards", op);
     return 0;
 }
 
@@ -16276,11 +16276,11 @@ static int stx__state_complete(stx_ctx *x, const char *op) {
 
 typedef struct stx__buckets {
     size_t count;
-    size_t sent;        /* buckets sent .. count-1 have been sent */
-    size_t *at;         /* (count + 1): first element of each bucket, then the total
-                           size */
-    size_t *until;      /* (count): nodes left on the tape when the bucket is complete */
-    int *owner;         /* (count): with sharded state, the rank that gets the mean */
+    size_t sent;        /* buckets `sent` .. count-1 have been sent */
+    size_t *at;         /* (count + 1): first element of each bucket; the last entry is
+                           the total size */
+    size_t *until;      /* (count): number of nodes left on the tape when the bucket is complete */
+    int *owner;         /* (count): with sharded state, the rank that receives the mean */
 } stx__buckets;
 
 /* Returns the index of the first gradient of rank r's shard. */
@@ -16296,8 +16296,8 @@ static size_t stx__shard_begin(const stx_params *p, size_t chunks, int r) {
     return p->grads_size;
 }
 
-/* Divides the gradients of a list into buckets. With sharded state, no bucket crosses
-   the boundary of a shard. */
+/* Divides the gradients of a list into buckets. With sharded state, no bucket crosses a
+   shard boundary. */
 static int stx__make_buckets(stx_params *p) {
     stx_ctx *x = p->ctx;
     const int shards = x->group.shard ? x->group.ranks : 1;
@@ -16344,8 +16344,8 @@ static void stx__send_bucket(stx_params *p) {
                        x->group.shard ? b->owner[k] : -1);
 }
 
-/* Sends the remaining buckets of a list and waits for all of them. Its gradients become
-   the mean of the ranks' gradients. */
+/* Sends the remaining buckets of a list and waits for all of them. Replaces the list's
+   gradients with their means over the ranks. */
 static void stx__mean_grads(stx_params *p) {
     stx_ctx *x = p->ctx;
     stx__buckets *b = p->buckets;
@@ -16364,7 +16364,7 @@ static void stx__end_sending(stx_ctx *x) {
         if (p->buckets && p->buckets->sent < p->buckets->count) stx__mean_grads(p);
 }
 
-/* With sharded state, turns n sums over the chunks of this rank into sums over all
+/* With sharded state, adds the other ranks' sums to the n sums over this rank's
    chunks. */
 static void stx__sum_over_shards(stx_ctx *x, double *sums, size_t n) {
     if (x->group.shard && stx_ok(x)) x->group.ops->sum_ranks(x, sums, n);
@@ -16465,11 +16465,11 @@ typedef struct stx__mpi {
     MPI_Comm comm;
     MPI_Request *req;   /* (capacity): pending reductions and broadcasts */
     int reqs, capacity;
-    long parent;        /* process that started this one: mpirun or its local daemon */
+    long parent;        /* pid of the process that started this one: mpirun or its local daemon */
 } stx__mpi;
 
-/* State of the process, because MPI itself is per process: whether the library has
-   initialised MPI, and how many contexts have joined. */
+/* MPI is initialised once per process, so this state is also per process: whether the
+   library has initialised MPI, and how many contexts have joined. */
 static int stx__mpi_initialised, stx__mpi_joined;
 
 static stx__mpi *stx__mpi_of(const stx_ctx *x) {
@@ -16494,8 +16494,8 @@ static long stx__mpi_parent(void) {
 }
 
 /* Waits for n requests. Polls for a few microseconds, then yields between polls, so
-   that ranks can share a processor. Sets an error if the launcher has been killed: it
-   could no longer end this rank if another rank fails. */
+   that ranks can share a processor. Sets an error if the launcher has been killed,
+   because it could no longer end this rank if another rank failed. */
 static int stx__mpi_wait(stx_ctx *x, const char *what, int n, MPI_Request *req) {
     int done = 0, code = MPI_SUCCESS;
     unsigned polls = 0;
@@ -16536,7 +16536,7 @@ static int stx__mpi_reduce(stx_ctx *x, double *v, size_t n, int max) {
            && stx__mpi_wait(x, what, 1, &req);
 }
 
-enum { STX__MPI_MOST = 1 << 30 };   /* elements per call, which MPI counts in an int */
+enum { STX__MPI_MOST = 1 << 30 };   /* maximum elements per call: MPI counts in int */
 
 static int stx__mpi_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
     const char *what = "stx_group_broadcast";
@@ -16685,8 +16685,8 @@ static uint64_t stx__mpi_processors(void) {
     return stx_key_add(h, mask);
 }
 
-/* Divides the processors among the ranks that may use the same ones, unless the number
-   of threads was given. */
+/* Divides the number of threads by the number of ranks that may use the same
+   processors, unless the caller set the number of threads. */
 static int stx__mpi_share_processors(stx_ctx *x) {
     const stx__mpi *g = stx__mpi_of(x);
     uint64_t own, *all = (uint64_t *)stx_block(x, (size_t)x->group.ranks * sizeof *all);
@@ -16698,15 +16698,15 @@ static int stx__mpi_share_processors(stx_ctx *x) {
         for (i = 0; i < x->group.ranks; i++) same += all[i] == own;
     if (x->threads.automatic && same > 1) {
         x->desc.threads = STX_MAX(1, x->desc.threads / same);
-        stx__pool_free(x);  /* it was created for more threads */
+        stx__pool_free(x);  /* the pool was created for more threads */
         stx__pool_make(x);
     }
     stx_block_free(x, all);
     return stx_ok(x);
 }
 
-/* Joins MPI's group. Returns 0 after an error, otherwise 1. If the process was started
-   alone, x->group.ranks stays 0. */
+/* Joins the group of ranks that MPI started. Returns 0 after an error, otherwise 1. If
+   the process was started alone, x->group.ranks stays 0. */
 static int stx__mpi_join(stx_ctx *x, const stx_launch_info *s) {
     stx__mpi *g;
     int on = 0, ended = 0, level;
@@ -16750,7 +16750,7 @@ static int stx__mpi_join(stx_ctx *x, const stx_launch_info *s) {
 #ifdef SEQTX_NCCL
 
 static void stx__nccl_wait(stx_ctx *x, stx_real *means, size_t n) {
-    (void)means;    /* NCCL has already divided them */
+    (void)means;    /* NCCL has already computed the means */
     (void)n;
     stx_cuda_group_wait(x);
 }
@@ -16816,8 +16816,8 @@ static int stx__nccl_join(stx_ctx *x, const stx_launch_info *s) {
 
 // >>group: membership and exchange
 
-/* Joins the group, using the back end for this context. If the process was started
-   alone, x->group.ranks stays below 2. */
+/* Joins the group through the context's back end. If the process was started alone,
+   x->group.ranks stays below 2. */
 static int stx__join_group(stx_ctx *x, const stx_launch_info *s) {
 #ifdef SEQTX_MPI
     if (!stx__mpi_join(x, s)) return 0;
@@ -16878,7 +16878,7 @@ STX_DEF void stx_group_leave(stx_ctx *x) {
     x->group.engine = NULL;
     x->group.rank = x->group.ranks = 0;
     x->group.in_flight = 0;
-    stx__forget_steps(x);   /* captured steps contain exchanges of the group */
+    stx__forget_steps(x);   /* captured steps contain the group's exchanges */
 }
 
 STX_DEF void stx_group_abort(stx_ctx *x, int code) {
@@ -16909,7 +16909,7 @@ STX_DEF int stx_group_max(stx_ctx *x, double *v, size_t n) {
     int ok;
     if (!stx__exchanges(x, "stx_group_max", v, n, 0, 0)) return stx_ok(x);
 
-    /* MPI and NCCL do not define the maximum with a NaN, so NaNs are counted
+    /* The maximum with a NaN is undefined in MPI and NCCL, so NaNs are counted
        separately */
     nans = (double *)stx_block(x, stx_bytes_of(n, sizeof *nans, 1));
     if (!nans) return 0;
@@ -16975,7 +16975,7 @@ STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
     STX_RUN(x, stx_fill, (x, mean->data, 1, (stx_real)n));
     stx__group_mean(x, mean->data, 1);
 
-    /* y = own / mean, or 0 if the mean is 0, computed as the weight of a loss of one
+    /* y = own / mean, or 0 if the mean is 0, computed as the loss weight of a single
        row */
     memset(&a, 0, sizeof a);
     a.N = 1;
@@ -17031,8 +17031,8 @@ STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *s, double lo, 
     STX_RUN(x, stx_clamp, (x, s->chunk, s->count, (stx_real)lo, (stx_real)hi));
 }
 
-/* Returns the value of a beta in the desc, where -1 means 0, because 0 selects the
-   default. The desc keeps -1, so that it has the same meaning if it is used again. */
+/* Resolves a beta of the desc: -1 means 0, because 0 selects the default. The desc
+   itself keeps -1, so that it can be used again with the same meaning. */
 static double stx__beta(double b) {
     return b == -1 ? 0 : b;
 }
@@ -17351,8 +17351,8 @@ STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_optim_chunk *chu
     stx__each_chunk(x, chunk, count, stx__squares_part, &j);
 }
 
-/* Sets the bias corrections of update u->step. Returns the learning rate, or 0 in the
-   first updates of RAdam with radam_skip. */
+/* Sets the bias corrections of update u->step. Returns the learning rate, or 0 for the
+   first updates of RAdam if radam_skip is set. */
 static double stx__optim_corrections(stx_update *u, const stx_optim_desc *d) {
     STX__FP_SCOPE;
     const double beta1 = d->beta1, beta2 = d->beta2, step = (double)u->step;
@@ -17526,13 +17526,13 @@ static stx__adam stx__adam_of(const stx_adam_args *a, const stx_update *u) {
     return k;
 }
 
-/* Adam, AdamW and RAdam, with the corrections c1 and c2 of stx_update:
+/* Adam, AdamW and RAdam, with c1 = correction1 and c2 = correction2 of stx_update:
 
        g' = factor g + decay p
        m  = beta1 m + rest1 g'
        v  = beta2 v + rest2 g'^2
        p  = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), g = 0
-   If plain is set, p = (1 - lr decoupled) p - lr m / c1. */
+   If `plain` is set, p = (1 - lr decoupled) p - lr m / c1. */
 STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n,
                            stx_real lr, const stx__adam *k) {
     const stx_real factor = k->factor, beta1 = k->beta1, rest1 = k->rest1, beta2 = k->beta2;
@@ -17551,7 +17551,7 @@ STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_r
             g[i] = 0;
         }
 
-    /* plain: a separate loop, because gcc does not vectorise a square root under a
+    /* a separate loop for `plain`, because gcc does not vectorise a square root under a
        condition */
     for (; i < n; i++) {
         stx_real d = STX_FMA(fma, factor, g[i], decay * p[i]);
@@ -17612,8 +17612,8 @@ STX_EACH_ISA(stx__lamb_n,
               stx_real *STX_RESTRICT g, size_t n, const stx__adam *k),
              p, m, v, g, n, k)
 
-/* Computes the directions and, in out (count,2), the sums of p^2 and of the squared
-   direction of each chunk. */
+/* Computes the directions. For each chunk, out (count,2) receives the sum of p^2 and
+   the sum of the squared direction. */
 static void stx__lamb_direction_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
     const stx__adam k = stx__adam_of(j->adam, j->u);
@@ -17743,7 +17743,7 @@ static stx__replay *stx__replay_new(stx_ctx *x, uint64_t key) {
    r->error and returns 0. */
 static int stx__capture(stx_ctx *x, stx__replay *r, stx_step_fn fn, void *user) {
     const uint64_t step = x->rng.step;
-    if (!stx__report_sync(x)) return 0; /* fn cannot wait for it during the capture */
+    if (!stx__report_sync(x)) return 0; /* fn cannot wait for the report during the capture */
     if (stx_cuda_capture_begin(x)) {
         fn(user);
         r->graph = stx_cuda_capture_end(x);
@@ -17771,11 +17771,11 @@ static void stx__replay_launch(stx_ctx *x, const stx__replay *r) {
 
 /* Returns why a step cannot be captured or replayed, or NULL if it can.
 
-   A step is captured only if its key equals that of the previous step. The previous
-   step then left everything that the key describes unchanged, and so does a replay,
-   which neither calls fn nor changes the state of the host. With two alternating keys,
-   each step may undo what the other one did: one moves rows from buffer a to b, the
-   next from b to a. A replay would not change the host's state, and the next key would
+   A step is captured only if its key equals that of the previous step. In that case,
+   the previous step left everything that the key describes unchanged. So does a replay,
+   which neither calls fn nor changes the host's state. With two alternating keys, each
+   step may undo what the other one did: one moves rows from buffer a to b, the next
+   from b to a. A replay would not change the host's state, and the next key would
    describe data that the device no longer has. */
 static const char *stx__replay_obstacle(const stx_ctx *x, uint64_t key, const stx__replay *r) {
     if (r) return r->graph ? NULL : r->error;
@@ -17859,7 +17859,7 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
 
 static const double stx__pi = 3.14159265358979323846;
 
-/* SRU++'s schedule; k counts updates from 0. */
+/* Returns the learning rate of SRU++'s schedule for update k = 0, 1, .. */
 static double stx__lr_recursive(const stx_schedule *s, double k) {
     STX__FP_SCOPE;
     const double W = (double)s->warmup, T = (double)s->total, last = STX_MAX(W, 1) - 1;
@@ -17872,8 +17872,8 @@ static double stx__lr_recursive(const stx_schedule *s, double k) {
                  / (1 + cos(stx__pi * last / T));
 }
 
-/* The schedules of Transformer-XL's code (1901.02860), for desc.literal; k counts
-   updates from 0. */
+/* Returns the learning rate of update k = 0, 1, .. as in Transformer-XL's code
+   (1901.02860), for s->literal. */
 static double stx__lr_literal(const stx_schedule *s, double k) {
     STX__FP_SCOPE;
     const double W = (double)s->warmup, T = (double)s->total;
@@ -17885,7 +17885,8 @@ static double stx__lr_literal(const stx_schedule *s, double k) {
     if (k < W) return s->lr * k / W;
     if (s->kind == STX_LR_COSINE && T > 0)
         return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(stx__pi * k / T));
-    /* their constant rate is set during the warm-up only; never with W = 1 */
+    /* the authors' code sets the constant rate only during the warm-up, and never if
+       W = 1 */
     return W > 1 ? s->lr * (W - 1) / W : s->lr;
 }
 
@@ -17925,9 +17926,10 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
 
 // >>sampling
 
-/* Returns the largest v >= least for which the weights >= v reach `goal`: their number if
-   count is 1, their sum if it is 0. Bisects over bit patterns, which sort in the same
-   order as the non-negative values they encode, in at most 32 (float) or 64 passes. */
+/* Returns the largest v >= least such that the weights >= v reach `goal`: in number if
+   `count` is 1, in total if it is 0. Bisects over bit patterns, which sort in the same
+   order as the non-negative values they encode, in at most 32 passes for float or 64
+   for double. */
 static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, double goal,
                                int count) {
 #ifdef SEQTX_DOUBLE
@@ -17962,8 +17964,8 @@ static int stx__minus_infinity(double v) {
     return bits == (uint64_t)0xfff << 52;
 }
 
-/* Returns the index of the largest logit, or -1 if any logit is NaN or +inf or if all are
-   -inf. A logit of -inf gives its token probability 0. */
+/* Returns the index of the largest logit, or -1 if any logit is NaN or +inf or if all
+   of them are -inf. A logit of -inf gives its token probability 0. */
 static int32_t stx__best_token(const stx_real *logits, size_t V) {
     size_t i, best = 0;
     for (i = 0; i < V; i++) {
@@ -17997,10 +17999,11 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
     for (i = 0; i < V; i++)
         work[i] = (stx_real)exp(((double)logits[i] - (double)logits[token]) / s->temperature);
 
-    /* top_k and top_p both keep the tokens whose weight reaches a threshold. For top_k it
-       is the k-th largest weight. For top_p it is the largest value that keeps a share of
-       top_p of the weight that top_k left. Tokens of equal weight are kept or dropped
-       together, so the choice does not depend on the order of the vocabulary. */
+    /* top_k and top_p both keep the tokens whose weight reaches a threshold. For top_k,
+       the threshold is the k-th largest weight. For top_p, it is the largest one that
+       keeps at least the fraction top_p of the weight that remains after top_k. Tokens
+       of equal weight are kept or dropped together, so the choice does not depend on
+       the order of the vocabulary. */
     if (s->top_k && s->top_k < V) least = stx__weight_at(work, V, 0, (double)s->top_k, 1);
     sum = stx__sum_from(work, V, least);
     if (s->top_p > 0 && s->top_p < 1) {
@@ -18051,8 +18054,8 @@ static void stx__set_threads(stx_ctx *x) {
              "stx_create: threads: expected 1 to 4096, or 0 for all processors, got %d", threads);
 }
 
-/* Checks desc.device and sets it to STX_CPU, which it remains until the GPU has been
-   opened. Returns 1 if the caller must open a GPU. */
+/* Checks desc.device and sets it to STX_CPU until the GPU has been opened. Returns 1 if
+   the caller must open a GPU. */
 static int stx__set_device(stx_ctx *x) {
     const int device = x->desc.device;
     if (device == STX_CPU) return 0;
@@ -18150,7 +18153,8 @@ STX_DEF void stx_destroy(stx_ctx *x) {
 
 STX_DEF void stx_begin(stx_ctx *x, int mode) {
     if (!x) return;
-    /* It is missing only if its allocation failed and the caller cleared the error. */
+    /* The scratch buffer is missing only if its allocation failed and the caller
+       cleared the error. */
     if (!x->threads.scratch) stx__make_scratch(x);
     stx__arena_rewind(&x->mem.step);
     stx__arena_rewind(&x->mem.dev_step);
@@ -18246,7 +18250,7 @@ STX_DEF size_t stx_utf8(const void *text, size_t n, uint32_t *cp) {
     return len;
 }
 
-/* Writes code point c as UTF-8 and returns its length, 1 to 4. */
+/* Writes code point c to o as UTF-8 and returns its length, 1 to 4. */
 static size_t stx__utf8_put(char *o, uint32_t c) {
     if (c < 0x80) {
         o[0] = (char)c;
@@ -18476,7 +18480,7 @@ static int stx__map_fd(stx_ctx *x, stx_map *m, const char *path, int fd) {
 STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
     int fd, ok;
     if (!stx__map_begin(x, m, path)) return 0;
-    /* O_NONBLOCK: a named pipe is then rejected without waiting for its writer */
+    /* with O_NONBLOCK, a named pipe is rejected without waiting for a writer */
     fd = stx__open(path, O_RDONLY | O_NONBLOCK, 0);
     if (fd < 0) {
         stx__cannot_open(x, path);
@@ -18532,7 +18536,7 @@ typedef struct stx__pair {
 struct stx_file {
     stx_ctx *x;
     stx_map map;
-    int in_memory;              /* 1: the map is the caller's memory */
+    int in_memory;              /* 1: the map refers to the caller's memory */
     char *path;
     char *pool;                 /* all strings of the header, decoded */
     stx_entry *entry;           /* (count), in the order of the header */
@@ -18547,8 +18551,8 @@ typedef struct stx__json {
     const char *path;
     const unsigned char *s; /* (n): the header; s[i] is the next byte to parse */
     size_t n, i;
-    char *pool;             /* (n): the decoded strings. None is longer, with its terminator,
-                               than the quoted string in the header */
+    char *pool;             /* (n): the decoded strings. Even with its terminator, none is
+                               longer than its quoted form in the header */
     size_t used;            /* bytes of the pool in use */
 } stx__json;
 
@@ -18568,8 +18572,8 @@ static int stx__json_fail(stx__json *j, const char *expected) {
     return 0;
 }
 
-/* Skips white space and returns the next byte without consuming it, or 0, which is never
-   a valid byte here, at the end of the header. */
+/* Skips white space and returns the next byte without consuming it. At the end of the
+   header, returns 0, which is never a valid byte here. */
 static int stx__json_peek(stx__json *j) {
     while (j->i < j->n) {
         int c = j->s[j->i];
@@ -18621,8 +18625,8 @@ static int stx__json_hex4(stx__json *j, uint32_t *v) {
     return 1;
 }
 
-/* Reads the character of \uXXXX, or of a surrogate pair \uXXXX\uXXXX; j->i is after the
-   first u. Rejects code point 0, because strings are zero-terminated. */
+/* Decodes \uXXXX, or a surrogate pair \uXXXX\uXXXX, into *c; j->i is after the first u.
+   Rejects code point 0, because strings are zero-terminated. */
 static int stx__json_unicode(stx__json *j, uint32_t *c) {
     uint32_t low;
     if (!stx__json_hex4(j, c)) return 0;
@@ -18737,8 +18741,9 @@ static int stx__file_overflow(stx_file *f, const stx_entry *e) {
     return 0;
 }
 
-/* Reads the shape of a tensor into e->dims, e->dim and e->count. Sets *most to the
-   largest product of leading dimensions, which exceeds count if a later one is 0. */
+/* Reads the shape of a tensor into e->dims, e->dim and e->count. *most receives the
+   largest product of leading dimensions, which exceeds e->count if a later dimension is
+   0. */
 static int stx__file_shape(stx_file *f, stx__json *j, stx_entry *e, size_t *most) {
     int first = 1, r;
     size_t d;
@@ -19084,8 +19089,8 @@ static double stx__le_f64(const unsigned char *p) {
     return v;
 }
 
-/* Converts an F16 value, which a float represents exactly. The exponent has a different
-   bias, and a subnormal F16 becomes a normal float. */
+/* Converts an F16 value to float, without rounding. The exponent has a different bias,
+   and a subnormal F16 becomes a normal float. */
 static float stx__le_f16(const unsigned char *p) {
     uint32_t sign = (uint32_t)(p[1] >> 7) << 31, u;
     uint32_t exponent = p[1] >> 2 & 31, fraction = (p[1] & 3u) << 8 | p[0];
@@ -19305,8 +19310,8 @@ static int stx__flush_file(int fd) {
     return fsync(fd);
 }
 
-/* Flushes the target's directory, so that the rename survives a power failure. Ignores
-   file systems that cannot flush a directory. */
+/* Flushes the target's directory, so that the rename survives a power failure. On file
+   systems that cannot flush a directory, does nothing and succeeds. */
 static int stx__sync_dir(stx_ctx *x, char *target) {
     char *slash = strrchr(target, '/'), keep = 0;
     const char *dir = ".";
@@ -19459,8 +19464,8 @@ static int stx__write_and_rename(int fd, const char *tmp, const char *target,
     if (!bad) bad = rename(tmp, target) != 0;
     if (bad) code = errno ? errno : EIO;
     if (bad) unlink(tmp);
-    /* close releases the lock, so it comes last. The data has been flushed, so errors of
-       close do not matter. */
+    /* close releases the lock, so it comes last. The data has been flushed, so errors
+       from close can be ignored. */
     close(fd);
     return code;
 }
@@ -19602,8 +19607,8 @@ typedef struct stx__item {
     char *name;
     int dtype, ndim;
     size_t dim[STX_MAX_DIM];
-    size_t bytes;       /* of the tensor */
-    size_t begin;       /* offset of the tensor in the file's data */
+    size_t bytes;       /* size of the tensor */
+    size_t begin;       /* offset of the tensor within the file's data */
     size_t runs, stride;
     const void *data;
 } stx__item;
@@ -19685,7 +19690,7 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
         stx_fail(w->x, STX_ERR_ARG,
                  "stx_writer_add: \"%s\": expected a dtype from STX_F32 to STX_F16 and 0 to %d "
                  "dimensions, got dtype %d and %d dimensions%s", q, (int)STX_MAX_DIM, dtype, ndim,
-                 ndim > 0 && !dim ? " in NULL" : "");
+                 ndim > 0 && !dim ? ", but dim = NULL" : "");
         return 0;
     }
     memset(&it, 0, sizeof it);
@@ -19854,8 +19859,8 @@ static unsigned char *stx__writer_gather(stx_ctx *x, const stx__file_part *part,
     return bytes;
 }
 
-/* Writes the file to path or, if path is NULL, to a new block (*bytes, *n). Frees the
-   writer. Returns 1, or sets an error and returns 0. */
+/* Writes the file to path or, if path is NULL, to a new block; *bytes and *n receive
+   its address and size. Frees the writer. Returns 1, or sets an error and returns 0. */
 static int stx__writer_end(stx_writer *w, const char *path, unsigned char **bytes, size_t *n) {
     static const uint16_t one = 1;
     stx__text t;
@@ -19917,8 +19922,9 @@ STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n) {
 #endif
 }
 
-/* Extends the hash h by n bytes, taken in words of 8 bytes. Hashing data in several calls
-   gives the same result as in one only if each call but the last has complete words. */
+/* Extends the hash h by n bytes, taken in words of 8 bytes. Hashing data in several
+   calls gives the same result as in one call only if each call but the last hashes
+   complete words. */
 static uint64_t stx__hash(uint64_t h, const void *data, size_t n) {
     const unsigned char *p = (const unsigned char *)data;
     while (n) {
@@ -20017,9 +20023,10 @@ STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, con
     return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, copy);
 }
 
-/* Adds a tensor (dim[0],dim[1],dim[2]) whose outermost dimension has a stride of `stride`
-   elements. The data is copied first if it is on a GPU or if the length of a run is not a
-   multiple of 8 bytes (see stx__hash). Otherwise the file is written directly from it. */
+/* Adds a tensor (dim[0],dim[1],dim[2]) whose outermost dimension has a stride of
+   `stride` elements. The data is copied first if it is on a GPU or if the length of a
+   run is not a multiple of 8 bytes (see stx__hash). Otherwise, the writer later reads
+   `data` directly. */
 static int stx__writer_add_runs(stx_writer *w, const char *name, const size_t *dim,
                                 const stx_real *data, size_t stride) {
     size_t n = dim[1] * dim[2], b;
@@ -20187,7 +20194,7 @@ static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char
         const stx_tensor *t = p->tensor[i];
         char full[STX__FULL_NAME];
         stx_real *copy;
-        /* all ranks check the name, so that none waits for another that has failed */
+        /* all ranks check the name, so that no rank waits for one that has failed */
         if (!stx__full_name(o->params->ctx, full, prefix, p->name[i])) return 0;
         copy = w ? stx__host_copy_new(w, t->size) : NULL;
         if (w && !copy) return 0;
@@ -20350,7 +20357,7 @@ static int stx__vocab_io_cutoffs(stx_ctx *x, const char *op, stx_vocab_io_desc *
     return 1;
 }
 
-/* Checks the fields that depend on each other. */
+/* Checks the combinations of fields. */
 static int stx__vocab_io_consistent(stx_ctx *x, const char *op, const stx_vocab_io_desc *d) {
     static const char sides[] = "0, STX_VOCAB_BOTH, STX_VOCAB_INPUT or STX_VOCAB_OUTPUT";
     if (d->direct_head < 0 || d->direct_head > STX_VOCAB_OUTPUT)
@@ -20370,7 +20377,7 @@ static int stx__vocab_io_consistent(stx_ctx *x, const char *op, const stx_vocab_
     return 1;
 }
 
-/* Fills in the widths of cluster i that are 0, and checks them. */
+/* Replaces widths of cluster i that are 0 with their defaults, and checks both widths. */
 static int stx__vocab_io_widths(stx_ctx *x, const char *op, stx_vocab_io_desc *d, size_t i) {
     STX__FP_SCOPE;
     const size_t most = (size_t)1 << 31;
@@ -20496,8 +20503,8 @@ STX_DEF size_t stx_vocab_io_count(const stx_vocab_io_desc *d) {
 }
 
 /* Creates the parameter "name.<i>", or "name" if i is SIZE_MAX: a matrix (rows,columns)
-   or, if bias is set, the bias (rows) that belongs to such a matrix. If output is set,
-   the rows are logits and may be padded (see stx__vocab_io_pad). */
+   or, if `bias` is set, the bias (rows) that belongs to such a matrix. If `output` is
+   set, the rows are logits and may be padded (see stx__vocab_io_pad). */
 static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, const char *name,
                                        size_t i, size_t rows, size_t columns, int bias,
                                        int output) {
@@ -20518,7 +20525,7 @@ static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, cons
 }
 
 /* Creates the table and projection of input cluster i. With cluster_major, the output
-   cluster already exists, and the input reuses what they share. */
+   cluster already exists, and the input reuses the shared parameters. */
 static void stx__vocab_io_in(stx_vocab_io *w, stx_params *p, size_t i) {
     const stx_vocab_io_desc *d = &w->desc;
     if (d->cluster_major && d->share_tables)
@@ -20538,8 +20545,8 @@ static void stx__vocab_io_in(stx_vocab_io *w, stx_params *p, size_t i) {
 }
 
 /* Creates the table, projection and projection bias of output cluster i. Without
-   cluster_major, the input cluster already exists, and the output reuses what they
-   share. */
+   cluster_major, the input cluster already exists, and the output reuses the shared
+   parameters. */
 static void stx__vocab_io_out(stx_vocab_io *w, stx_params *p, size_t i) {
     const stx_vocab_io_desc *d = &w->desc;
     if (!d->cluster_major && d->share_tables)
@@ -20785,8 +20792,8 @@ static void stx__memory_free_rows(stx_memory *s, stx_memory_layer *y) {
     stx__memory_set_offset(s, y, 0);
 }
 
-/* Returns how many spare rows a new buffer for n rows should have, for later pushes and
-   for a memory that is not yet full. */
+/* Returns the number of spare rows to add to a new buffer for n rows, for later pushes
+   and for a memory that is not yet full. */
 static size_t stx__memory_spare(const stx_memory *s, const stx_memory_layer *y, size_t n) {
     size_t grow = s->desc.max_rows ? STX_MIN(n / 2, STX_MAX(n, s->desc.max_rows) - n) : 0;
     if (!y->viewed) return grow;
@@ -20989,8 +20996,8 @@ static int stx__memory_set_mask(stx_memory *s, size_t l, const int32_t *m, size_
 }
 
 /* Builds a mask (B,n0+n1) in step memory: the mask of n0 rows of y, starting at row
-   `first`, followed by n1 entries of pad, starting at t0. If y or pad is NULL, its part
-   masks no row. */
+   `first`, followed by n1 entries of pad, starting at t0. Without y or pad, no row in
+   the corresponding part is masked. */
 static int32_t *stx__memory_masks(stx_ctx *x, size_t B, const stx_memory_layer *y, size_t first,
                                   size_t n0, const stx_ids *pad, size_t t0, size_t n1) {
     size_t b, n = n0 + n1;
@@ -21025,12 +21032,12 @@ static int stx__memory_fits(const stx_memory *s, const char *op, size_t l, const
         return 1;
     stx_fail(s->ctx, STX_ERR_SHAPE, "%s: rows: expected (%zu,%s%zu)%s, got %s%s", op, s->B,
              s->all ? "" : "T,", width, pad ? " and padding (B,T)" : "", stx__shape(h, shape),
-             pad ? " (or the padding has another shape)" : "");
+             pad ? " or padding of another shape" : "");
     return 0;
 }
 
-/* Counts n more rows that this step writes after rows in use or after the newest row.
-   Updates max_pushed, the largest such count of any recent step. */
+/* Adds n to the number of rows that this step writes after rows in use or after the
+   newest row. Updates max_pushed, the maximum of this number over recent steps. */
 static void stx__memory_count_pushed(stx_memory *s, stx_memory_layer *y, size_t n) {
     const uint64_t step = s->ctx->tape.steps_begun;
     if (y->pushed_step != step) {
@@ -21050,13 +21057,13 @@ static void stx__memory_count_pushed(stx_memory *s, stx_memory_layer *y, size_t 
    followed by `own` new rows. */
 typedef struct stx__memory_rows {
     size_t old, own;
-    const stx_real *own_rows;   /* (B,own,width) with a stride of `ld` elements */
+    const stx_real *own_rows;   /* (B,own,width), with `ld` elements between streams */
     size_t ld;
 } stx__memory_rows;
 
-/* Prepares a push from a layer to itself, which already has the old rows: makes space
-   for the new rows after them. Returns 1 if the caller must copy the new rows, 2 if they
-   are already in place, and 0 after an error. */
+/* Prepares a push from a layer to itself. The old rows are already there, so only makes
+   space for the new rows after them. Returns 1 if the caller must copy the new rows, 2
+   if they are already in place, and 0 after an error. */
 static int stx__memory_append(stx_memory *s, size_t l, const stx__memory_rows *r) {
     stx_ctx *x = s->ctx;
     stx_memory_layer *y = &s->layer[l];
@@ -21069,7 +21076,8 @@ static int stx__memory_append(stx_memory *s, size_t l, const stx__memory_rows *r
         return 1;
     }
 
-    /* the old rows move down by as many rows as are appended, so one pass can do both */
+    /* if the old rows move down by as many rows as are appended, one pass can move them
+       and append the new ones */
     if (r->own && r->old && !stx__memory_in_use(s, y) && n <= y->capacity
         && end - r->old == r->own && n <= STX__SHIFTS * r->own) {
         STX_RUN(x, stx__shift2d,
@@ -21080,8 +21088,9 @@ static int stx__memory_append(stx_memory *s, size_t l, const stx__memory_rows *r
     return stx__memory_make_space(s, l, r->old, n, stx__memory_spare(s, y, n));
 }
 
-/* Prepares a push from layer `in` of another memory, or from none if `in` is NULL: makes
-   space for all rows, after any rows in use, and copies the old ones. */
+/* Prepares a push whose old rows are in layer `in` of another memory. If `in` is NULL,
+   there are none. Makes space for all rows, after any rows in use, and copies the old
+   ones. */
 static int stx__memory_replace(stx_memory *s, size_t l, const stx_memory_layer *in,
                                const stx__memory_rows *r) {
     stx_ctx *x = s->ctx;
@@ -21325,9 +21334,9 @@ static int stx__memory_move_to_end(stx_memory *s, size_t l, size_t rows) {
     return 1;
 }
 
-/* Does the work of stx_memory_copy for layer l of a memory without is_state. If some
-   streams are not overwritten, the layer gets the larger of the two row counts. Streams
-   with fewer rows have the newest ones; the rows before them are missing. */
+/* Implements stx_memory_copy for layer l of a memory without is_state. If some streams
+   are not overwritten, the layer gets the larger of the two row counts. In streams with
+   fewer rows, the oldest rows are missing. */
 static int stx__memory_copy_layer(stx_memory *to, size_t b, const stx_memory *from, size_t c,
                                   size_t n, size_t l) {
     stx_ctx *x = to->ctx;
@@ -21571,7 +21580,7 @@ static const stx_entry *stx__memory_entry(stx_ctx *x, const stx_file *f, const c
 }
 
 /* Reads the logical and the actual row count of layer l, and checks that the file has
-   these rows and that their shape is right. */
+   these rows in the right shape. */
 static int stx__memory_check_layer(const stx_memory *s, const stx_file *f, const char *prefix,
                                    size_t l, uint64_t *logical, uint64_t *count) {
     stx_ctx *x = s->ctx;
@@ -21790,7 +21799,7 @@ static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *
 }
 
 /* Returns S rows of a buffer, starting at row `first`, as a tensor (B,S,width). The
-   stride between its streams is the buffer's and does not follow from this shape. */
+   stride between its streams is that of the buffer, not S * width. */
 static stx_tensor *stx__cache_view(stx_ctx *x, const stx_tensor *like, const stx_real *buf,
                                    size_t first, size_t S, size_t width) {
     stx_tensor *t = stx__view(x, (stx_tensor *)(uintptr_t)like);
@@ -21808,7 +21817,7 @@ static const stx_tensor *stx__cache_keys(const stx_attention_in *in) {
     return in->kv ? in->kv : in->k;
 }
 
-/* Returns the row length of the tensor that has the new keys, whose rows are [q k v],
+/* Returns the row length of the tensor that has the new keys. Its rows are [q k v],
    [k v] or k. */
 static size_t stx__cache_row(const stx_cache_layer *y, const stx_attention_in *in) {
     return in->qkv ? y->width / 2 * 3 : y->width;

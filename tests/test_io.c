@@ -762,7 +762,7 @@ static void test_add_errors(void) {
     CHECK(!stx_writer_add(w, "a", STX_F32, STX_MAX_DIM + 1, d, v));
     ERROR(STX_ERR_ARG, "dimensions");
     CHECK(!stx_writer_add(w, "a", STX_F32, 2, NULL, v));
-    ERROR(STX_ERR_ARG, "dimensions in NULL");
+    ERROR(STX_ERR_ARG, "dim = NULL");
     CHECK(!stx_writer_add(w, "a", STX_F32, 2, d, NULL));
     ERROR(STX_ERR_ARG, "expected 16 bytes of data, got NULL");
     CHECK(!stx_writer_add(w, "a", STX_F32, 2, huge, v));
