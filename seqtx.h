@@ -12893,8 +12893,8 @@ typedef struct stx__kv_source {
 typedef struct stx__attention_sources {
     stx_tensor    *q;                    /* the queries are the first C channels */
     size_t         C, S;                 /* S: keys in the cached rows and in the block */
-    size_t         groups, cached_rows;  /* both 0 without cached rows; cached_rows:
-                                            maximum over the groups */
+    size_t         groups, cached_rows;  /* both 0 without cached rows; `cached_rows` is
+                                            the maximum over the groups */
     stx__kv_source kv[1 + STX_HEAD_GROUPS];
 } stx__attention_sources;
 
@@ -13411,13 +13411,13 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
 
 // >>attention: tiles
 
-/* How the kernels compute attention. In the forward pass, a work unit is a few tiles of
-   up to BQ queries of one head of one batch row. (In the backward pass, it is all
-   queries of a head and a range of its keys; see stx__attn_unit.) The unit processes
-   the keys in tiles of up to BK, from the oldest key that the head reaches to the
-   newest key that the unit's last query sees. This range is rounded outwards to
-   multiples of KEY_ALIGN, and other keys are not read. Each tile of keys is packed once
-   and then used by all query tiles of the unit.
+/* How the kernels compute attention. In the forward pass, a work unit consists of a few
+   tiles of up to BQ queries of one head of one batch row. (In the backward pass, it
+   consists of all queries of a head and a range of its keys; see stx__attn_unit.) The
+   unit processes the keys in tiles of up to BK, from the oldest key that the head
+   reaches to the newest key that the unit's last query sees. This range is rounded
+   outwards to multiples of KEY_ALIGN, and other keys are not read. Each tile of keys is
+   packed once and then used by all query tiles of the unit.
 
    Example: x marks the keys that T = 4 queries see with S = 11, delta_min = 1 and
    distances up to 6. All keys are in one tile with j0 = 0, so column numbers are key
@@ -13467,7 +13467,7 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
          others.
        - A row can see no key at all (y = 0), or none in one tile.
        - A padded key must not be used anywhere: its value can be NaN.
-       - With eps > 0 or no_renorm, all keys within span count in the normaliser,
+       - With eps > 0 or no_renorm, all keys within span contribute to the normaliser,
          including those with m = 0.
        - dspan_fraction includes both ends of the ramp: 0 <= m <= 1 before clamping. */
 enum {
@@ -13475,7 +13475,8 @@ enum {
     STX__BK    = 384,                /* keys per tile */
     STX__GROUP = 4 * STX__BQ,        /* maximum number of queries of a forward unit */
 
-    /* Tiles of keys begin and end at multiples of KEY_ALIGN. NR and KR divide it. */
+    /* Tiles of keys begin and end at multiples of KEY_ALIGN, which is a multiple of NR
+       and KR. */
     STX__KEY_ALIGN = 32,
 
     /* The margin between the rows of a tile. Must be at least MR + NR - 2, the most by
@@ -13510,7 +13511,7 @@ static int stx__attn_norm_has_masked(const stx_attention_args *a) {
     return a->eps > 0 || a->no_renorm;
 }
 
-/* The largest distance that the loops visit for head h. One more than
+/* The largest distance that the loops visit for head h. It is one more than
    stx_attention_reach, because the first key with m = 0 also contributes to
    dspan_fraction. */
 static size_t stx__attn_farthest(const stx_attention_args *a, size_t h) {
@@ -13561,8 +13562,8 @@ typedef struct stx__attn_scratch {
     stx_real *rows;              /* words (Dp/NR,BK/per_word,NR): values (forward) or keys
                                     (backward), packed as rows */
     stx_real *dk_t, *dv_t;       /* (D,LDK): gradients of the keys and values of the tile */
-    stx_real *state;             /* forward (n,3): max, sum m e^(s - max), sum e^(s -
-                                    max); backward (n): dy . y */
+    stx_real *state;             /* forward (n,3): max, sum m e^(s - max), sum
+                                    e^(s - max); backward (n): dy . y */
     stx_real *m_by_distance;     /* buffer for stx__attn_mask.m_by_distance */
     stx_real *factors;           /* (BK): buffer of stx__attn_weight_factors */
 } stx__attn_scratch;
@@ -13836,7 +13837,7 @@ static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size
 
 /* Zeros ds and its copies, including the margins, which then stay zero until bk
    changes. Rows past the last query are zeroed as well, because kernels read them: bf16
-   kernels process 2 rows at a time, AMX 32. */
+   kernels process 2 rows at a time, and AMX kernels 32. */
 static void stx__attn_clear(stx__attn_tile *t) {
     const size_t rows = STX_MIN(stx__round_up(t->plan->a->T, 32), (size_t)STX__BQ);
     const size_t n = t->bk + 2 * STX__PAD;
@@ -14196,9 +14197,9 @@ STX_EACH_ISA(stx__mask_row,
              m, at, end, seed, stream, base, keep, f)
 
 /* Returns the factors by which the weights of query r in columns [lo,hi) are multiplied
-   after normalisation, or NULL if all are 1. They are the dropout mask, 0 or 1 / (1 -
-   dropout), and for persistent vectors also sqrt(N), since their values are sqrt(N)
-   persistent_v. The random bits depend on the query and the key (see
+   after normalisation, or NULL if all are 1. They are the dropout mask, 0 or
+   1 / (1 - dropout), and for persistent vectors also sqrt(N), since their values are
+   sqrt(N) persistent_v. The random bits depend on the query and the key (see
    stx__attn_philox_calls), not on the tiles. */
 static const stx_real *stx__attn_weight_factors(stx_ctx *x, const stx__attn_tile *t, size_t r) {
     const stx_attention_args *a = t->plan->a;
@@ -14221,11 +14222,11 @@ static const stx_real *stx__attn_weight_factors(stx_ctx *x, const stx__attn_tile
     return m;
 }
 
-/* Applies the running softmax to one row of n scores: s becomes m e^(s - max). state
+/* Applies the running softmax to one row of n scores: s becomes m e^(s - max). `state`
    holds max, sum m e^(s - max) and sum e^(s - max) so far. *f receives the factor by
    which the results so far must be multiplied. m_by_distance (m_count) holds m for the
-   first columns; the others have m = 1. Unless factors (n) is NULL, s is multiplied by
-   it after the sums. */
+   first columns; the others have m = 1. Unless `factors` (n) is NULL, s is multiplied
+   by the factors after the sums are computed. */
 STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n,
                               const stx_real *STX_RESTRICT m_by_distance, size_t m_count,
                               const stx_real *factors, stx_real *state, stx_real *f) {
@@ -14271,7 +14272,7 @@ STX_EACH_ISA(stx__attn_soft,
               const stx_real *factors, stx_real *state, stx_real *f),
              s, n, m_by_distance, m_count, factors, state, f)
 
-/* Turns row r of s into weights, with zeros in those columns of [begin,end) that the
+/* Converts row r of s to weights, with zeros in those columns of [begin,end) that the
    query does not see. Multiplies the row of `out` by f if the maximum rises. */
 static void stx__attn_soft_row(stx_ctx *x, stx__attn_tile *t, size_t r, ptrdiff_t begin,
                                ptrdiff_t end) {
@@ -14324,15 +14325,15 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
 
 // >>attention: forward
 
-/* Returns 1 / normaliser for a row of `state` (max, sum m e^(s - max), sum e^(s -
-   max)), or 0 if the query sees no key, so that y = 0. */
+/* Returns 1 / normaliser for a row of `state` (max, sum m e^(s - max), sum
+   e^(s - max)), or 0 if the query sees no key, so that y = 0. */
 static stx_real stx__attn_inv(const stx_attention_args *a, const stx_real *state) {
     stx_real norm = a->no_renorm ? state[2] : state[1] + a->eps * state[2];
     return norm == 0 ? 0 : 1 / norm;
 }
 
-/* Processes queries i0 .. i0+n-1 of a unit with a packed tile, whose keys exist only in
-   columns below `keys`. */
+/* Adds the contribution of a packed tile to the results for queries i0 .. i0+n-1 of a
+   unit. The tile's keys exist only in columns below `keys`. */
 static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t n, ptrdiff_t keys) {
     for (t->q0 = 0; t->q0 < n; t->q0 += STX__BQ) {
         t->i0 = i0 + t->q0;
@@ -14343,8 +14344,8 @@ static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t 
     }
 }
 
-/* Processes the persistent vectors. Their keys are sqrt(D) persistent_k: the factor is
-   applied to q, without content_bias. */
+/* Processes the persistent vectors. The factor sqrt(D) of their keys, sqrt(D)
+   persistent_k, is applied to q instead, without content_bias. */
 static void stx__attn_fwd_persistent(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t n) {
     const stx_attention_args *a = t->plan->a;
     const ptrdiff_t N = (ptrdiff_t)a->N;
@@ -14673,7 +14674,8 @@ typedef struct stx__attn_work {
     size_t    max_queries;           /* upper bound of unit[].n */
     char     *scratch;               /* per thread: scratch_bytes bytes */
     size_t    scratch_bytes;
-    size_t    owners;                /* number of owners. Up to `load`: backward only */
+    size_t    owners;                /* number of owners; all members from here to `load`
+                                        are for the backward pass only */
     stx_real *dpe;                   /* per owner: (tables,D,ldpe), dpe_size elements */
     stx_real *dpk, *dpv;             /* per owner: (H,N,D), dpk_size elements each */
     size_t    dpe_size, dpk_size, ldpe;
@@ -14708,7 +14710,7 @@ static size_t stx__attn_count(size_t n, size_t size) {
    in the forward pass, or `keys` keys per unit in the backward pass. In the backward
    pass, a head has at least one unit, because its units also write the zero gradients
    of keys that no query reaches. `part` is the next free part number. Returns the next
-   one after those of these units. With w->unit = NULL, only counts the units. */
+   free part number after these units. With w->unit = NULL, only counts the units. */
 static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backward,
                               size_t queries, size_t keys, int part, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
@@ -14816,8 +14818,8 @@ STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int b
     return w.bytes;
 }
 
-/* Prepares a forward or backward call: makes the plan and the layout, divides the call
-   into units, and packs pe. Returns 0 and sets an error if there are too many heads. */
+/* Prepares a forward or backward call: fills in *A and *w, including the division into
+   units, and packs pe. Returns 0 and sets an error if there are too many heads. */
 static int stx__attn_start(stx_ctx *x, const char *op, stx__attn *A, const stx_attention_args *a,
                            int backward, stx__attn_work *w) {
     const size_t threads = (size_t)stx_threads(x);
@@ -14881,8 +14883,8 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: backward
 
-/* Gradients for one query, derived line by line from the forward pass. w_j = e^(s_j -
-   row_max) inv_sum is recomputed tile by tile, and a_j = m_j w_j.
+/* Gradients for one query, derived line by line from the forward pass. w_j =
+   e^(s_j - row_max) inv_sum is recomputed tile by tile, and a_j = m_j w_j.
 
        y = sum_j r_j a_j v_j
            dv_j += r_j a_j dy
@@ -14914,7 +14916,7 @@ typedef struct stx__attn_row {
     size_t n, m_count;               /* the first m_count keys have m < 1 */
     size_t begin, end;               /* columns [begin,end) affect dspan_fraction */
     stx_real row_max, inv_sum;
-    stx_real dot, eps_dot;           /* `dot` and eps `dot`, or 0 and `dot` with no_renorm */
+    stx_real dot, eps_dot;           /* dot = dy . y, and eps dot; with no_renorm, 0 and dot */
 } stx__attn_row;
 
 /* Replaces g = dy . v with ds, and s with r a:
@@ -15164,8 +15166,8 @@ STX_INNER void stx__attn_dq(int fma, const stx__attn_dq_args *a) {
 STX_EACH_ISA(stx__attn_dq, (const stx__attn_dq_args *a), a)
 
 /* Transposes columns c .. c+n-1 of `from` (D,LDK) and stores the result in `to` (n,D),
-   with a row stride of ldt, or adds it if `accumulate` is set. work: BK rows of NR
-   elements. */
+   with a row stride of ldt, or adds it if `accumulate` is set. `work` has space for BK
+   rows of NR elements. */
 static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ldt,
                                      const stx_real *from, size_t c, size_t n, stx_real *work,
                                      int accumulate) {
@@ -15193,7 +15195,8 @@ static void stx__attn_store_rows(const stx__attn *A, stx_real *rows, size_t stri
 }
 
 /* Stores the gradient of keys or values [from,to), which is in t (D,LDK). Column 0 of t
-   is key j0. With t = NULL, the gradient is zero. work: BK rows of NR elements. */
+   is key j0. With t = NULL, the gradient is zero. `work` has space for BK rows of NR
+   elements. */
 static void stx__attn_store(const stx__attn *A, const stx__kv_rows *r, const stx_real *t,
                             ptrdiff_t j0, ptrdiff_t from, ptrdiff_t to, stx_real *work) {
     const ptrdiff_t cached = STX_MAX(from, r->cached_first);
@@ -15219,12 +15222,13 @@ typedef struct stx__attn_bwd {
     stx_real      *dq;               /* (T,D), rows dq_stride apart, or NULL */
     size_t         dq_stride;
     int            add_dq;           /* nonzero: add to dq; 0: overwrite it */
-    stx_real      *dpe;              /* (D,ldpe): the owner's sum, or NULL */
-    stx_real      *dspan;            /* the unit's sum */
+    stx_real      *dpe;              /* (D,ldpe): the owner's partial sum of dpe, or NULL */
+    stx_real      *dspan;            /* the unit's partial sum of dspan_fraction */
 } stx__attn_bwd;
 
-/* Processes all queries with a packed tile whose keys exist only in columns below `keys`.
-   Sets dk_t and dv_t to the gradients of its keys and values if they are needed. */
+/* Adds the contribution of a packed tile, whose keys exist only in columns below
+   `keys`, to the gradients of all queries and of pe. Sets dk_t if needs_dk, and dv_t if
+   needs_dv, to the gradients of the tile's keys and values. */
 static void stx__attn_bwd_tile(stx__attn_bwd *u, ptrdiff_t keys, int needs_dk, int needs_dv) {
     stx__attn_tile *t = &u->t;
     const stx__attn *A = t->plan;
@@ -15802,10 +15806,10 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
    odd vocabulary size, for example, rows of logits do not. On a GPU, a table whose
    number of rows is not a multiple of 8 is therefore followed by zero rows up to a
    multiple of 64. The GEMM computes these columns anyway: 64 columns of bf16 are 128
-   bytes, less than one of its tiles. The logits then have columns that are not words.
-   Losses do not read them and set their gradients to 0, so GEMMs with the table and
-   with its gradient can include them. The padding is not part of the parameters or of
-   their gradients, and is not counted in their sizes. */
+   bytes, less than one of its tiles. The logits then have columns that do not
+   correspond to words. Losses do not read them and set their gradients to 0, so GEMMs
+   with the table and with its gradient can include them. The padding is not part of the
+   parameters or of their gradients, and is not counted in their sizes. */
 enum {
     STX__ALIGNED = 8,
     STX__PADDED  = 64
@@ -16023,7 +16027,8 @@ static size_t stx__report_bytes(const stx_ctx *x) {
     return offsetof(stx__report, mirror) + x->report.mirror_values * sizeof(stx_real);
 }
 
-/* On a GPU, enqueues the copy of the report after all pending work. Does not wait. */
+/* On a GPU, enqueues a copy of the report to the host, after all pending work. Does not
+   wait. */
 static void stx__report_request(stx_ctx *x) {
     if (!stx__on_gpu(x) || !x->report.device || !stx_ok(x)) return;
     if (x->report.mirrors)
@@ -16189,8 +16194,8 @@ STX_DEF stx_launch_info stx_get_launch_info(void) {
         {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
          "MV2_COMM_WORLD_LOCAL_SIZE"},
         {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-        /* not SLURM_NTASKS, which is also set for programs that an sbatch script starts
-           without srun */
+        /* SLURM_NTASKS is not used, because it is also set for programs that an sbatch
+           script starts without srun */
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}};
     /* Another launcher may have started torchrun once per machine. The variables of that
@@ -16229,8 +16234,8 @@ STX_DEF int stx_ranks(const stx_ctx *x) {
 /* The parameters of a list, in order, are divided into chunks of STX__OPTIM_CHUNK
    elements of one tensor; the last chunk of a tensor may be shorter. An update divides
    the chunks among the threads. With stx_group_desc.shard, they are first divided among
-   the ranks: of n chunks, rank r has the optimiser state of chunks [n r / ranks, n (r +
-   1) / ranks). */
+   the ranks: of n chunks, rank r has the optimiser state of chunks [n r / ranks,
+   n (r + 1) / ranks). */
 enum { STX__OPTIM_CHUNK = 4096 };
 
 static size_t stx__chunks_of(size_t n) {
@@ -16536,7 +16541,7 @@ static int stx__mpi_reduce(stx_ctx *x, double *v, size_t n, int max) {
            && stx__mpi_wait(x, what, 1, &req);
 }
 
-enum { STX__MPI_MOST = 1 << 30 };   /* maximum elements per call: MPI counts in int */
+enum { STX__MPI_MOST = 1 << 30 };   /* maximum elements per call; MPI counts are int */
 
 static int stx__mpi_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
     const char *what = "stx_group_broadcast";
@@ -16658,8 +16663,8 @@ static void stx__mpi_abort(stx_ctx *x, int code) {
     MPI_Abort(stx__mpi_of(x)->comm, code);
 }
 
-/* Leaves MPI initialised, so that another context can still join. MPI is finalised when
-   that context leaves. */
+/* Leaves MPI initialised, so that other contexts can still join. The last context that
+   leaves finalises MPI. */
 static void stx__mpi_forget(stx_ctx *x) {
     (void)x;
     stx__mpi_joined--;
@@ -17727,7 +17732,7 @@ static stx__replay *stx__replay_find(stx_ctx *x, uint64_t key) {
     return NULL;
 }
 
-/* Returns a new entry for a key, which replaces the least recently used one. */
+/* Returns a new entry for a key, in place of the least recently used entry. */
 static stx__replay *stx__replay_new(stx_ctx *x, uint64_t key) {
     stx__replay *r = x->replay.entry;
     int i;
@@ -17780,7 +17785,7 @@ static void stx__replay_launch(stx_ctx *x, const stx__replay *r) {
 static const char *stx__replay_obstacle(const stx_ctx *x, uint64_t key, const stx__replay *r) {
     if (r) return r->graph ? NULL : r->error;
     if (!x->replay.ran || x->replay.last_key != key)
-        return "its key differs from that of the previous step";
+        return "the key differs from that of the previous step";
     return x->replay.last_access;
 }
 
@@ -17926,10 +17931,10 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
 
 // >>sampling
 
-/* Returns the largest v >= least such that the weights >= v reach `goal`: in number if
-   `count` is 1, in total if it is 0. Bisects over bit patterns, which sort in the same
-   order as the non-negative values they encode, in at most 32 passes for float or 64
-   for double. */
+/* Returns the largest v >= least such that the number (if `count` is 1) or the sum (if
+   it is 0) of all weights >= v is at least `goal`. Bisects over bit patterns, which
+   sort in the same order as the non-negative values they encode, in at most 32 passes
+   for float or 64 for double. */
 static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, double goal,
                                int count) {
 #ifdef SEQTX_DOUBLE
@@ -18856,7 +18861,7 @@ static int stx__compare_data(const void *a, const void *b) {
     return (p->bytes > q->bytes) - (p->bytes < q->bytes);
 }
 
-/* Checks the length of the header and starts the parser on it. */
+/* Checks the length of the header and initialises the parser with the header. */
 static int stx__file_begin(stx_file *f, stx__json *j) {
     const unsigned char *s = f->map.data;
     uint64_t len = 0;
@@ -18940,7 +18945,8 @@ static int stx__file_tiled(stx_file *f, const unsigned char *base, size_t size) 
     return 0;
 }
 
-/* Sorts the tensors by name and the metadata by key, and checks that both are unique. */
+/* Sorts the tensors by name and the metadata by key, and checks that names and keys are
+   unique. */
 static int stx__file_sort(stx_file *f) {
     char q[STX_QUOTE];
     size_t i;
@@ -19218,10 +19224,11 @@ typedef struct stx__file_part {
     size_t bytes;
 } stx__file_part;
 
-/* Returns the length of the prefix that a path shares with its temporary files: the whole
-   path, unless the file name is longer than 100 bytes. Such a name is cut, because
-   .<pid>.<n>.tmp adds up to 29 bytes and some file systems limit names to 143 bytes. The
-   cut does not split a UTF-8 character, which some file systems would reject. */
+/* Returns the length of the prefix that a path shares with its temporary files: the
+   whole path, unless the file name is longer than 100 bytes. Longer names are
+   truncated, because .<pid>.<n>.tmp adds up to 29 bytes and some file systems limit
+   names to 143 bytes. Truncation does not split a UTF-8 character, which some file
+   systems would reject. */
 static size_t stx__stem(const char *path) {
     const char *base = path, *p;
     size_t most = 100;
@@ -19436,7 +19443,7 @@ static int stx__open_tmp(stx_ctx *x, const char *target, char *tmp, size_t size,
                  strerror(err));
     else
         stx_fail(x, STX_ERR_IO,
-                 "cannot create %s: all %d names for temporary files are in use; remove the files",
+                 "cannot create %s: all %d temporary file names are in use; remove old *.tmp files",
                  tmp, k);
     return -1;
 }
@@ -19452,8 +19459,8 @@ static int stx__keep_owner(int fd, const struct stat *old) {
 }
 
 /* Writes the parts to the temporary file tmp, which is open as fd, and renames it to
-   target. old describes the file to be replaced, or is NULL. Closes fd. Returns 0 or an
-   errno value. */
+   target. `old` describes the file to be replaced, or is NULL if there is none. Closes
+   fd. Returns 0 or an errno value. */
 static int stx__write_and_rename(int fd, const char *tmp, const char *target,
                                  const struct stat *old, const stx__file_part *part,
                                  size_t parts) {
@@ -20165,7 +20172,7 @@ static const char *stx__optim_state_name(char *out, const char *prefix, int k) {
 }
 
 /* For sharded state: gathers state k of tensor i, whose first chunk is `first`, on rank
-   0. There, copy receives the whole tensor; on all other ranks, copy is NULL. */
+   0. On rank 0, `copy` receives the whole tensor; on all other ranks, `copy` is NULL. */
 static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
                               stx_real *copy) {
     stx_ctx *x = o->params->ctx;
@@ -20452,7 +20459,7 @@ STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *op, const stx_vocab_io_
         return stx_bad_value(x, op, "scale of the embedding", d->scale, "a finite value");
     if (!(d->dropout >= 0 && d->dropout < 1))
         return stx_bad_value(x, op, "dropout of adaptive input and output", d->dropout,
-                             "0 <= p < 1");
+                             "at least 0 and below 1");
     if (d->out == STX_VOCAB_TIED && in) {
         stx_fail(x, STX_ERR_ARG,
                  "%s: out: STX_VOCAB_TIED requires a plain input: with an adaptive input, use "
@@ -20830,7 +20837,8 @@ static int stx__memory_make_space(stx_memory *s, size_t l, size_t stay, size_t n
         return stx_ok(x);
     }
 
-    if (!stay) {    /* free the old buffer first, so that memory need not hold both */
+    if (!stay) {    /* free the old buffer first, so that the two buffers do not exist at
+                       the same time */
         y->count = 0;
         stx__memory_free_rows(s, y);
     }
@@ -21335,7 +21343,7 @@ static int stx__memory_move_to_end(stx_memory *s, size_t l, size_t rows) {
 }
 
 /* Implements stx_memory_copy for layer l of a memory without is_state. If some streams
-   are not overwritten, the layer gets the larger of the two row counts. In streams with
+   are not overwritten, the layer has the larger of the two row counts. In streams with
    fewer rows, the oldest rows are missing. */
 static int stx__memory_copy_layer(stx_memory *to, size_t b, const stx_memory *from, size_t c,
                                   size_t n, size_t l) {
@@ -21355,13 +21363,14 @@ static int stx__memory_copy_layer(stx_memory *to, size_t b, const stx_memory *fr
                         : stx__memory_make_space(to, l, 0, most, 0)))
         return 0;
 
-    /* the streams that are not overwritten, and their masks */
+    /* keep the streams that are not overwritten: copy their masks and mask their
+       missing rows */
     for (k = 0; k < to->B && t->masked && had <= most; k++)
         memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
     t->count = most;
     for (k = 0; k < to->B && others; k++) stx__memory_remove(to, l, mask, k, 0, most - had);
 
-    /* the copied streams */
+    /* set the masks and rows of the copied streams */
     for (k = 0; k < n; k++) {
         memset(mask + (b + k) * most, 0, most * sizeof *mask);
         stx__memory_remove(to, l, mask, b + k, 0, most - rows);
@@ -21942,8 +21951,7 @@ STX_STRICT_OFF
 
 /* Other headers may define macros of one capital letter: complex.h defines I, and
    stb_vorbis defines L, C and R. This file includes itself, and the family headers
-   include it, with STX__LETTERS set to 1 to hide such macros and set to 2 to restore
-   them. */
+   include it, with STX__LETTERS set to 1 to hide such macros and to 2 to restore them. */
   #if (defined(__GNUC__) || defined(__clang__) || defined(_MSC_VER)) && !defined(__CUDACC__)
     #if STX__LETTERS == 1
       #pragma push_macro("A")

@@ -1783,7 +1783,7 @@ static void test_keys(void) {
 
 /* stx_step_replay_status: the reason why the last step was not captured, or "" if it
    was captured or replayed. */
-static const char key_differs[] = "not captured: its key differs from that of the previous step";
+static const char key_differs[] = "not captured: the key differs from that of the previous step";
 
 static void empty_step(void *user) {
     stx_begin((stx_ctx *)user, STX_TRAIN);
