@@ -14344,8 +14344,8 @@ static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t 
     }
 }
 
-/* Processes the persistent vectors. The factor sqrt(D) of their keys, sqrt(D)
-   persistent_k, is applied to q instead, without content_bias. */
+/* Processes the persistent vectors. Their keys are sqrt(D) persistent_k. The factor
+   sqrt(D) is applied to q instead, and content_bias is not added. */
 static void stx__attn_fwd_persistent(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t n) {
     const stx_attention_args *a = t->plan->a;
     const ptrdiff_t N = (ptrdiff_t)a->N;
@@ -21129,8 +21129,8 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
         && (in->ctx != x || l >= in->desc.layers || in->B != out->B
             || in->layer[l].width != out->layer[l].width || !in->all != !out->all)) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_memory_push: in and out must have the same context, layers, number of "
-                 "streams, width and is_state");
+                 "stx_memory_push: in must have layer l and the same context, number of streams, "
+                 "width and is_state as out");
         return 0;
     }
     o = &out->layer[l];
