@@ -18,7 +18,7 @@
 
    Arrangement. Sections have the same names and order as in seqtx.h, so
    `grep '>>softmax' seqtx*` finds an op, its CPU kernels and its CUDA kernels. Sections
-   that only a GPU needs come before and after them.
+   that only a GPU needs come before and after these.
 
        section                       contents
        ----------------------------  ----------------------------------------------------
@@ -98,27 +98,27 @@
    attention read the twin. Thus the same kernel works in all precisions, and a call can
    mix bfloat16 activations with float statistics.
 
-   Deferred sums. Gradients of biases, gains and weights are sums over thousands of rows.
-   They are computed in two stages: one kernel computes a partial sum for each chunk of
-   rows, and a second kernel adds the partial sums in a fixed order. During stx_backward
-   the second stage is deferred (stx_cuda_defer_sums), and one launch finishes up to 24
-   sums. It runs when the table or the buffer is full, before gradients are sent to other
-   ranks, and at the end of the backward pass. See >>shares, sums.
+   Deferred sums. The gradients of biases, gains and weights are sums over thousands of
+   rows. They are computed in two stages: one kernel computes a partial sum for each chunk
+   of rows, and a second kernel adds the partial sums in a fixed order. During
+   stx_backward the second stage is deferred (stx_cuda_defer_sums), and one launch
+   finishes up to 24 sums. It runs when the table or the buffer is full, before gradients
+   are sent to other ranks, and at the end of the backward pass. See >>shares, sums.
 
-   Capture. A step can be captured as a CUDA graph and replayed (stx_step_run). A captured
-   step must not allocate, wait, or transfer data between host and device: such a step is
-   marked as not repeatable and its graph is discarded. What changes between replays is
-   read from device memory: tokens, learning rate, scalars, and g->shift, which is added
-   to the stream number of every random number. Steps run once before they are captured,
-   so scratch memory, GEMM plans and kernel modules exist by then.
+   Capture. A step can be captured as a CUDA graph and replayed (stx_step_run). A
+   captured step must not allocate, wait, or transfer data between host and device: such
+   a step is marked as not repeatable and its graph is discarded. Values that change
+   between replays are read from device memory: tokens, learning rate, scalars, and
+   g->shift, which is added to the stream of every random number. Steps run once before
+   they are captured, so scratch memory, GEMM plans and kernel modules exist by then.
 
    Rules for all kernels
    - No atomics. Every sum has a fixed order, which depends on sizes alone, so a run
      repeats bit-exactly on the same GPU.
    - A step never waits, and allocates memory only when it first runs.
    - Sums are computed in float or double, regardless of the storage type.
-   - A grid may have fewer threads than there is work, because kernels loop over their
-     elements. The result does not depend on the size of the grid. */
+   - A grid may have fewer threads than there are elements, because kernels loop over
+     their elements. Results do not depend on the grid size. */
 #ifndef SEQTX_CUDA
   #define SEQTX_CUDA
 #endif
@@ -160,11 +160,11 @@
 /* STX__GLOBAL(threads) begins the definition of a kernel and states its launch bound:
    the largest block that it may be launched with. STX__GLOBAL(threads, blocks) also
    states how many blocks a multiprocessor should hold. Without a bound, the compiler
-   may use so many registers that a launch fails, which is noticed only on a GPU.
+   may use so many registers that a launch fails, and the failure appears only on a GPU.
    Therefore tests/form.sh requires every kernel to state its bound. tests/cuda_host
-   compares each launch with the bound of its kernel, and tests/cuda_regs.sh compares the
-   bound with the registers that the kernel uses. stx__kernel_of<..> is the type of a
-   pointer to a kernel with these parameters. */
+   compares each launch with the bound of its kernel, and tests/cuda_regs.sh compares
+   the bound with the registers that the kernel uses. stx__kernel_of<..> is the type of
+   a pointer to a kernel with these parameters. */
 #ifndef CUDA_HOST /* tests/cuda_host defines its own */
   #define STX__GLOBAL(...) static __global__ void __launch_bounds__(__VA_ARGS__)
 template <class... P> using stx__kernel_of = void (*)(P...);
@@ -180,11 +180,11 @@ enum { STX__WARP = 32 };
 
 #define STX__ALL 0xffffffffu
 
-/* An array in device memory, as it is passed to kernels. half is nonzero if the elements
-   are bfloat16, and 0 if they are float. twin is the bfloat16 copy of a parameter, or
-   NULL; every kernel that writes the parameter also updates the copy. The branch on half
-   costs nothing: all threads take the same path, and these kernels are limited by memory
-   bandwidth. */
+/* An array in device memory, as it is passed to kernels. `half` is nonzero if the
+   elements are bfloat16, and 0 if they are float. `twin` is the bfloat16 copy of a
+   parameter, or NULL; every kernel that writes the parameter also updates the copy. The
+   branch on `half` costs nothing: all threads take the same path, and these kernels are
+   limited by memory bandwidth. */
 typedef struct stx__array {
     void *p;
     stx__bf16 *twin;
@@ -240,7 +240,7 @@ static __device__ __forceinline__ void stx__put4(const stx__array &a, size_t i, 
     *(float4 *)((float *)a.p + i) = v;
 }
 
-/* Sum or maximum over the lanes of a warp; every lane gets the result. The butterfly
+/* Returns the sum or maximum over the lanes of a warp, in every lane. The butterfly
    adds in the same order in all lanes and in all launches. */
 static __device__ __forceinline__ float stx__warp_sum(float v) {
     for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(STX__ALL, v, o);
@@ -440,13 +440,12 @@ typedef struct stx__range {
     char *base;
     size_t bytes;
     int kind;           /* STX_MEM_.. */
-    stx__bf16 *twin;    /* bfloat16 copy of bytes / 2 bytes, or NULL */
+    stx__bf16 *twin;    /* bfloat16 copy, bytes / 2 bytes long, or NULL */
     struct stx__range *next;
 } stx__range;
 
-/* Pinned host buffers that transfers use in rotation, so that a transfer need not wait
-   for the previous one. The event done[k] is recorded after each copy from or to
-   host[k]. */
+/* Pinned host buffers. Transfers cycle through them, so that a transfer need not wait for
+   the previous one. The event done[k] is recorded after each copy from or to host[k]. */
 enum { STX__RING = 4, STX__REPORT_BYTES = 1 << 16, STX__UPLOAD_BYTES = 1 << 20 };
 
 typedef struct stx__ring {
@@ -474,11 +473,12 @@ struct stx_gpu {
     int attention;      /* version of the attention, see stx_cuda_attention */
 
     /* memory */
-    stx__range *ranges, *last_range;    /* list of all allocations; the one last looked up */
-    char *scratch;      /* for the kernels of one launcher; grows, but not in a capture */
+    stx__range *ranges, *last_range;    /* list of all allocations; the one found by the
+                                           last lookup */
+    char *scratch;      /* scratch memory of one launcher; never grows in a capture */
     size_t scratch_bytes;
     size_t bytes;       /* memory in use, excluding scratch */
-    uint64_t *shift;    /* on the device: added to the stream of every random number, so
+    uint64_t *shift;    /* in device memory: added to the stream of every random number, so
                            that a replayed step draws new ones */
     stx__ring upload;   /* copies to the GPU; the caller may reuse its buffer on return */
     stx__ring report;   /* results of a step, see stx_cuda_report */
@@ -543,8 +543,8 @@ static unsigned stx__blocks(size_t n, size_t each, size_t most) {
 }
 
 /* Called after an error. Returns nonzero if it occurred because the capture had been
-   invalidated. Every launch into such a capture fails, but this is not reported: no
-   captured work has run, and the step is launched without a graph. */
+   invalidated. Every launch into such a capture fails. These failures are not reported,
+   because no captured work has run, and the step is launched again without a graph. */
 static int stx__capture_lost(stx_gpu *g) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (!g || !g->capturing || cudaStreamIsCapturing(g->stream, &status) != cudaSuccess) return 0;
@@ -591,7 +591,7 @@ static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
 
 /* Limits of the dynamic shared memory of a block, in bytes. PLAIN is available to every
    kernel. LEAST is available on every GPU since sm_80 to a kernel that requests it
-   (sm_86 and sm_89 have the least). */
+   (sm_86 and sm_89 have the lowest limit). */
 enum { STX__SHARED_PLAIN = 48 << 10, STX__SHARED_LEAST = 99 << 10 };
 
 /* Allows the kernel to be launched with `bytes` of dynamic shared memory. Returns 1, or
@@ -636,13 +636,13 @@ typedef struct stx__group {
     ncclComm_t comm;        /* NULL before the rank has joined and after the group has ended */
     int rank, ranks;
     double timeout;         /* seconds that this rank waits for the others */
-    cudaStream_t stream;    /* exchanges of gradients */
+    cudaStream_t stream;    /* runs gradient exchanges */
     cudaEvent_t ready, done;
-    int forked;             /* exchanges have been enqueued that the context's stream does
-                               not wait for yet */
+    int forked;             /* nonzero if the context's stream does not wait for all
+                               enqueued exchanges yet */
     int given_up;           /* comm must be aborted when the current capture ends */
     int captured;           /* a capture with exchanges has succeeded */
-    char no_capture[112];   /* why NCCL cannot be captured; "" if not known to fail */
+    char no_capture[112];   /* why NCCL exchanges cannot be captured; "" unless known to fail */
     ncclUniqueId spare;     /* id for a second communicator, in case this one fails in
                                the first capture */
     char *pinned, *device;  /* buffers of STX__GROUP_BYTES for exchanges of host memory */
@@ -660,7 +660,7 @@ static void stx__graphs_end(stx_gpu *g) {
 }
 
 /* Ends the group of this rank. During a capture, stx__group_after_capture does this
-   later, because the graph being captured also contains kernels of comm. */
+   later, because the graph being captured also contains kernels of `comm`. */
 static void stx__group_give_up(stx_gpu *g) {
     stx__group *c = g->group;
     if (!c || !c->comm) return;
@@ -703,10 +703,10 @@ static int stx__nccl_failed(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *
     return 0;
 }
 
-/* Waits for the event, or for the stream, or, if both are NULL, for the last NCCL call.
-   Returns 1 when it has finished. Sets an error and returns 0 if NCCL reports an error
-   or the other ranks do not answer in time. NCCL can only be polled. After 10 ms the
-   thread sleeps between polls, for a small fraction of the time waited so far. */
+/* Waits for the event, for the stream if event is NULL, or for the last NCCL call if both
+   are NULL. Returns 1 after the wait. Sets an error and returns 0 if NCCL reports an
+   error or the other ranks do not answer in time. NCCL can only be polled. After 10 ms
+   the thread sleeps between polls, for a small fraction of the time waited so far. */
 static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event,
                                const char *what) {
     typedef std::chrono::steady_clock watch;
@@ -807,9 +807,9 @@ static int stx__scratch_grow(stx_ctx *x, stx_gpu *g, size_t bytes, const char *w
     return 1;
 }
 
-/* Returns `bytes` of device scratch memory for the kernels of one launcher, or sets an
-   error and returns NULL. The next launcher may use the same memory: stream order keeps
-   their kernels apart. */
+/* Returns `bytes` bytes of device scratch memory for the kernels of one launcher, or
+   sets an error and returns NULL. The next launcher may use the same memory: stream
+   order keeps their kernels apart. */
 static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
     stx_gpu *g = stx__use_gpu(x);
     if (!stx_ok(x)) return NULL;
@@ -817,9 +817,9 @@ static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
     return g->scratch;
 }
 
-/* Returns 1 if host and device may exchange data now. A captured step cannot contain
-   such copies, because every replay would transfer the same data: during a capture,
-   marks the step as not repeatable and returns 0. */
+/* Returns 1 if host and device may exchange data now. They may not during a capture,
+   because every replay would transfer the same data. In that case, marks the step as
+   not repeatable and returns 0. */
 static int stx__host_copy_allowed(stx_gpu *g) {
     if (g->capturing) g->repeatable = 0;
     return !g->capturing;
@@ -871,7 +871,7 @@ static __device__ __forceinline__ void stx__addn(const stx__array &a, size_t i, 
        i += (size_t)gridDim.x * blockDim.x * W)
 
 /* Returns the number of blocks of 256 threads for a loop with this many iterations: at
-   most two full waves on this GPU. Results do not depend on it. */
+   most two full waves on this GPU. Results do not depend on this number. */
 static unsigned stx__grid(stx_ctx *x, size_t iterations) {
     return stx__blocks(iterations, 256, (size_t)stx__gpu(x)->sms * 16);
 }
@@ -882,10 +882,10 @@ static unsigned stx__grid(stx_ctx *x, size_t iterations) {
   STX__CHOOSE(W, four, 4, 1, \
               STX__RUN_KERNEL(x, name, kernel<W>, stx__grid(x, (n) / W), 256, 0, __VA_ARGS__))
 
-/* Column sums, first stage. The N rows are divided into at most 1024 chunks, whose number
-   depends on N alone, so that the result is the same on every GPU. The sums of a chunk
-   are stored in part (chunks,ld), and the second stage adds them. MODE selects what is
-   summed over the rows n of a chunk:
+/* Column sums, first stage. The N rows are divided into at most 1024 chunks. The number
+   of chunks depends on N alone, so the result is the same on every GPU. The sums of a
+   chunk are stored in part (chunks,ld), and the second stage adds them. MODE selects
+   what is summed over the rows n of a chunk:
 
        STX__COLUMNS_SUM      dy                          ld = C
        STX__COLUMNS_DOT      dy f                        ld = C
@@ -944,9 +944,9 @@ stx__columns_kernel(float *part, stx__array dy, stx__array f, stx__array mean, s
     }
 }
 
-/* Column sums, second stage: d (C) += the sum over chunks of part (chunks,ld). A block
-   of 32 x 32 threads handles 32 columns. Each thread adds every 32nd chunk in order, then
-   a warp adds the 32 sums of a column. sh: 32 * 33 floats. */
+/* Column sums, second stage: d (C) += part (chunks,ld) summed over the chunks. A block
+   of 32 x 32 threads handles 32 columns. Each thread adds every 32nd chunk in order,
+   then a warp adds the 32 sums of a column. sh: 32 * 33 floats. */
 static __device__ __forceinline__ void stx__columns_add(const stx__array &d, const float *part,
                                                         size_t ld, size_t chunks, size_t C,
                                                         float *sh) {
@@ -965,9 +965,9 @@ static __device__ __forceinline__ void stx__columns_add(const stx__array &d, con
     }
 }
 
-/* The second stage for up to three outputs in one launch: the sums of columns
-   [k C, k C + C) of part are added to d[k] (C). Row k of the grid handles d[k]; d[k].p
-   may be NULL. */
+/* The second stage for up to three outputs in one launch: columns [k C, k C + C) of
+   part are summed and added to d[k] (C). Row k of the grid handles d[k]; d[k].p may be
+   NULL. */
 enum { STX__COLUMN_TARGETS = 3 };
 
 struct stx__column_targets {
@@ -1000,7 +1000,7 @@ enum { STX__DEFERRED_MAX = 24 };
   #define STX__SLICES_BYTES  ((size_t)1 << 19)
 #endif
 
-/* d (C) += the sum over chunks of part (chunks,ld) */
+/* d (C) += part (chunks,ld) summed over the chunks */
 struct stx__column_sum {
     stx__array d;
     const float *part;
@@ -1011,7 +1011,7 @@ struct stx__column_sum_table {
     stx__column_sum s[STX__DEFERRED_MAX];
 };
 
-/* d (n) += the sum over slices of part: slice k begins at part + k stride */
+/* d (n) += the sum of the slices of part; slice k begins at part + k stride */
 struct stx__slice_sum {
     stx__array d;
     const float *part;
@@ -1023,8 +1023,8 @@ struct stx__slice_sum_table {
 };
 
 struct stx__deferred_sums {
-    int depth;              /* sums are deferred while this is not 0: stx_cuda_defer_sums */
-    int columns, slices;    /* waiting sums in the tables */
+    int depth;              /* nesting depth of stx_cuda_defer_sums; 0: no deferral */
+    int columns, slices;    /* numbers of pending sums in the tables */
     char *columns_buffer, *slices_buffer;   /* partial sums; allocated on first use */
     size_t columns_used, slices_used;       /* bytes */
     stx__column_sum_table column;
@@ -1089,7 +1089,7 @@ static void stx__finish_sums(stx_ctx *x) {
     t->columns_used = 0;
 }
 
-/* Returns a buffer for partial sums, which is allocated on first use, but not during a
+/* Returns a buffer for partial sums. It is allocated on first use, but not during a
    capture. If there is no buffer, returns NULL without setting an error. */
 static char *stx__deferred_buffer(stx_gpu *g, char **buffer, size_t bytes) {
     if (*buffer || g->capturing) return *buffer;
@@ -1103,8 +1103,9 @@ static char *stx__deferred_buffer(stx_gpu *g, char **buffer, size_t bytes) {
 }
 
 /* Returns memory for n partial sums of the first stage, or sets an error and returns
-   NULL. *deferred is nonzero on entry if the second stage may be deferred, and on return
-   if it will be; pass it to stx__columns_sum. If it is 0, the memory is scratch. */
+   NULL. *deferred is nonzero on entry if the second stage may be deferred, and on
+   return if it will be; pass the returned value to stx__columns_sum. If it is 0, the
+   memory is scratch memory. */
 static float *stx__partial_sums(stx_ctx *x, const char *name, size_t n, int *deferred) {
     stx_gpu *g = stx__use_gpu(x);
     struct stx__deferred_sums *t = g->deferred;
@@ -1134,9 +1135,9 @@ static int stx__targets_overlap(stx_real *const *d, int count, size_t C) {
     return 0;
 }
 
-/* Adds the sums to the table of deferred sums. Returns 0 if the target of one of them
-   overlaps another target or that of a waiting sum, because the order of additions must
-   be kept. */
+/* Adds the sums to the table of deferred sums. Returns 0 if one of their targets
+   overlaps another target or the target of a pending sum, because the order of
+   additions must be kept. */
 static int stx__columns_defer(stx_ctx *x, stx_real *const *d, int count, const float *part,
                               size_t ld, size_t chunks, size_t C) {
     struct stx__deferred_sums *t = stx__gpu(x)->deferred;
@@ -1157,15 +1158,15 @@ static int stx__columns_defer(stx_ctx *x, stx_real *const *d, int count, const f
     return 1;
 }
 
-/* d[k] (C) += the sums over chunks of the columns [k C, k C + C) of part (chunks,ld),
-   for k < count; d[k] may be NULL. deferred: the value set by stx__partial_sums. */
+/* For k < count, d[k] (C) += columns [k C, k C + C) of part (chunks,ld), summed over
+   the chunks. d[k] may be NULL. deferred: the value set by stx__partial_sums. */
 static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count,
                              const float *part, size_t ld, size_t chunks, size_t C, int deferred) {
     const dim3 grid(stx__blocks(C, 32, 65535), (unsigned)count);
     stx__column_targets all, one;
     int any = 0;
     if (deferred && stx__columns_defer(x, d, count, part, ld, chunks, C)) return;
-    if (deferred) stx__finish_sums(x); /* the waiting sums must be added first */
+    if (deferred) stx__finish_sums(x); /* pending sums must be added first */
 
     memset(&all, 0, sizeof all);
     for (int k = 0; k < count; k++) {
@@ -1200,8 +1201,8 @@ typedef struct stx__columns_args {
     const stx_real *dy, *f;         /* (N,C) */
     const stx_real *mean, *rstd;    /* (N) */
     size_t N, C;
-    size_t padding;     /* number of last columns not added to d; if not 0, mean is NULL */
-    int deferred;       /* d and d2 are gradients of parameters: the sums may be deferred */
+    size_t padding;     /* number of trailing columns not added to d; if not 0, mean is NULL */
+    int deferred;       /* d and d2 are parameter gradients: the sums may be deferred */
 } stx__columns_args;
 
 /* Returns the arguments for d (C) += sum of dy (N,C); the other fields are 0. */
@@ -1243,7 +1244,7 @@ static void stx__columns(stx_ctx *x, const char *name, const stx__columns_args *
     stx__columns_sum(x, name, to, a->mean ? 2 : 1, part, ld, chunks, C - a->padding, deferred);
 }
 
-/* db (C) += sum over rows of dy (N,C), in two stages, see stx__columns */
+/* db (C) += dy (N,C) summed over the rows, in two stages, see stx__columns */
 void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) {
     stx__columns_args a = stx__columns_init(db, dy, N, C);
     stx__columns(x, "stx_sum_rows", &a);
@@ -1257,8 +1258,9 @@ void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, s
   for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; \
        n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
 
-/* Sum or maximum over the T threads of a row, in a fixed tree: first in each warp,
-   then over the warps. All threads get the result. sh: 32 elements of shared memory. */
+/* Returns the sum or maximum over the T threads of a row, in all of these threads. The
+   tree is fixed: first the lanes of each warp, then the warps. sh: 32 elements of
+   shared memory. */
 template <int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
     if constexpr (sizeof v == 8)
         v = stx__warp_sum_f64(v);
@@ -1424,8 +1426,8 @@ void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, siz
                     accumulate);
 }
 
-/* y (rows, wa + wb) = the rows of a (rows,wa), each followed by the row of b (rows,wb);
-   n = rows (wa + wb). A thread copies W adjacent elements of a row at a time. */
+/* y (rows, wa + wb) = the rows of a (rows,wa) and of b (rows,wb), concatenated row by
+   row; n = rows (wa + wb). A thread copies W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__concat2d_kernel(stx__array y, stx__array a, size_t lda, size_t wa, stx__array b, size_t ldb,
@@ -1452,9 +1454,10 @@ void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, s
 }
 
 /* Shifts each row of y (rows,n), with row stride ldy, left by w elements. Unless a.p is
-   NULL, copies the row of a (rows,w) into the last w elements. A thread owns the elements
-   c, c + w, c + 2 w, .. of a row, for W adjacent columns c. No other thread reads or
-   writes them, so rows are shifted in place, in n / w sequential steps. all = rows w. */
+   NULL, copies the row of a (rows,w) into the last w elements. A thread owns the
+   elements c, c + w, c + 2 w, .. of a row, for W adjacent columns c. No other thread
+   reads or writes them, so rows are shifted in place, in n / w sequential steps. `all`
+   is rows w. */
 template <int W>
 STX__GLOBAL(256)
 stx__shift2d_kernel(stx__array y, size_t ldy, size_t n, stx__array a, size_t lda, size_t w,
@@ -1513,7 +1516,7 @@ void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real
     if (n) STX__RUN_BY(x, "stx_add_fwd", four, stx__add_kernel, n, Y, A, B, n, nb);
 }
 
-/* y (n) = or += a (n) b (nb); b repeats n / nb times. The backward pass uses it for
+/* y (n) = or += a (n) b (nb); b repeats n / nb times. In the backward pass, it computes
    da = dy b and db = dy a. A thread computes W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
@@ -1646,10 +1649,10 @@ void stx_act_bwd_cuda(stx_ctx *x, const stx_act_bwd_args *a) {
    for each of 8 adjacent elements; an element is kept if its bits are below `keep`. */
 typedef struct stx__dropout {
     uint64_t seed, stream;
-    uint64_t first;         /* number of the Philox call for element 0 */
+    uint64_t first;         /* index of the Philox call for element 0 */
     const uint64_t *shift;  /* added to stream, see stx_gpu */
     uint32_t keep;          /* 65536 times the keep probability; 0: no dropout */
-    float inv;              /* factor of kept elements, 65536 / keep */
+    float inv;              /* factor for kept elements, 65536 / keep */
 } stx__dropout;
 
 static stx__dropout stx__dropout_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t stream,
@@ -1672,7 +1675,7 @@ static __device__ __forceinline__ uint32_t stx__half_word(uint32_t word, int upp
     return upper ? word >> 16 : word & 0xffffu;
 }
 
-/* by[e] = the factor of element i + e, which is 0 or d.inv; i is a multiple of W. */
+/* Sets by[e] to the dropout factor of element i + e: 0 or d.inv. i is a multiple of W. */
 template <int W>
 static __device__ __forceinline__ void stx__dropout_mask(float (&by)[W], const stx__dropout &d,
                                                          uint64_t stream, size_t i) {
@@ -1804,7 +1807,7 @@ void stx_rezero_bwd_cuda(stx_ctx *x, const stx_rezero_bwd_args *r) {
 
 /* The length of a row, such as a vocabulary size, need not be a multiple of 4. The
    elements [0, head) precede the first aligned group of 4; those after the last group
-   are the tail. Returns head for the row of n elements at a[start]. */
+   are the tail. Returns `head` for the row of n elements at a[start]. */
 static __device__ __forceinline__ size_t stx__row_head(const stx__array &a, size_t start,
                                                        size_t n) {
     size_t h = (size_t)(0 - ((uintptr_t)a.p / (a.half ? 2 : 4) + start)) & 3;
@@ -1817,8 +1820,8 @@ static __device__ __forceinline__ int stx__same_head(const stx__array &a, const 
     return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
 }
 
-/* Returns the index in the row of element i of the head and tail together, given that
-   `fours` groups are between them. */
+/* Returns the position in its row of element i of the head and tail, which are numbered
+   consecutively. `fours` groups of 4 are between them. */
 static __device__ __forceinline__ size_t stx__row_edge(size_t i, size_t head, size_t fours) {
     return i < head ? i : i + 4 * fours;
 }
@@ -1843,9 +1846,10 @@ static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v
 }
 
 /* Computes the maximum and the sum of e^(v - max) of the n elements at a[start] in one
-   pass. All T threads of the row get the result. A thread loads four groups of 4 before
-   it uses the first. The sums of the threads are rescaled to the common maximum and added
-   in a fixed tree. If all elements are -infinity, the sum is NaN, as e^(v - max) is. */
+   pass. Returns the result in all T threads of the row. A thread loads four groups of 4
+   before it uses the first. The sums of the threads are rescaled to the common maximum
+   and added in a fixed tree. If all elements are -infinity, the sum is NaN, as
+   e^(v - max) is. */
 template <int T>
 static __device__ __forceinline__ stx__lse stx__row_lse(const stx__array &a, size_t start, size_t n,
                                                         float *sh) {
@@ -1890,8 +1894,8 @@ static __device__ __forceinline__ stx__lse stx__row_lse(const stx__array &a, siz
     return l;
 }
 
-/* Returns one element of the result: e^(v - max) / sum, where z = 1 / sum, or with LOG,
-   v - max - log(sum), where z = log(sum). */
+/* Returns one element of the result: e^(v - max) z with z = 1 / sum, or with LOG,
+   v - max - z with z = log(sum). */
 template <int LOG>
 static __device__ __forceinline__ float stx__softmax_of(float v, float max, float z) {
     return LOG ? v - max - z : expf(v - max) * z;
@@ -2028,8 +2032,8 @@ void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, cons
     } \
   } while (0)
 
-/* Returns v as it will be read back, rounded to bfloat16 if a stores that. Statistics are
-   computed from this value, because it is what the backward pass reads. */
+/* Returns v as it will be read back from a: rounded to bfloat16 if a stores bfloat16.
+   Statistics are computed from this value, because the backward pass reads it. */
 static __device__ __forceinline__ float stx__as_stored(const stx__array &a, float v) {
     return a.half ? __bfloat162float(__float2bfloat16(v)) : v;
 }
@@ -2110,9 +2114,9 @@ stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx
     }
 }
 
-/* The same for any C. A warp reads its row three times, the second and third time from
-   the caches. A lane reads back only what it wrote itself. This is a separate kernel
-   because its lanes add single elements instead of groups of 4. */
+/* Like stx__norm_fwd_kernel, for any C. A warp reads its row three times, the second
+   and third time from the caches. A lane reads back only what it wrote itself. This is
+   a separate kernel because its lanes add single elements instead of groups of 4. */
 template <int W, int RESIDUAL>
 STX__GLOBAL(256)
 stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__dropout d) {
@@ -2232,7 +2236,7 @@ static __device__ __forceinline__ void stx__norm_bwd_store(float *part, float *s
        din    = or += rstd (g - mean_c(g) - xhat mean_c(g xhat))
        dgain  += sum_n dy xhat
        dshift += sum_n dy
-   With df, for in = h + dropout(f + bias), where din0 is the term added to din:
+   With df, where in = h + dropout(f + bias) and din0 is the term added to din:
        df     = or += din0 mask / keep
        dbias  += sum_n din0 mask / keep                               (BIAS)
 
@@ -2371,7 +2375,7 @@ static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx_residual_
     if (part) stx__columns_sum(x, name, to, sums, part, sums * C, blocks, C, deferred);
 }
 
-/* Computes the gradients one after the other, for rows of any length. */
+/* Computes the gradients with separate kernels, for rows of any length. */
 static void stx__norm_bwd_any(stx_ctx *x, const char *name, const stx_residual_norm_args *a,
                               const stx__norm_bwd_nums &v, const stx__dropout &d, int four) {
     const size_t N = a->N, C = a->C;
@@ -2480,7 +2484,7 @@ STX__GLOBAL(1024) stx__embedding_sort_kernel(uint64_t *keys, const int32_t *ids,
 }
 
 /* Sort, second stage: merges the chunks. The rank of a key is the number of keys before
-   it, which is found in each chunk by binary search. Equal ids in earlier chunks precede
+   it, determined by a binary search in each chunk. Equal ids in earlier chunks precede
    it, and those in later chunks follow it. Writes the id and the position of each rank.
    A thread handles one key at a time. */
 STX__GLOBAL(256)
@@ -2553,8 +2557,8 @@ stx__embedding_tile_kernel(stx__array dtable, float *part, stx__array dy, const 
     }
 }
 
-/* Sums, second stage: if a run continues in the next tile, the block of the tile in which
-   it begins adds its partial sums to dtable, tile by tile. */
+/* Sums, second stage: if a run extends over several tiles, the block of its first tile
+   adds all partial sums of the run to dtable, tile by tile. */
 template <int W>
 STX__GLOBAL(128)
 stx__embedding_run_kernel(stx__array dtable, const float *part, const int32_t *id, size_t N,
@@ -2631,25 +2635,25 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
    - Activations are read as they are, and parameters through their bfloat16 twin. A float
      array without a twin is first rounded to bfloat16 in scratch memory.
    - If both operands are float, the GEMM is computed in float.
-   - The gradient of a weight is computed from bfloat16 inputs, summed in float and added
-     to the float gradient.
+   - A weight gradient is computed from bfloat16 inputs, summed in float and added to
+     the float gradient.
 
    Plans. A plan describes one kind of GEMM to cublasLt: descriptors, layouts and the
-   chosen algorithm. It is created when the kind first occurs, and kept. The algorithm
-   determines the order of sums and thus the last bits of the result. By default it is the
-   first choice of the heuristic, which depends only on the kind of GEMM, the GPU and the
-   version of cublasLt. With g->tune = 1, the first eight choices are timed and the
-   fastest is used. That can be faster, but another process may choose another
-   algorithm.
+   chosen algorithm. It is created when the kind first occurs, and is then kept. The
+   algorithm determines the order of sums and thus the last bits of the result. By
+   default it is the first choice of the heuristic, which depends only on the kind of
+   GEMM, the GPU and the version of cublasLt. With g->tune = 1, the first eight choices
+   are timed and the fastest is used. That can be faster, but another process may choose
+   another algorithm.
 
    Repeatability. "All cuBLAS API routines from a given toolkit version, generate the
    same bit-wise results at every run when executed on GPUs with the same architecture
-   and the same number of SMs" (Results Reproducibility), given a separate workspace
-   per stream. When cublasLt splits K, only the reduction scheme COMPUTE_TYPE is allowed
+   and the same number of SMs" (Results Reproducibility), given a separate workspace per
+   stream. When cublasLt splits K, only the reduction scheme COMPUTE_TYPE is allowed
    ("intermediate results are stored in compute type in the workspace and reduced in a
    separate step"). INPLACE does not fix the order of additions, and OUTPUT_TYPE would
-   round partial sums to bfloat16. For gradients of weights, seqtx splits K itself before
-   it calls cublasLt; see "Split K" below. */
+   round partial sums to bfloat16. For weight gradients, seqtx splits K itself before it
+   calls cublasLt; see "Split K" below. */
 
 /* Identifies a kind of GEMM. Keys are compared as bytes, so zero the struct first. */
 typedef struct stx__plan_key {
@@ -2679,8 +2683,8 @@ typedef struct stx__plans {
 } stx__plans;
 
 /* Size of the workspace: "Recommended size of user-provided workspace" is 32 MiB on
-   Hopper (cublasSetWorkspace). tests/cuda_host uses a small one, because there every page
-   costs time at every launch. */
+   Hopper (cublasSetWorkspace). tests/cuda_host uses a small one, because every page of
+   it adds to the time of every launch there. */
 #ifndef CUDA_HOST
   #define STX__WORKSPACE ((size_t)32 << 20)
 #else
@@ -2761,13 +2765,15 @@ static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const s
              k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
 }
 
-/* Makes the call unless an earlier call of the sequence has failed; s is the status. */
+/* Makes the call unless an earlier call of the sequence has failed. s holds the status
+   of the sequence. */
 #define STX__LT(s, call) \
   do { \
     if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); \
   } while (0)
 
-/* The same, to set an attribute of a GEMM, of a layout or of a preference */
+/* Like STX__LT, for a call that sets an attribute of a GEMM, of a layout or of a
+   preference */
 #define STX__LT_SET_OP(s, op, attribute, value) \
   STX__LT(s, cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), \
                                             sizeof(value)))
@@ -2778,7 +2784,8 @@ static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const s
   STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_##attribute, \
                                                   &(value), sizeof(value)))
 
-/* Creates the layout of a row-major matrix (rows,cols), as a column-major (cols,rows). */
+/* Creates the layout of a row-major matrix (rows,cols), described as a column-major
+   matrix (cols,rows). */
 static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols,
                                   size_t ld, size_t batch, size_t stride) {
     cublasStatus_t s = cublasLtMatrixLayoutCreate(l, half ? CUDA_R_16BF : CUDA_R_32F, cols, rows,
@@ -2823,7 +2830,7 @@ static float stx__plan_time(stx_gpu *g, const stx__plan *p, const stx__operands 
 }
 
 /* Returns the index of the fastest of n candidates, or -1 if none could be timed. Timed
-   runs write to separate memory, because C must be accumulated only once. */
+   runs write to separate memory, because the result must be added to C only once. */
 static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands *o,
                              const cublasLtMatmulHeuristicResult_t *r, int n) {
     const stx__plan_key *k = &p->key;
@@ -2874,7 +2881,7 @@ static cublasStatus_t stx__plan_describe(stx__plan *p, const stx__operands *o) {
 }
 
 /* Requests up to STX__CANDIDATES algorithms from the heuristic and stores them in r, best
-   first. *n is their number: 0 if cublasLt does not support this GEMM. */
+   first. *n receives their number, which is 0 if cublasLt does not support this GEMM. */
 static cublasStatus_t stx__plan_candidates(stx_gpu *g, const stx__plan *p,
                                            cublasLtMatmulHeuristicResult_t *r, int *n) {
     const stx__plan_key *k = &p->key;
@@ -2938,8 +2945,8 @@ static int stx__lt_refused(cublasStatus_t s) {
     return 1;
 }
 
-/* Returns the plan for this key and creates it if it is new. If that fails, sets an error
-   and returns NULL. */
+/* Returns the plan for this key, which is created if it does not exist. If that fails,
+   sets an error and returns NULL. */
 static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key,
                                const stx__operands *o) {
     stx_gpu *g = stx__gpu(x);
@@ -3034,7 +3041,7 @@ enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE +
 struct stx__gemm_nums {
     stx__array A, B, C, bias; /* as in stx_gemm_args; bias.p may be NULL */
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
-    int ta, tb, relu, zero; /* zero fills the padding, so that every byte is initialised */
+    int ta, tb, relu, zero; /* `zero` replaces padding, to initialise every byte */
     float alpha, beta;
 };
 
@@ -3112,7 +3119,7 @@ static void stx__gemm_plain(stx_ctx *x, const char *what, const stx__gemm_nums *
     STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, *g);
 }
 
-/* An operand in the form in which the GEMM reads it */
+/* An operand, and the form in which the GEMM reads it */
 typedef struct stx__operand {
     stx__array v;
     size_t rows, cols, ld, stride;
@@ -3134,8 +3141,8 @@ static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t 
     return o;
 }
 
-/* Decides whether the GEMM reads the operand itself, its twin or a copy. It requires
-   bfloat16 (half) or float elements that are aligned to `align` bytes. */
+/* Decides whether the GEMM reads the operand itself, its twin or a copy. The GEMM
+   requires bfloat16 (half) or float elements that are aligned to `align` bytes. */
 static void stx__operand_as(stx__operand *o, int half, size_t align) {
     if (half && o->v.twin) {
         o->v.p = o->v.twin;
@@ -3297,11 +3304,11 @@ static void stx__lt_plain(stx_ctx *x, const char *what, const stx__lt_job *j,
     stx__gemm_plain(x, what, &p);
 }
 
-/* What stx__lt_gemm has done. After an error the value has no meaning. */
+/* What stx__lt_gemm has computed. After an error, the value is unspecified. */
 enum {
     STX__LT_UNSPLIT = -1,   /* nothing: cublasLt cannot compute the slices; not an error */
     STX__LT_PRODUCT = 0,    /* all but bias and ReLU, which no algorithm can apply */
-    STX__LT_DONE = 1        /* all of it */
+    STX__LT_DONE = 1        /* everything */
 };
 
 /* Runs the GEMM j with cublasLt, or with seqtx's kernel if cublasLt has no algorithm. */
@@ -3344,9 +3351,9 @@ static int stx__lt_run_job(stx_ctx *x, const char *what, stx__lt_job *j, const s
    so the heuristic can pick a kernel that assumes 16-byte bias alignment"
    (pytorch/pytorch 194497).
 
-   If slices > 0, g is one GEMM A^T B, or a batch that is summed into one C, whose K then
-   includes the batch. It is split into that many GEMMs over K / slices each, whose
-   results are stored at a stride of stx__slice_stride elements. */
+   If slices > 0, g is one GEMM A^T B, or a batch of them that is summed into one C;
+   then K includes the batch. K is split into `slices` equal parts, one GEMM each. The
+   results of these GEMMs are stored at a stride of stx__slice_stride elements. */
 static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias,
                         int relu, size_t slices) {
     const int fuse = bias || relu, one_c = g->batch > 1 && !g->sc;
@@ -3391,15 +3398,15 @@ static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, co
     return stx__lt_run_job(x, what, &j, bias, relu, slices);
 }
 
-/* Split K. The gradient of a weight, dW (O,Ci) += dy^T (O,N) in (N,Ci), is a small matrix
-   whose elements are long sums. A 512 x 512 matrix is 16 tiles of 128 x 128, which occupy
-   an eighth of the multiprocessors of a GPU, while N is tens of thousands. Therefore
-   K = N is split into slices: a batch of GEMMs of N / slices rows each writes to separate
-   float buffers, and the slices are then added to dW in order (stx__slice_sums_kernel).
-   The addition is deferred where possible, so that one launch finishes many sums.
-   cublasLt can split K too (CUBLASLT_ALGO_CONFIG_SPLITK_NUM), but only if its heuristic
-   chooses to, and with a separate launch per sum. Here the terms and their order depend
-   on sizes alone, and a GEMM remains one node of the graph.
+/* Split K. A weight gradient, dW (O,Ci) += dy^T (O,N) in (N,Ci), is a small matrix
+   whose elements are long sums. A 512 x 512 matrix is 16 tiles of 128 x 128, which
+   occupy an eighth of the multiprocessors of a GPU, while N is tens of thousands.
+   Therefore K = N is split into slices: a batch of GEMMs of N / slices rows each writes
+   to separate float buffers, and the slices are then added to dW in order
+   (stx__slice_sums_kernel). The addition is deferred where possible, so that one launch
+   finishes many sums. cublasLt can split K too (CUBLASLT_ALGO_CONFIG_SPLITK_NUM), but
+   only if its heuristic chooses to, and with a separate launch per sum. Here the terms
+   and their order depend on sizes alone, and a GEMM remains one node of the graph.
 
    stx__split_k_of returns the number of slices with the least estimated time. The unit is
    the time of a tile for one row of K (5.5 ns at 790 TFLOP/s on 132 multiprocessors):
@@ -3409,8 +3416,8 @@ static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, co
      4.3 TB/s).
    - A launch takes 256 units, or 32 if it is shared by deferred sums.
    Slices have equal numbers of rows, at least STX__SPLIT_ROWS. Their results occupy at
-   most STX__SPLIT_BYTES, half of the buffer for deferred slices. The result is 1 if
-   splitting would not be faster. */
+   most STX__SPLIT_BYTES, half of the buffer for deferred slices. stx__split_k_of
+   returns 1 if splitting would not be faster. */
 enum {
     STX__SPLIT_TILES = 128,
     STX__SPLIT_ROWS = 256,
@@ -3472,11 +3479,11 @@ static int stx__lt_split_k(stx_ctx *x, const char *what, const stx_gemm_args *g,
     return 1;
 }
 
-/* C += the first `rows` rows of the GEMM g. If deferred is nonzero, C is the gradient
-   of a parameter and the sum may be deferred. The remaining rows belong to padded
-   logits. They are computed to keep the operands aligned, but are not added to C.
-   Therefore the GEMM writes to the slice buffer even if there is only one slice. If C is
-   too large for the buffer, only its last rows are computed this way. */
+/* C += the first `rows` rows of the GEMM g. If deferred is nonzero, C is a parameter
+   gradient and the sum may be deferred. The remaining rows belong to padded logits.
+   They are computed to keep the operands aligned, but are not added to C. Therefore the
+   GEMM writes to the slice buffer even if there is only one slice. If C is too large
+   for the buffer, only its last rows are computed this way. */
 static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
                         int deferred) {
     stx_gpu *gpu = stx__use_gpu(x);
@@ -3593,9 +3600,9 @@ static void stx__slope_columns(stx_ctx *x, const char *what, const stx_linear_bw
                           db (O) += sum_n da
 
    The epilogue BGRADB of cublasLt could compute db in the GEMM for dW. It is not used,
-   because it overwrites db instead of adding to it, requires the type of dW, and narrows
-   the choice of algorithms. With an activation, da must be read and written anyway, so
-   summing it costs nothing more. */
+   because it overwrites db instead of adding to it, requires db to have the type of dW,
+   and narrows the choice of algorithms. With an activation, da must be read and written
+   anyway, so summing it costs nothing more. */
 void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     const size_t N = a->N, I = a->Ci, O = a->O;
     const int db = a->db && N && O;
@@ -3631,14 +3638,14 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     }
 }
 
-/* Reorders blocks of n elements, see stx__heads_args: block i of y is block of[i] of a
-   if of[i] < half, else block of[i] - half of b. After the blocks, the same launch copies
-   rows of memory from `from` to `to` for each group of heads. The backward pass adds the
-   blocks of dy to da and db. */
+/* Reorders blocks of n elements, see stx__heads_args: block i of y is block `of[i]` of
+   a if `of[i]` < `half`, else block `of[i]` - `half` of b. The same launch then copies
+   the memory rows of each group of heads, from `from` to `to`. The backward pass adds
+   the blocks of dy to da and db. */
 typedef struct stx__heads {
     stx__array a, b, y, from[STX_HEAD_GROUPS], to[STX_HEAD_GROUPS];
     size_t n;           /* elements per block */
-    size_t blocks;      /* elements in all blocks; the rows of memory follow */
+    size_t blocks;      /* elements in all blocks; the memory rows follow */
     size_t end[STX_HEAD_GROUPS];    /* first element after the rows of each group */
     size_t stride, len[STX_HEAD_GROUPS];
     int half, backward;
@@ -3649,7 +3656,7 @@ typedef struct stx__heads {
 template <int W> STX__GLOBAL(256) stx__heads_kernel(stx__heads h, size_t n) {
     STX__STEP(i, n, W) {
         if (i >= h.blocks) {
-            /* group k of the rows of memory, which begins at element `begin` */
+            /* group k of the memory rows; the group begins at element `begin` */
             const int later = i < h.end[1] ? 1 : 2, k = i < h.end[0] ? 0 : later;
             const size_t later_begin = k == 1 ? h.end[0] : h.end[1],
                          begin = k == 0 ? h.blocks : later_begin;
@@ -3775,8 +3782,8 @@ void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
     stx__mean_bwd(x, "stx_sum_bwd", da, dy, n, 1.0f);
 }
 
-/* The kernel arguments made from stx_means_args. In the backward pass, a[k] is da[k]. Bit
-   k of overwrite is set if da[k] is overwritten instead of added to. */
+/* Kernel arguments derived from stx_means_args. In the backward pass, a[k] is da[k].
+   Bit k of overwrite is set if da[k] is overwritten instead of added to. */
 struct stx__means_nums {
     stx__array a[STX_MEANS], y0, y, dy;
     size_t n[STX_MEANS];
@@ -3926,10 +3933,10 @@ void stx_token_loss_fwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
 
        dlogits[n,v] = or += g (e^(logits[n,v] - row_max[n]) inv_sum[n] - [v = target])
 
-   Without accumulate, dlogits may be logits, because the same thread reads and writes an
-   element, and the elements from V to ld are set to 0. If known is 0, the row has no
-   target: the caller passes target >= V and g = 0, and dlogits is 0 even if logits
-   contains a NaN. */
+   Without accumulate, dlogits may be logits, because each element is read and written
+   by the same thread. The elements from V to ld are then set to 0. If known is 0, the
+   row has no target: the caller passes target >= V and g = 0, and dlogits is 0 even if
+   logits contains a NaN. */
 template <int T>
 static __device__ void stx__token_loss_row(stx__array dlogits, stx__array row_max,
                                            stx__array inv_sum, stx__array logits, size_t n,
@@ -3989,9 +3996,9 @@ void stx_token_loss_bwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
                       a->targets, W, N, V, a->ld, a->divisor, accumulate);
 }
 
-/* Returns the column of the head's logits that the loss reads for an id in cluster c: the
-   id itself in cluster 0, otherwise the column of its cluster. Without a head, returns
-   the row r of the id in its cluster, or 0 if it did not fit. */
+/* Returns the column of the head's logits that the loss reads for an id in cluster c:
+   the id itself in cluster 0, otherwise the column of its cluster. Without a head,
+   returns the row r of the id in its cluster, or 0 if the id does not fit there. */
 static __device__ __forceinline__ int32_t stx__cluster_at(const stx__cluster_sort_args &k, int K,
                                                           int c, int32_t id, size_t r, int fits) {
     if (!k.head) return fits ? (int32_t)r : 0;
@@ -3999,10 +4006,11 @@ static __device__ __forceinline__ int32_t stx__cluster_at(const stx__cluster_sor
     return (int32_t)(k.end[0] + (size_t)(k.forward_columns ? c - 1 : K - 1 - c));
 }
 
-/* Sorts the ids (n) by cluster with a stable sort, see stx__cluster_sort_args. One block
-   handles 1024 ids at a time. Each warp counts its ids per cluster with a ballot. The
-   rank of an id in its cluster is the number of earlier ids in the same cluster: in
-   earlier rounds (taken), in earlier warps (count) and in earlier lanes (before). */
+/* Sorts the ids (n) by cluster with a stable sort, see stx__cluster_sort_args. One
+   block handles 1024 ids at a time. Each warp counts its ids per cluster with a ballot.
+   The rank of an id in its cluster is the number of earlier ids in the same cluster: in
+   earlier rounds (`taken`), in earlier warps (`count`) and in earlier lanes
+   (`before`). */
 STX__GLOBAL(1024)
 stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
                          const int32_t *ids, size_t n, const stx__cluster_sort_args k) {
@@ -4128,7 +4136,7 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
        p        row of pe for query i and key j: P - 1 + delta_min - delta
        u, vb    content_bias, position_bias (H,D)
        z        span_fraction (H); z_span = z max_span
-       s        logit; the backward pass replaces it by w and then by r a
+       s        logit; the backward pass replaces it with w and then with r a
        w        e^(s - row_max) inv_sum, the softmax without the ramp
        m, a     weight of the ramp, in [0,1]; attention weight a = m w
        r        dropout factor: 0 or 1 / keep; 1 without dropout
@@ -4166,7 +4174,7 @@ typedef struct stx__mat {
 } stx__mat;
 
 /* The cached rows of keys, values or their gradients (stx_attention_args.cached). Group g
-   has the rows first[g] <= j < cut. cut is 0 if there are no cached rows. */
+   contains the rows j with first[g] <= j < cut. cut is 0 if there are no cached rows. */
 typedef struct stx__mat_cached {
     stx__array a[STX_HEAD_GROUPS];
     size_t row_stride[STX_HEAD_GROUPS], batch_stride[STX_HEAD_GROUPS];
@@ -4335,9 +4343,9 @@ typedef struct stx__attn_plain_rows {
     size_t pad_stride;
 } stx__attn_plain_rows;
 
-/* Returns stx__attn_farthest of the CPU kernels before it is limited to the window, which
-   is stx_attention_reach plus one. The host precomputes `steps`, the part that does not
-   depend on z, because registers are scarce in the kernels that call this. */
+/* Returns the value that stx__attn_farthest of the CPU kernels has before the window
+   limits it: stx_attention_reach plus one. The host precomputes `steps`, the part that
+   does not depend on z, because registers are scarce in the calling kernels. */
 static __device__ __forceinline__ double stx__attn_span_farthest(float z, float max_span,
                                                                  float steps) {
     double e = ceil((double)z * (double)max_span) + (double)steps + 1;
@@ -4345,7 +4353,7 @@ static __device__ __forceinline__ double stx__attn_span_farthest(float z, float 
     return e;
 }
 
-/* Clamps the weight of the ramp to [0,1]. NaN stays NaN. */
+/* Clamps a ramp weight to [0,1]. NaN stays NaN. */
 static __device__ __forceinline__ float stx__attn_clamp(float ramp) {
     if (ramp <= 0) return 0;
     return ramp >= 1 ? 1 : ramp;
@@ -4391,9 +4399,9 @@ static __device__ __forceinline__ int stx__attn_plain_sees(const stx__attn_plain
            && !(p.pad && p.j0 + c >= 0 && p.pad[u / p.H * p.pad_stride + (size_t)(p.j0 + c)]);
 }
 
-/* Returns the weight of the ramp at column c before it is clamped: 2 without a ramp,
-   and 2 or -1 far from the ramp. It performs the same operations as stx__attn_mask_of,
-   in the same order and without fusing them. */
+/* Returns the ramp weight of column c before clamping: 2 without a ramp, and 2 or -1
+   far from the ramp. Performs the same operations as stx__attn_mask_of, in the same
+   order and without fusing them. */
 static __device__ __forceinline__ float stx__attn_plain_ramp(const stx__attn_plain_rows &p,
                                                              float z_span, size_t r, ptrdiff_t c) {
     float delta;
@@ -4425,11 +4433,11 @@ static __device__ float stx__attn_plain_factor(const stx__attn_plain_rows &p, si
     return (at % 2 ? word >> 16 : word & 0xffffu) < p.keep ? __fmul_rn(f, p.inv_keep) : 0.0f;
 }
 
-/* Softmax. Replaces the logits in s by the factors of the values, which include dropout
-   and sqrt(N) and are 0 for keys that the query does not see. row_max, inv_sum: see
-   stx_attention_args. One warp per row makes three passes: maximum, sums, weights. Each
-   lane adds every 32nd column in ascending order, then the warp adds the sums of its
-   lanes in a fixed tree. */
+/* Softmax. Replaces the logits in s with the factors of the values. The factors include
+   dropout and sqrt(N), and are 0 for keys that the query does not see. row_max,
+   inv_sum: see stx_attention_args. One warp per row makes three passes: maximum, sums,
+   weights. Each lane adds every 32nd column in ascending order, then the warp adds the
+   sums of its lanes in a fixed tree. */
 STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_kernel(stx__attn_plain_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     const int lane = (int)(threadIdx.x % STX__WARP);
@@ -4470,12 +4478,12 @@ STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_kernel(stx__attn_plain_rows p
     }
 }
 
-/* Backward pass of the softmax. Replaces the logits in s by the factors of the values, as
-   in the forward pass, and dO.v in g by ds. With G = r g:
+/* Backward pass of the softmax. Replaces the logits in s with the factors of the
+   values, as in the forward pass, and dO.v in g with ds. With G = r g:
 
        D  = sum a G                              dO.y without the rounding error of y
        ds = a (G - D) - eps D w
-       dz = sum of w (G - D) over 0 <= ramp <= 1, for the row
+       dz = sum of w (G - D) over the row's keys with 0 <= ramp <= 1
 
    With no_renorm, ds = a G - D w and dz is the sum of w G. One warp per row makes two
    passes. */
@@ -4580,20 +4588,21 @@ stx__attn_plain_add_kernel(stx__array grad, const float *all, float f, size_t ta
         stx__add(grad, at + i / (rows * D) * st + i / D % rows * ld + i % D, f * all[i], 1);
 }
 
-/* The sums that several units share. Each has one copy per unit of a chunk (part) and one
-   per table or head (all): */
+/* Sums shared by several units. Each has one copy per unit of a chunk (`part`) and one
+   copy per table or head (`all`). */
 enum { STX__SUM_PE, STX__SUM_U, STX__SUM_VB, STX__SUM_Z, STX__SUM_PK, STX__SUM_PV, STX__SUMS };
 
-/* How a call is divided into chunks and panels, and its scratch memory */
+/* The division of a call into chunks and panels, and its scratch memory */
 typedef struct stx__attn_plain {
     stx_ctx *x;
     const stx_attention_args *a;
     size_t n, units, ld;      /* queries per panel, units per chunk, row stride of s and g */
-    size_t tables, p0, np;    /* tables in pe; only its rows p0 .. p0+np-1 are used */
+    size_t tables, p0, np;    /* number of tables in pe; first row of each that is used;
+                                 number of such rows */
     size_t size[STX__SUMS];   /* elements of one copy of a sum; 0: the sum is not required */
     size_t copies[STX__SUMS]; /* copies of the sum in the gradient */
     float *s, *g;             /* (units,n,ld) */
-    float *o, *o_pe;          /* (units,n,D): output or dq, and the part of dq from pe */
+    float *o, *o_pe;          /* output or dq; contribution of pe to dq */
     float *rows;              /* (units,n): dz of each row */
     float *parts;             /* one memory block that contains dk, dv and part[] */
     float *dk, *dv;           /* (units,S,D) */
@@ -4607,8 +4616,8 @@ typedef struct stx__attn_plain {
     stx__mat_cached cached_k, cached_v;
 } stx__attn_plain;
 
-/* Returns nonzero if the gradient of keys (or values) is required, in the block or in the
-   cached rows of any group. */
+/* Returns nonzero if the key gradient (or with `value`, the value gradient) is
+   required, for the current block or for the cached rows of any group. */
 static int stx__attn_needs_grad(const stx_attention_args *a, int value) {
     int any = (value ? a->dv : a->dk) != NULL;
     for (size_t g = 0; g < a->groups; g++)
@@ -4616,7 +4625,8 @@ static int stx__attn_needs_grad(const stx_attention_args *a, int value) {
     return any;
 }
 
-/* what: 0 for keys, 1 for values, 2 for gradients of keys, 3 for gradients of values. */
+/* Returns the cached rows of keys (what = 0), values (1), key gradients (2) or value
+   gradients (3). */
 static stx__mat_cached stx__attn_plain_cached(const stx_ctx *x, const stx_attention_args *a,
                                               int what) {
     stx__mat_cached p;
@@ -4640,8 +4650,8 @@ static stx__mat_cached stx__attn_plain_cached(const stx_ctx *x, const stx_attent
     return p;
 }
 
-/* Reserves the next `bytes` of a scratch buffer. Returns their offset; offsets stay
-   multiples of 256. */
+/* Reserves the next `bytes` bytes of a scratch buffer and returns their offset. Offsets
+   are multiples of 256. */
 static size_t stx__carve(size_t *at, size_t bytes) {
     size_t from = *at;
     *at += (bytes + 255) / 256 * 256;
@@ -4655,7 +4665,8 @@ static float *stx__carve_floats(char *base, size_t *at, size_t count) {
     return base ? (float *)(void *)(base + from) : NULL;
 }
 
-/* Sets the sizes of the sums that units share, and the number of copies in gradients. */
+/* Sets the sizes of the shared sums and the number of copies of each sum in its
+   gradient. */
 static void stx__attn_plain_sum_sizes(stx__attn_plain *A, int backward) {
     const stx_attention_args *a = A->a;
     size_t i;
@@ -4823,8 +4834,8 @@ static stx__mat stx__attn_plain_mat_persistent(const stx__attn_plain *A, const s
     return m;
 }
 
-/* The matrix s or g, starting at `column`. With skew, column c is the score of row p0 + c
-   of pe. */
+/* Returns the matrix s or g, starting at column `column`. With skew, column c holds the
+   scores of row p0 + c of pe. */
 static stx__mat stx__attn_plain_mat_scores(const stx__attn_plain *A, float *s, size_t column,
                                            int skew) {
     const stx_attention_args *a = A->a;
@@ -4938,7 +4949,7 @@ static void stx__attn_plain_fwd(stx_ctx *x, const stx_attention_args *a) {
 }
 
 /* Adds the sums over the queries of a panel: dV += (r a)^T dO, dK += ds^T (q + u), and
-   the sums that units share. */
+   the shared sums. */
 static void stx__attn_plain_bwd_queries(stx__attn_plain *A, const stx__mat &dy, int has_dz) {
     const stx_attention_args *a = A->a;
     const size_t D = a->D, W = (size_t)A->W,
@@ -5013,7 +5024,7 @@ static void stx__attn_plain_bwd_panel(stx__attn_plain *A) {
     }
 }
 
-/* Adds sum i, which several units share, to its gradient. */
+/* Adds shared sum i to its gradient. */
 static void stx__attn_plain_add(const stx__attn_plain *A, size_t i, stx_real *grad) {
     const stx_attention_args *a = A->a;
     const size_t rows = A->size[i] >= a->D && i != STX__SUM_Z ? A->size[i] / a->D : 1,
@@ -5071,8 +5082,8 @@ static void stx__attn_plain_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: forward
 
-/* What the fused forward and backward kernels share. The letters are the same as in the
-   section of the oracle, plus
+/* Definitions shared by the fused forward and backward kernels. The letters are the
+   same as in the oracle's section, plus
 
        BQ, BK   queries per block; keys per tile
        DP       D padded with zeros to 32, 64, 96 or 128
@@ -5170,7 +5181,8 @@ static int stx__attn_sizes_fit(const stx_attention_args *a) {
     return a->T <= a->S;
 }
 
-/* Sets the operands of a call. Returns 1, or 0 if the kernels cannot read one of them. */
+/* Sets the operands of a call. Returns 1, or 0 if the kernels cannot read one of the
+   operands. */
 static int stx__attn_operands(const stx_ctx *x, const stx_attention_args *a, stx__attn_params *p,
                               int half) {
     int ok = 1;
@@ -5259,14 +5271,14 @@ typedef struct stx__attn_window {
     float z_span;
 } stx__attn_window;
 
-/* Returns the weight of the ramp at the distance delta before it is clamped. */
+/* Returns the ramp weight at the distance delta, before clamping. */
 static __device__ __forceinline__ float stx__attn_ramp(const stx__attn_params &p,
                                                        const stx__attn_window &w, int delta) {
     return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.z_span), p.ramp), 1.0f);
 }
 
-/* Returns the largest distance with weight 1, or -1 if there is none or f is NaN. Up to
-   f = floor(z_span) + 1, (1 - delta) + z_span >= 0, so the weight is 1. */
+/* Returns the largest distance with weight 1, or -1 if there is none or f is NaN. For
+   delta <= f = floor(z_span) + 1, (1 - delta) + z_span >= 0, so the weight is 1. */
 static __device__ __forceinline__ int stx__attn_full_weight(float f, int visible) {
     if (f >= (float)visible) return visible;
     return f >= 0 ? (int)f : -1;
@@ -5336,10 +5348,10 @@ static __device__ __forceinline__ uint4 stx__attn_random8(const stx__attn_params
     return stx__philox(p.seed, stream, p.rng_first + row * p.rng_calls + (uint64_t)(at >> 3));
 }
 
-/* The work list contains all pairs (head, tile of queries), sorted by decreasing number
-   of key tiles, then by head and tile. The GPU starts blocks in order, so the longest
-   ones start first and short ones fill the gaps at the end. The lengths depend on z, so
-   a kernel creates the list in every step.
+/* The work list contains all pairs (head, query tile), sorted by decreasing number of
+   key tiles, then by head and tile. The GPU starts blocks in order, so the longest ones
+   start first and short ones fill the gaps at the end. The lengths depend on z, so a
+   kernel creates the list in every step.
 
    Within a head, a later tile never has fewer key tiles, because only the windows of
    early tiles can begin before the first key. One thread per entry can therefore
@@ -5349,16 +5361,16 @@ static __device__ __forceinline__ uint4 stx__attn_random8(const stx__attn_params
 static __device__ __forceinline__ int stx__attn_key_tiles(const stx__attn_params &p,
                                                           const stx__attn_window &w, int tile,
                                                           int bq, int bk) {
-    /* treats a partial last tile as a whole one, so that it is never shorter than the
-       tile before */
+    /* counts a partial last tile as a whole one, so that it never has fewer key tiles
+       than the tile before it */
     int last = p.C + (tile + 1) * bq - p.delta_min;
     return (max(last - max(p.first_key, p.C + tile * bq - w.visible), 0) + bk - 1) / bk;
 }
 
-/* Where the rows of dR of a head are stored (see "Rows of dR" in the backward section):
-   its first column among the columns of all heads, and its number of columns, or 0 if its
-   rows are not stored. The kernel that creates the list assigns columns to the narrowest
-   heads first, while there is capacity. */
+/* The columns of a head's rows of dR (see "Rows of dR" in the backward section): the
+   first one among the columns of all heads, and their number, or 0 if the rows are not
+   stored. The kernel that creates the list assigns columns to the narrowest heads
+   first, while there is capacity. */
 typedef struct stx__attn_dr_slot {
     int at, width;
 } stx__attn_dr_slot;
@@ -5369,9 +5381,9 @@ static __device__ __forceinline__ int stx__attn_dr_width(const stx__attn_params 
     return w.visible < p.delta_min ? 0 : (w.visible - (p.C - newest) + 15) & ~15;
 }
 
-/* Writes the list, with `tiles` tiles per head, and unless place is NULL, assigns the
-   columns of dR, of which there are `room`. head is shared memory for the windows of all
-   heads. */
+/* Writes the work list, with `tiles` tiles per head. Unless `place` is NULL, also
+   assigns the columns of dR, `room` in all, to the heads. `head` is shared memory for
+   the windows of all heads. */
 static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_params &p,
                                                            uint32_t *list, int tiles, int bq,
                                                            int bk, stx__attn_dr_slot *place,
@@ -5410,7 +5422,8 @@ static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_param
     }
 }
 
-/* One thread per entry. Blocks are small, to distribute short lists over the GPU. */
+/* Creates the work list, with one thread per entry. Blocks are small, so that even a
+   short list is distributed over the GPU. */
 STX__GLOBAL(128)
 stx__attn_list_kernel(stx__attn_params p, uint32_t *list, int tiles, int bq, int bk) {
     STX__SHARED(stx__attn_window, head, 256);
@@ -5433,10 +5446,10 @@ template <int CH> static __device__ __forceinline__ unsigned stx__attn_swizzle(i
     return (unsigned)(r * CH + (CH % 8 ? c ^ ((r >> 1) & 3) : c ^ (r & 7))) * 16;
 }
 
-/* Starts copies of rows r0 .. r0+n-1 of an array, whose row 0 is at `from`, into a tile.
-   Rows outside [lo,hi) are set to zeros. All threads of the block must call it; the data
-   is visible after the next stx__cp_wait and barrier. ld: row stride in bytes. bytes:
-   size of a row in bytes, a multiple of 16. */
+/* Starts copies of rows r0 .. r0+n-1 of the array whose row 0 is at `from`, into a
+   tile. Rows outside [lo,hi) are set to zeros. All threads of the block must call this
+   function; the data is visible after the next stx__cp_wait and barrier. ld: row stride
+   in bytes. bytes: size of a row in bytes, a multiple of 16. */
 template <int CH, int THREADS>
 static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n, const void *from,
                                                       size_t ld, int bytes, int r0, int lo,
@@ -5459,8 +5472,8 @@ static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n
 
 /* Where keys are stored. Key cached_rows and later keys belong to the current block and
    are in k and v. Earlier keys are in the memory of the head's group, (B,rows,..). It
-   holds only the newest of them, beginning with key `first`, which are all that its heads
-   see. A tile may contain keys from one or both.
+   holds only keys `first` and later, because the heads of the group see no older ones.
+   A tile may contain keys from both places.
 
    Returns 4 times the index of head h in its group, plus the group. */
 static __device__ __forceinline__ int stx__attn_head_place(const stx__attn_params &p, int h) {
@@ -5645,7 +5658,8 @@ struct stx__attn_f32;
 
 struct stx__attn_tf32 {
     typedef float element;
-    /* f32 is more accurate and slower, but its kernels are compiled anyway */
+    /* masked calls use f32: slower and more accurate, but its kernels are compiled
+       anyway */
     typedef stx__attn_f32 masked;
 
     enum { SIZE = 4, K = 8, MASKED_SIZES = 128 + 32, QUERY_BLOCKS_32 = 4, KEY_BLOCKS_32 = 3 };
@@ -5748,11 +5762,11 @@ static __device__ __forceinline__ void stx__attn_store2(float *p, float a, float
        row g + 8:  8(n - 1) + 2t + e - g, which is the column above for n - 1
 
    The source is lane (t - k) mod 4 with k = floor((g + 1 - e) / 2), because
-   2t + e - g = 2(t - k) + e' with e' = e ^ (g & 1). The lane needs element e' of block n
-   if t >= k, and of block n - 1 otherwise. For each e, each lane is the source of exactly
-   one lane, so the source can select the right block. The skew thus takes one shuffle per
-   element and no shared memory, rounding or barrier. Two blocks of 8 columns are carried
-   from one tile of keys to the next.
+   2t + e - g = 2(t - k) + e' with e' = e ^ (g & 1). The lane needs element e' of block
+   n if t >= k, and of block n - 1 otherwise. For each e, each lane is the source of
+   exactly one lane, so the source can select the right block. The skew thus takes one
+   shuffle per element and no shared memory, rounding or barrier. Two blocks of 8
+   columns are carried from one key tile to the next.
 
    stx__attn_skew_block takes block n of R and returns block n of S in s. */
 struct stx__attn_skew {
@@ -5914,10 +5928,11 @@ static __device__ __forceinline__ void stx__attn_transpose4(uint32_t (&x)[4]) {
     }
 }
 
-/* Returns the elements of a strip of 16 rows and NB blocks of columns that dropout keeps:
-   bit 4 n + e for element e of block n of an accumulator. The 4 lanes of a quad share the
-   Philox calls of their two rows. row: the row of g = 0. at: position of the first
-   column, a multiple of 8. All lanes must call it. */
+/* Returns a bit mask of the elements that dropout keeps in a strip of 16 rows and NB
+   blocks of columns: bit 4 n + e is for element e of block n of an accumulator. The 4
+   lanes of a quad share the Philox calls of their two rows. `row` is the row of g = 0,
+   `at` the position of the first column, a multiple of 8. All lanes must call this
+   function. */
 template <int NB>
 static __device__ __forceinline__ uint32_t stx__attn_keep_mask(const stx__attn_params &p,
                                                                uint64_t stream, uint64_t row,
@@ -6199,7 +6214,7 @@ static __device__ __forceinline__ void stx__attn_fwd_positions(
     enum { CH = X::CH, KS = X::KS, NB = X::NB, MT = X::STRIPS };
 
     const int warp = (int)threadIdx.x >> 5, r0 = warp * 16 * MT;
-    /* written so that the compiler knows that it is a multiple of 16 */
+    /* computed so that the compiler knows that `at` is a multiple of 16 */
     const int at = (X::KEYS / 16 * w.s + X::BQ / 16 - MT * warp) % (X::RING / 16) * 16;
     const stx__attn_skew_lanes lanes = stx__attn_skew_lanes_of(w.lane);
     int from[MT], to[MT], c, m, k, e;
@@ -6361,8 +6376,8 @@ static __device__ __forceinline__ void stx__attn_fwd_softmax(const stx__attn_fwd
     }
 }
 
-/* The same for strip m in an edge tile: processes only the groups in its band, and
-   applies masks and ramp weights. */
+/* Like stx__attn_fwd_softmax, but for strip m in an edge tile: processes only the
+   groups in its band, and applies masks and ramp weights. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
     const stx__attn_params &p, const stx__attn_job &job, const stx__attn_fwd_tile &w,
@@ -6531,7 +6546,7 @@ static __device__ __forceinline__ void stx__attn_fwd_interior(
     stx__attn_times_v<typename X::Pr, X::CH, MT, NB, X::ND, 0>::run(o, x, w.v, w.lane, whole);
 }
 
-/* Sets up the block's job: its entry of the list, and its steps. Called by thread 0. */
+/* Sets up the block's job from its entry in the work list. Called by thread 0. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_job(const stx__attn_params &p,
                                                          stx__attn_job *j, const uint32_t *list,
@@ -6593,7 +6608,7 @@ static __device__ __forceinline__ void stx__attn_fwd_begin(
 }
 
 /* Sets the rows of missing keys to zeros after K and V of a tile have arrived. Returns
-   nonzero if any key of the tile exists. All threads must call it. */
+   nonzero if any key of the tile exists. All threads must call this function. */
 template <class X>
 static __device__ __forceinline__ int stx__attn_fwd_zero_missing(const stx__attn_params &p,
                                                                  const stx__attn_job &job,
@@ -6762,11 +6777,11 @@ static stx__attn_fwd_choice stx__attn_fwd_choose_bf16(const stx__attn_params *p,
                : stx__attn_fwd_choice_of<stx__attn_bf16, DP, BK, MT, 0>(p, 0);
 }
 
-/* A warp processes two strips (a block 128 queries) if spans are long and the blocks
-   still fill a large GPU: two blocks on each of 132 multiprocessors. The choice must
-   not depend on the actual GPU. Where the oldest key cuts the window, tiles of 64 and
-   of 128 queries begin at different keys and sum in a different order, so results would
-   differ between GPUs. */
+/* A warp processes two strips, and thus a block 128 queries, if spans are long and the
+   blocks still fill a large GPU: two blocks on each of 132 multiprocessors. The choice
+   must not depend on the actual GPU. Where the oldest key cuts the window, tiles of 64
+   and of 128 queries begin at different keys and sum in a different order, so results
+   would differ between GPUs. */
 enum { STX__ATTN_MIN_BLOCKS = 264 };
 
 static stx__attn_fwd_choice stx__attn_fwd_choose(stx_ctx *x, const stx__attn_params *p, int half) {
@@ -6853,9 +6868,9 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
    There are three sweeps. Each accumulates its sums in registers, so the order of every
    sum is fixed and no atomics are needed:
 
-       queries     One block per tile of queries walks the tiles of keys. It computes dQ
+       queries     One block per query tile walks the key tiles. It computes dQ
                    and partial sums of du, dvb and dz.
-       keys        One block per tile of keys walks the tiles of queries. It computes dK
+       keys        One block per key tile walks the query tiles. It computes dK
                    and dV, or for persistent vectors partial sums of dpk and dpv.
        diagonals   One block per diagonal walks batch rows, heads and tiles. It computes
                    a partial sum of dPE for the heads that have no rows of dR.
@@ -6870,25 +6885,25 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
        diagonals   R 1.25   S 1   dP 1   dPE 1.25                  4.5
        table       dPE 1                                           1
 
-   Rows of dR. In bfloat16, most heads do not need the third sweep. The sweep of queries
-   has dR in registers anyway. It stores dR, and multiplying the transpose of dR by q + vb
+   Rows of dR. In bfloat16, most heads do not need the third sweep. The query sweep has
+   dR in registers anyway. It stores dR, and multiplying the transpose of dR by q + vb
    gives dPE (stx__attn_bwd_table). This costs 1 unit instead of 4.5, plus 4 bytes of
    memory traffic per score. A row of dR has one column per distance that its head sees,
    rounded up to 16 columns. A head with a short span therefore uses little memory and
    multiplies few zeros, whereas its tiles in the third sweep would be half empty. At
    B = 64, T = 512 and span 8192, the rows of 8 heads would take 4 GB. Therefore
    STX__ATTN_BWD_DR_BYTES are distributed over the heads, the narrowest first
-   (stx__attn_make_list), and heads that get no columns take the third sweep. The third
-   sweep is launched too, unless the memory suffices for all heads at full span. Calls
-   with padded keys and calls in float always use the third sweep. Both methods round dR
-   to bfloat16, so their results differ only by the order of the sums.
+   (stx__attn_make_list), and heads without columns are processed by the third sweep.
+   The third sweep is always launched, unless the memory suffices for all heads at full
+   span. Calls with padded keys and calls in float always use the third sweep. Both
+   methods round dR to bfloat16, so their results differ only by the order of the sums.
 
    - Column y of a row of dR is for the key with j - i = newest - width + y. newest is
      C - delta_min + 1, one more than j - i of the youngest key, plus up to 15, so that 16
      columns are one chunk of a strip.
-   - A strip stores 16 rows by 16 columns at once. Each thread stores four adjacent
-     elements of a row, which permutes the columns: position 4t + k in memory is column 2t
-     + (k & 1) + 8 (k >> 1).
+   - A strip stores 16 rows by 16 columns at a time. Each thread stores four adjacent
+     elements of a row, which permutes the columns: position 4t + k in memory is column
+     2t + (k & 1) + 8 (k >> 1).
    - A tile yields BK + 16 columns. The last 16 are incomplete until the next tile has
      contributed to them; meanwhile they wait in shared memory.
    - Columns of keys before the first one and strips beyond T are neither stored nor read.
@@ -6912,9 +6927,9 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
        strip 1                |=========================|
        strip 0                     |=========================|
 
-   The registers of a warp hold S and gamma, later r a and ds, (16,BK) each. The sweep of
-   queries also keeps ds K and dR PE, (16,DP) each; that of keys keeps dK and dV, 16 keys
-   by DP / KEY_SPLIT columns each; that of diagonals keeps the gradient of
+   The registers of a warp hold S and gamma, later r a and ds, (16,BK) each. The query
+   sweep also keeps ds K and dR PE, (16,DP) each; the key sweep keeps dK and dV, 16 keys
+   by DP / KEY_SPLIT columns each; the diagonal sweep keeps the gradient of
    PE_ROWS / PE_GROUPS table rows by DP / PE_SPLIT columns.
 
    The loads of one tile, all from L2, and the shared memory of a block (with prefetching
@@ -6926,10 +6941,10 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
        keys        24 KiB: q (twice with biases), dO, 64 rows       2.75    65 (89) KiB
        diagonals   32 KiB: q, dO, K, V                              2.36    65 (97) KiB
 
-   Rows of dR add 2 KiB in the sweep of queries, u or vb 8 KiB in all sweeps. Registers
+   Rows of dR add 2 KiB in the query sweep; u or vb adds 8 KiB in all sweeps. Registers
    allow two blocks on a multiprocessor with 64 Ki registers. With 228 KiB of shared
-   memory, two blocks fit with prefetching in all three sweeps; with 164 KiB (sm_80), only
-   in the sweep of queries, without u and vb.
+   memory, two blocks fit with prefetching in all three sweeps; with 164 KiB (sm_80),
+   only in the query sweep, without u and vb.
 
    Order of sums. One thread sums each element of dQ over the tiles from old to young, and
    each element of dK and dV over the queries in ascending order. dPE, du, dvb, dz, dpk
@@ -6942,25 +6957,27 @@ typedef struct stx__attn_bwd_params {
     stx__attn_params p;
     const void *dy; /* (B,T,H D), same storage as y */
     stx__array dq, dk, dv;
-    stx__array cached_dk[STX_HEAD_GROUPS], cached_dv[STX_HEAD_GROUPS]; /* same for cached rows */
+    stx__array cached_dk[STX_HEAD_GROUPS], cached_dv[STX_HEAD_GROUPS]; /* gradients of
+                                                                          cached rows */
     int overwrite;                                                   /* as in stx_attention_args */
     float *dsum;                                                     /* (B,H,T): dO.O */
-    float *du, *dvb;               /* partial sums of the sweep of queries: (B tiles,H D) */
-    float *dz;                     /* partial sums of the sweep of queries: (B tiles,H) */
-    float *dpk, *dpv;              /* partial sums of the sweep of keys: (splits,H,N,D) */
+    float *du, *dvb;               /* partial sums of the query sweep: (B tiles,H D) */
+    float *dz;                     /* partial sums of the query sweep: (B tiles,H) */
+    float *dpk, *dpv;              /* partial sums of the key sweep: (splits,H,N,D) */
     float *dpe;                    /* partial sums: (diagonals,tables,splits,PE_ROWS,D), or
                                       from rows of dR (blocks,tables,splits,columns,D) */
-    int *used;                     /* (diagonals or blocks,tables,splits): 1 if dpe was written */
+    int *used;                     /* (diagonals or blocks,tables,splits): 1 if the partial
+                                      sum was written */
     stx__bf16 *dr;                 /* rows of dR or NULL: for each head of width > 0,
                                       (B,tiles BQ,width) at B tiles BQ slot[h].at */
     const stx__attn_dr_slot *slot; /* (H), if there are rows of dR */
     int newest;                    /* 1 + j - i of the last column of a row of dR */
-    int tiles;                     /* number of tiles of queries */
-    int first;                     /* sweep of keys: first key of tile 0; sweep of diagonals:
-                                      first key minus first query in diagonal 0 */
-    int splits;                    /* number of splits of the units; each has a partial sum */
+    int tiles;                     /* number of query tiles */
+    int first;                     /* key sweep: first key of tile 0; diagonal sweep: first
+                                      key minus first query in diagonal 0 */
+    int splits;                    /* number of splits of the units; one partial sum per split */
     int units;                     /* batch rows, or batch rows x heads if all share a table */
-    int persistent;                /* 1 if the sweep of keys processes persistent vectors */
+    int persistent;                /* 1 if the key sweep processes persistent vectors */
     int prefetch;                  /* whether shared memory has space for the next tile */
     float root_d, root_n;          /* sqrt(D), sqrt(N) */
 } stx__attn_bwd_params;
@@ -7002,11 +7019,11 @@ template <class Pr_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         CH_DS = BK * SIZE / 16,
         CH_DR = stx__attn_bwd_dr_pieces((BK + 16) * SIZE),
 
-        /* sweep of keys: a warp sums 16 keys by DP / KEY_SPLIT columns */
+        /* key sweep: a warp sums 16 keys by DP / KEY_SPLIT columns */
         KEY_SPLIT = STRIPS / (BK / 16),
         KEY_NB = DP / KEY_SPLIT / 8,
 
-        /* sweep of diagonals: a warp sums every PE_GROUPS-th chunk by DP / PE_SPLIT
+        /* diagonal sweep: a warp sums every PE_GROUPS-th chunk by DP / PE_SPLIT
            columns, which must be a multiple of 16 */
         PE_SPLIT = DP % (16 * STRIPS) ? 2 : STRIPS,
         PE_GROUPS = STRIPS / PE_SPLIT,
@@ -7017,18 +7034,18 @@ template <class Pr_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         TILE_K = BK * CH * 16,
         TILE_PE = PE_ROWS * CH * 16,
         CHUNK = 16 * CH * 16,
-        DISTANCES = BK + 16, /* a strip and a tile have BK + 15, rounded up */
+        DISTANCES = BK + 16, /* a strip and a tile have BK + 15 distances */
         RAMPS = STRIPS * DISTANCES * 4,
 
-        /* Minimum numbers of blocks per multiprocessor, or 0 for none. In the sweep of
-           queries, a minimum of 2 would make nvcc spill registers for wide heads. */
+        /* Minimum numbers of blocks per multiprocessor, or 0 for none. In the query
+           sweep, a minimum of 2 would make nvcc spill registers for wide heads. */
         QUERY_BLOCKS = DP == 32 ? (int)Pr::QUERY_BLOCKS_32 : 0,
         KEY_BLOCKS = DP == 32 ? (int)Pr::KEY_BLOCKS_32 : 2 * (THREADS == 128),
         MASK = 1 /* 1 if missing keys are supported */
     };
 };
 
-/* The shapes for kernels that are compiled twice if MASKED_SIZES is not 0: once with
+/* Kernel shapes. Each kernel is compiled twice if MASKED_SIZES is not 0: once with
    support for missing keys, once for calls whose keys all exist. */
 template <class Sh, int MASKED_SIZES> struct stx__attn_bwd_variants {
     typedef stx__attn_bwd_shape<typename Sh::Pr::masked, Sh::DP, Sh::BQ, Sh::BK> masked;
@@ -7045,11 +7062,11 @@ template <class Sh> struct stx__attn_bwd_variants<Sh, 0> { typedef Sh masked, un
 
        ramps | K V q dO | second buffers | q+vb | pe window (+ next) | exchange
 
-   ramps has the ramp weights of each warp, see "Edges". q becomes q + u in place;
+   `ramps` holds the ramp weights of each warp, see "Edges". q becomes q + u in place;
    q + vb is stored separately if the positions use a different query than the keys. K
-   and V change in the sweep of queries, q and dO in that of keys, and all four in that
-   of diagonals. For the next tile, the window has BK or BQ more rows; the window of a
-   diagonal never changes. exchange has data that warps pass to each other. */
+   and V change in the query sweep, q and dO in the key sweep, and all four in the
+   diagonal sweep. For the next tile, the window has BK or BQ more rows; the window of a
+   diagonal never changes. `exchange` holds data that warps pass to each other. */
 enum { STX__MOVES_K = 1, STX__MOVES_Q = 2 };
 
 template <class Sh> struct stx__attn_bwd_shared {
@@ -7069,7 +7086,7 @@ template <class Sh> struct stx__attn_bwd_shared {
         exchange = pe + rows * Sh::CH * 16;
     }
 
-    /* The arrays of tile n: those with two buffers alternate between them. */
+    /* Returns the arrays of tile n. Arrays with two buffers alternate between them. */
     __device__ __forceinline__ stx__attn_bwd_shared(const stx__attn_bwd_shared &m, int moves,
                                                     int prefetch, int n) {
         int by = 0;
@@ -7093,7 +7110,7 @@ template <class Sh> struct stx__attn_bwd_shared {
     }
 };
 
-/* More loaders of matmul operands. A step of k is Pr::K rows here.
+/* Additional loaders of matmul operands. A step of k is Pr::K rows here.
 
        frag_acc    16 rows by Pr::K columns of an accumulator as a left factor. With
                    floats, k has the order 0 2 4 6 1 3 5 7, so that elements stay in
@@ -7229,7 +7246,7 @@ static __device__ __forceinline__ void stx__attn_bwd_times(float (&c)[Sh::DP / 8
     }
 }
 
-/* A strip of queries, and the tile of keys that it processes. */
+/* A strip of queries, and the key tile that it processes. */
 typedef struct stx__attn_bwd_strip {
     int i, j0; /* first query of the strip; first key or vector of the tile */
     int b, h;
@@ -7243,8 +7260,8 @@ static __device__ __forceinline__ int stx__attn_bwd_wrap(int c, int chunks) {
     return c >= chunks ? c - chunks : c;
 }
 
-/* Return the byte offset in the pe window of the n-th chunk that a strip uses, and of
-   the chunk after the one at offset `at`. */
+/* These functions return the byte offset, in the pe window, of the n-th chunk that a
+   strip uses, and of the chunk after the one at offset `at`. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_pe_chunk(const stx__attn_bwd_strip &t, int n) {
     return stx__attn_bwd_wrap(t.ring + Sh::STRIPS - 1 - (int)threadIdx.x / 32 + n, t.chunks)
@@ -7407,7 +7424,7 @@ static __device__ __forceinline__ void stx__attn_bwd_ramp_table(const stx__attn_
 
 /* On entry, g holds dO V^T and s holds w. On return, g holds ds and s holds r a, the
    weight of V in the forward pass. c0 is the column in the tile of the first key in s.
-   With EDGE, keys on the ramp add their gradient of the span to dz. */
+   With EDGE, keys on the ramp add their share of the span's gradient to dz. */
 template <class Sh, int EDGE, int DROP, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_ds(const stx__attn_bwd_params &a,
                                                         const stx__attn_bwd_strip &t,
@@ -7479,7 +7496,7 @@ static __device__ __forceinline__ void stx__attn_bwd_interior(const stx__attn_bw
         stx__attn_bwd_ds<Sh, 0, 0, Sh::NB>(a, t, m.ramp, 0, kept, s, g, none);
 }
 
-/* The state of an edge tile that is passed from group to group. lane is the lane of the
+/* State that is passed from group to group of an edge tile. `lane` is the lane of the
    thread, hidden from the optimiser by stx__attn_opaque. */
 typedef struct stx__attn_bwd_edge {
     stx__attn_band band;
@@ -7552,8 +7569,8 @@ static __device__ __forceinline__ float stx__attn_bwd_unskew_cell(const float (&
    With k = floor((g + e) / 2) and e' = e ^ (g & 1), the right-hand side is element e' of
    lane (t + k) mod 4 with the same g, in block m - 2, or in block m - 1 if t + k exceeds
    3. For row g + 8, it is one block further. As in stx__attn_skew_block, each lane is the
-   source of exactly one other lane and offers the element of the block that this lane
-   needs. Blocks outside the tile are 0: these corners of dR belong to no key. */
+   source of exactly one other lane and offers the element of the block that the other
+   lane needs. Blocks outside the tile are 0: these corners of dR belong to no key. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_unskew(float (&u)[4], const float (&ds)[NB][4],
                                                             int m,
@@ -7572,8 +7589,8 @@ static __device__ __forceinline__ void stx__attn_bwd_unskew(float (&u)[4], const
 }
 
 /* The stx__attn_bwd_load functions start copies of q and dO, of K and V, or of table
-   rows. All threads of the block must call them. The data is valid after the next
-   cp_wait and barrier. */
+   rows. All threads of the block must call these functions. The data is valid after the
+   next cp_wait and barrier. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__attn_bwd_params &a,
                                                             const stx__attn_bwd_shared<Sh> &m,
@@ -7656,8 +7673,9 @@ static __device__ __forceinline__ void stx__attn_bwd_zero_missing(const stx__att
     __syncthreads();
 }
 
-/* Starts copies of rows from .. from+n-1 of the pe window. Row 0 of the window is table
-   row p0 and is stored in chunk `ring`. No copy of BK rows wraps around the ring. */
+/* Starts copies of rows `from` .. `from`+n-1 of the pe window. Row 0 of the window is
+   table row p0 and is stored in chunk `ring`. No copy of BK rows wraps around the
+   ring. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_load_pe(const stx__attn_bwd_params &a,
                                                              const stx__attn_bwd_shared<Sh> &m,
@@ -7701,8 +7719,8 @@ static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__array &to, 
     }
 }
 
-/* Sets rows row .. row+15 that are in [lo,hi), from column d, to f c or, with
-   accumulate, adds f c to them. */
+/* Sets those of the rows `row` .. `row`+15 that are in [lo,hi), from column d on, to
+   f c or, with accumulate, adds f c to them. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__array &to, size_t base,
                                                               size_t ld, int row, int lo, int hi,
@@ -7723,8 +7741,8 @@ static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__array &
     }
 }
 
-/* Return the gradient array of keys (or values), either of current rows or of the
-   cached rows of group g, and its bit in `overwrite`. */
+/* These functions return the gradient array of keys (or values), for the current block
+   or for the cached rows of group g, and the bit of this array in `overwrite`. */
 static __device__ __forceinline__ const stx__array &stx__attn_bwd_kv_grad(
     const stx__attn_bwd_params &a, int value, int is_cached, int g) {
     if (is_cached) return value ? a.cached_dv[g] : a.cached_dk[g];
@@ -7736,10 +7754,10 @@ static __device__ __forceinline__ int stx__attn_bwd_kv_bit(int value, int is_cac
     return value ? STX_OVERWRITE_DV : STX_OVERWRITE_DK;
 }
 
-/* Like stx__attn_bwd_add_rows, for the gradients of keys (or values) key .. key+15 of a
-   head, current or cached. Keys that do not exist, or whose bit in `rows` is 0, have a
-   gradient of 0: it is stored if gradients are overwritten; otherwise the stored values
-   are left unchanged. */
+/* Like stx__attn_bwd_add_rows, for the gradients of keys (or values) `key` .. `key`+15
+   of a head, current or cached. Keys that do not exist, or whose bit in `rows` is 0,
+   have a gradient of 0: it is stored if gradients are overwritten; otherwise the stored
+   values are left unchanged. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_store_kv(const stx__attn_bwd_params &a,
                                                               int value, int b, int h, int key,
@@ -7845,9 +7863,9 @@ static __device__ __forceinline__ void stx__attn_bwd_dr_store(stx__bf16 *to, int
     *(uint2 *)(to + 8 * width) = make_uint2(f.y, f.w);
 }
 
-/* Stores a chunk u of dR from accumulators. The first chunk of a tile is first combined
-   with the waiting one; each has zeros where the other has elements. The last chunk of
-   a tile is not stored: it waits for the next tile. */
+/* Stores a chunk u of dR from accumulators. The first chunk of a tile is combined with
+   the pending chunk of the previous tile; each is zero where the other is not. The last
+   chunk of a tile is not stored, but becomes the pending one. */
 template <class Pr>
 static __device__ __forceinline__ void stx__attn_bwd_dr_chunk(stx__bf16 *to, int width, int y,
                                                               const float (*u)[4], uint4 *wait,
@@ -7868,7 +7886,7 @@ static __device__ __forceinline__ void stx__attn_bwd_dr_chunk(stx__bf16 *to, int
         stx__attn_bwd_dr_store(to, width, y, v);
 }
 
-/* Starts the copies of a step: K, V, and rows from .. from+n-1 of the pe window. */
+/* Starts the copies of a step: K, V, and rows `from` .. `from`+n-1 of the pe window. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_fetch(const stx__attn_bwd_params &a,
                                                                  const stx__attn_bwd_shared<Sh> &m,
@@ -8013,9 +8031,9 @@ static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__attn_
     __syncthreads(); /* the persistent keys use the same memory */
 }
 
-/* The sweep of queries. A block processes BQ queries of one head and one batch row, 16
-   per warp. It walks the keys in the order of the forward pass; the longest blocks
-   start first (stx__attn_make_list). The two terms of dQ, ds K and dR PE, are kept in
+/* The query sweep. A block processes BQ queries of one head and one batch row, 16 per
+   warp. It walks the keys in the order of the forward pass; the longest blocks start
+   first (stx__attn_make_list). The two terms of dQ, ds K and dR PE, are kept in
    separate registers, because their sums over the queries are du and dvb.
 
        for each tile:  wait for K, V and the BK new rows of the table
@@ -8190,8 +8208,7 @@ static __device__ __forceinline__ void stx__attn_bwd_key_sums(
     }
 }
 
-/* Starts copies of the tile of queries that begins at i0, and of the BQ new table
-   rows. */
+/* Starts copies of the query tile that begins at i0, and of the BQ new table rows. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_load_q_pe(const stx__attn_bwd_params &a,
                                                                const stx__attn_bwd_shared<Sh> &m,
@@ -8205,8 +8222,8 @@ static __device__ __forceinline__ void stx__attn_bwd_load_q_pe(const stx__attn_b
     stx__cp_commit();
 }
 
-/* Phase 1 of a tile in the sweep of keys: a warp stores r a and ds of its strip in
-   shared memory. Returns whether the strip's band covers the whole tile. */
+/* Phase 1 of a tile in the key sweep: a warp stores r a and ds of its strip in shared
+   memory. Returns whether the strip's band covers the whole tile. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_key_scores(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -8262,8 +8279,8 @@ static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
     }
 }
 
-/* Adds the results of a block to the gradients, or stores them as partial sums of dpk
-   and dpv. group is the index of the warp's 16 keys, column its first column of D. */
+/* Adds the results of a block to the gradients, or stores them as partial sums of dpk and
+   dpv. `group` is the index of the warp's 16 keys, `column` its first column of D. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__attn_bwd_params &a, int z,
                                                                int h, int j0, int group, int column,
@@ -8333,11 +8350,11 @@ static __device__ __forceinline__ void stx__attn_bwd_key_zeros(const stx__attn_b
     stx__attn_bwd_store_kv(a, 1, z, h, j0 + group * 16, column, none, 0.0f, 0);
 }
 
-/* The sweep of keys. A block processes BK keys of one head and one batch row, and walks
-   the tiles of queries that see any of them. In phase 1, each warp computes the scores
-   of a strip of queries. dK and dV are sums over queries, so r a and ds pass through
-   shared memory. In phase 2, each warp reads them as transposed left factors for 16
-   keys, and for part of the columns if there are more warps.
+/* The key sweep. A block processes BK keys of one head and one batch row, and walks the
+   query tiles that see any of them. In phase 1, each warp computes the scores of a
+   strip of queries. dK and dV are sums over queries, so r a and ds pass through shared
+   memory. In phase 2, each warp reads them as transposed left factors for 16 keys, and
+   for part of the columns if there are more warps.
 
        for each tile:  wait for q, dO and the BQ new rows of the table
                        store r a and ds in shared memory                        phase 1
@@ -8394,8 +8411,8 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
     stx__attn_bwd_key_store<Sh>(a, z, h, j0, group, column * 8, dk, dv);
 }
 
-/* Advances b and i0, the batch row and the first query, to the next tile of a diagonal
-   that has keys, among queries lo .. hi-1. b reaches `end` if there is none. */
+/* Advances b and i0, the batch row and the first query of a tile, to the diagonal's next
+   tile that has keys, among queries lo .. hi-1. Sets b to `end` if there is none. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_next_tile(const stx__attn_params &p, int &b,
                                                                int &i0, int end, int lo, int hi,
@@ -8451,7 +8468,7 @@ static __device__ __forceinline__ void stx__attn_bwd_put_dr(unsigned char *dr, i
     stx__attn_bwd_put2<Pr, Sh::CH_DR>(dr, r + 8, c2, u[2], u[3]);
 }
 
-/* Phase 1 of a tile in the sweep of diagonals: a warp stores dR of its strip in shared
+/* Phase 1 of a tile in the diagonal sweep: a warp stores dR of its strip in shared
    memory. Returns whether the strip's band covers the whole tile. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_diagonal_dr(const stx__attn_bwd_params &a,
@@ -8529,8 +8546,8 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_sums(
 }
 
 /* Processes the tiles of a diagonal for head h, batch rows b .. stop-1 and queries lo
-   .. hi-1. off is the first key of a tile minus its first query. used becomes 1 with
-   the block's first tile, which loads the pe window. */
+   .. hi-1. `off` is the first key of a tile minus its first query. `used` is set to 1
+   at the block's first tile, for which the pe window is loaded. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -8577,12 +8594,12 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
     }
 }
 
-/* The sweep of diagonals. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all
-   i0; together the diagonals contain every element once. All tiles of a diagonal use
-   the same pe window, which stays in shared memory, and the gradient of its PE_ROWS
-   rows stays in registers. Row u of the window is table row P - 1 + extra - BK (n + 1)
-   + u, where extra = first + delta_min - C - BQ + BK is the amount by which `first` was
-   rounded up for the dropout.
+/* The diagonal sweep. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0;
+   together the diagonals contain every element once. All tiles of a diagonal use the
+   same pe window, which stays in shared memory, and the gradient of its PE_ROWS rows
+   stays in registers. Row u of the window is table row P - 1 + extra - BK (n + 1) + u,
+   where extra = first + delta_min - C - BQ + BK is the amount by which `first` was
+   rounded up for dropout.
 
        for each tile:  wait for K, V, q and dO
                        store dR of each strip, BK + 16 columns, in shared memory  phase 1
@@ -8643,10 +8660,10 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_b
 
 /* Computes dPE from rows of dR: dPE += dR^T (q + vb). A block sums COLUMNS columns,
    counted from the newest; a warp sums 16 XS of them over all of D. The block walks its
-   split of heads and batch rows, BQ queries per step, and copies the next step
-   meanwhile. Elements of dR that were not stored are loaded as 0. Heads without columns
-   in the block are skipped. The partial sums are stored like those of diagonals, with
-   one row per column of dR. */
+   split of heads and batch rows, BQ queries per step, and copies the data of the next
+   step meanwhile. Elements of dR that were not stored are loaded as 0. Heads without
+   columns in the block are skipped. The partial sums are stored like those of
+   diagonals, with one row per column of dR. */
 template <class Sh> struct stx__attn_bwd_table_shape {
     enum {
         COLUMNS = Sh::DP > 64 ? 64 : 128,
@@ -8671,7 +8688,7 @@ static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_
     const stx__attn_params &p = a.p;
     const int c = (int)threadIdx.x % X::CH, y = f.width - back - X::COLUMNS + 8 * c,
               max_delta = (y & ~15) + a.newest - f.width,
-              /* the sweep of queries begins here or later */
+              /* the query sweep begins here or later */
         lo = ((p.first_key + p.span) & ~15) - p.span;
     const size_t T = (size_t)a.tiles * Sh::BQ;
     const stx__bf16 *from = a.dr + (size_t)f.at * p.B * T + ((size_t)b * T + i0) * f.width + y;
@@ -8901,7 +8918,7 @@ typedef struct stx__attn_bwd_choice {
     int bq, bk, threads;
     stx__attn_bwd_kernel table; /* computes dPE from rows of dR; NULL for floats */
     size_t shared_table;
-    int columns; /* per block of `table` */
+    int columns; /* columns per block of `table` */
     int rows;    /* memory for rows of dR: 0 none, 1 STX__ATTN_BWD_DR_BYTES,
                     2 half of what they require (for tests) */
 } stx__attn_bwd_choice;
@@ -8971,9 +8988,10 @@ static stx__attn_bwd_choice stx__attn_bwd_choose(const stx_ctx *x, const stx_att
 
 /* How the work is divided, and the offsets in scratch memory. Depends on sizes alone. */
 typedef struct stx__attn_bwd_plan {
-    int queries, keys, vectors, table;  /* whether sweeps are required; table: the diagonals */
-    int tiles;                          /* number of tiles of queries */
-    int first, key_tiles;               /* first key; number of tiles of keys */
+    int queries, keys, vectors, table;  /* whether each sweep is required; table: the
+                                           diagonal sweep */
+    int tiles;                          /* number of query tiles */
+    int first, key_tiles;               /* first key; number of key tiles */
     int vector_tiles, vector_splits;    /* tiles and splits for persistent vectors */
     int diagonal_first, diagonal_extra; /* `first` and `extra` of the diagonal sweep */
     int diagonals, tables, units, table_splits;
@@ -8995,8 +9013,8 @@ enum { STX__ATTN_BWD_PART_BYTES = 128 << 20, STX__ATTN_BWD_DR_BYTES = 256 << 20 
 static void stx__attn_bwd_plan_keys(const stx_attention_args *a, const stx__attn_bwd_choice *c,
                                     stx__attn_bwd_plan *s) {
     const int S = (int)a->S, C = S - (int)a->T, span = (int)a->span, B = (int)a->B, H = (int)a->H;
-    /* the first key that a query may see, rounded down to 8 random numbers of the
-       dropout */
+    /* the first key that a query may see, rounded down to a group of 8 dropout random
+       numbers */
     int lo = STX_MAX(STX_MIN((int)STX_MAX(a->first_key, 0), S), C - span);
     lo = STX_MAX(lo, 0);
     s->first = ((lo + span) & ~7) - span;
@@ -9034,12 +9052,12 @@ static void stx__attn_bwd_plan_dr(const stx_attention_args *a, const stx__attn_b
     /* with fewer columns, no head would get any */
     if (most < all && most < (size_t)(c->rows == 2 ? 16 : 64)) return;
     s->rows = (int)(most / 16 * 16);
-    /* if every head has columns, the sweep of diagonals is not required */
+    /* if every head has columns, the diagonal sweep is not required */
     s->table = most < all;
     s->dr = STX_MIN((size_t)STX__ATTN_BWD_DR_BYTES,
                     (STX_MAX(a->span, a->P) + 31) / 16 * 16 * a->H * rows * 2);
-    /* run this sweep even if no other gradient requires it: dPE must have the same
-       bits */
+    /* run this sweep even if no other gradient requires it: dPE must be the same in
+       both cases */
     s->queries = 1;
     /* columns of the widest head that may have rows */
     one = STX_MIN(one, most);
@@ -9050,7 +9068,7 @@ static void stx__attn_bwd_plan_dr(const stx_attention_args *a, const stx__attn_b
     *flags = (size_t)s->blocks * s->tables * s->row_splits * sizeof(int);
 }
 
-/* Plans the sweep of diagonals and its partial sums of dpe. */
+/* Plans the diagonal sweep and its partial sums of dpe. */
 static void stx__attn_bwd_plan_diagonals(const stx_attention_args *a, const stx__attn_bwd_choice *c,
                                          stx__attn_bwd_plan *s, size_t *parts, size_t *flags) {
     const int C = (int)a->S - (int)a->T, span = (int)a->span;
@@ -9122,8 +9140,8 @@ static int stx__attn_bwd_params_of(stx_ctx *x, const stx_attention_args *a, stx_
            && c->shared_diagonals <= stx__gpu(x)->shared_max;
 }
 
-/* Checks what stx__attn_fused_can does not: that dy has the same storage as y and that
-   there is enough shared memory. */
+/* Makes the checks that stx__attn_fused_can omits: that dy has the same storage as y
+   and that there is enough shared memory. */
 static int stx__attn_fused_bwd_can(stx_ctx *x, const stx_attention_args *a) {
     stx__attn_bwd_params p;
     stx__attn_bwd_choice c;
@@ -9170,8 +9188,8 @@ static void stx__attn_bwd_fold_now(stx_ctx *x, stx__attn_bwd_folds *all) {
 }
 
 /* Queues a sum of partial sums for one common launch. If a queued sum adds to the same
-   gradient (u and vb may be one parameter), launches the queue first, because the sums
-   of one launch have no order. */
+   gradient (u and vb may be one parameter), launches the queue first, because one
+   launch computes its sums in no particular order. */
 static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const stx_real *to,
                                     const float *part, size_t n, size_t parts, float f) {
     stx__attn_bwd_fold_job *o;
@@ -9215,8 +9233,8 @@ static int stx__attn_bwd_buffers(stx_ctx *x, const stx_attention_args *a,
     p->used = (int *)(work + s->used);
     if (!s->rows) return 1;
     /* Scratch memory is shared by all layers; in the step's memory, layers with
-       different windows would each have a buffer. The size is for the full table, so
-       that it does not grow with the spans. */
+       different windows would each have a buffer. The size suffices for the full table,
+       so that the memory does not grow with the spans. */
     p->dr = (stx__bf16 *)stx__scratch_of(x, s->dr, "stx_attention_bwd");
     p->slot = (const stx__attn_dr_slot *)(work + s->place);
     p->newest = s->newest;
@@ -9246,7 +9264,7 @@ static void stx__attn_bwd_run_prepare(stx_ctx *x, const stx_attention_args *a,
                     stx__array_of(x, a->dy), stx__array_of(x, a->y), p->dsum);
 }
 
-/* Runs the sweep of queries. */
+/* Runs the query sweep. */
 static void stx__attn_bwd_run_queries(stx_ctx *x, const stx_attention_args *a,
                                       stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                       stx__attn_bwd_params *p, stx__attn_bwd_folds *folds) {
@@ -9266,8 +9284,8 @@ static void stx__attn_bwd_run_queries(stx_ctx *x, const stx_attention_args *a,
                                 a->max_span / a->ramp);
 }
 
-/* Runs the sweep of keys, over the window and over persistent vectors. Returns 0 after
-   an error. */
+/* Runs the key sweep, over the window and over persistent vectors. Returns 0 after an
+   error. */
 static int stx__attn_bwd_run_keys(stx_ctx *x, const stx_attention_args *a, stx__attn_bwd_choice *c,
                                   const stx__attn_bwd_plan *s, stx__attn_bwd_params *p,
                                   stx__attn_bwd_folds *folds) {
@@ -9298,7 +9316,7 @@ static int stx__attn_bwd_run_keys(stx_ctx *x, const stx_attention_args *a, stx__
     return 1;
 }
 
-/* Runs the sweep of diagonals and adds its partial sums. */
+/* Runs the diagonal sweep and adds its partial sums. */
 static void stx__attn_bwd_run_diagonals(stx_ctx *x, const stx_attention_args *a,
                                         stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                         stx__attn_bwd_params *p) {
@@ -9363,9 +9381,9 @@ static void stx__attn_fused_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 enum { STX__ATTN_MAX_HEADS = 256 };
 
-/* Returns whether to use the fused kernels: if they can run the call and g->attention
-   does not select plain ones (see stx_cuda_attention). row_max and inv_sum are always
-   floats, because the two passes of a call may use different versions. */
+/* Returns whether to use the fused kernels: they must support the call, and g->attention
+   must not select the plain kernels (see stx_cuda_attention). row_max and inv_sum are
+   always floats, because the two passes of a call may use different versions. */
 static int stx__attn_use_fused(stx_ctx *x, const stx_attention_args *a) {
     int version = stx__gpu(x)->attention;
     return version != 1 && version != 3 && stx__attn_fused_can(x, a);
@@ -9415,13 +9433,13 @@ extern "C" void stx_cuda_attention(stx_ctx *x, int version) {
 // >>recurrence
 
 #ifdef SEQTX_SRU_H
-/* The recurrence of stx_sru_args; its letters apply here. In bfloat16 it moves 12 bytes
-   per column and step for about 40 instructions. Its speed is therefore limited by
-   memory or, with few columns, by the latency of the chain c -> f -> c, about 60 cycles
-   per step. Loads must start long before they are needed, and columns must be
-   distributed over the whole GPU. A warp therefore processes 32 columns of one batch
-   row and one direction, one column per lane (64 bytes per plane and step in bfloat16).
-   A plane is one of the adjacent arrays in u or V.
+/* The recurrence of stx_sru_args, with the letters defined there. In bfloat16 it moves
+   12 bytes per column and step for about 40 instructions. Its speed is therefore
+   limited by memory or, with few columns, by the latency of the chain c -> f -> c,
+   about 60 cycles per step. Loads must start long before they are needed, and columns
+   must be distributed over the whole GPU. A warp therefore processes 32 columns of one
+   batch row and one direction, one column per lane (64 bytes per plane and step in
+   bfloat16). A plane is one of the adjacent arrays in u or V.
 
    Forward: a block is one warp, which walks all steps. A ring of cp.async stages in
    shared memory loads 40 or more steps ahead.
@@ -9442,8 +9460,8 @@ extern "C" void stx_cuda_attention(stx_ctx *x, int version) {
    number does not affect how e passes from tile to tile.
 
    The kernel and the number of warps depend on sizes alone, so results do not depend on
-   the GPU. Arithmetic is in float. Gradients of parameters are summed over the tiles of
-   a warp, then over warps, then over batch rows, each in a fixed order.
+   the GPU. Arithmetic is in float. Parameter gradients are summed over the tiles of a
+   warp, then over warps, then over batch rows, each in a fixed order.
 
    One warp processes all tiles of its columns if there are STX__SRU_ONE_WARP columns or
    more. Otherwise four warps share them, or eight if there are fewer than
@@ -9485,7 +9503,7 @@ static __device__ __forceinline__ size_t stx__sru_row(const stx__sru_column &q, 
     return q.back ? q.first - n : q.first + n;
 }
 
-/* Returns a[i], or `none` if there is no array. */
+/* Returns a[i], or `none` if the array is NULL. */
 static __device__ __forceinline__ float stx__sru_get_or(const stx__array &a, size_t i, float none) {
     return a.p ? stx__get(a, i) : none;
 }
@@ -9514,7 +9532,7 @@ static __device__ __forceinline__ stx__sru_column stx__sru_column_of(const stx__
 
 /* An array that a warp reads, in planes of 32 columns. p is the first 16-byte piece of
    this lane at step 0; `by` and `plane` are the bytes to the next step and to the next
-   plane. there is 0 if this lane has nothing to read. */
+   plane. `there` is 0 if this lane has nothing to read. */
 typedef struct stx__sru_input {
     const char *p;
     ptrdiff_t by, plane;
@@ -9560,8 +9578,8 @@ static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in
     }
 }
 
-/* Copies one plane of any storage and alignment. Each lane copies its own column,
-   element by element. */
+/* Copies one plane of an array with any storage and alignment. Each lane copies its own
+   column, element by element. */
 template <class E, int STEPS>
 static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__array &a, size_t ld,
                                                             size_t plane, const stx__sru &p,
@@ -9694,8 +9712,8 @@ static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, cons
     return fmaf(g - xt, q.m * r, xt);
 }
 
-/* Runs STEPS steps from n0, with inputs from slot, and returns the last state. A bit in
-   skip marks a step to skip; with FULL, there are none. With SCAN, v is 0. */
+/* Runs STEPS steps from n0, with inputs from slot, and returns the last state. A set
+   bit in `skip` marks a step to skip; with FULL, there are none. With SCAN, v is 0. */
 template <class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL, int SCAN>
 static __device__ __forceinline__ float stx__sru_steps(const E *slot, const stx__sru &p,
                                                        const stx__sru_column &q, size_t n0,
@@ -9749,8 +9767,8 @@ template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_k
     if (p.last.p) stx__put(p.last, q.b * p.O + q.o, c);
 }
 
-/* Exchanges P and Q of the warps' tiles. mine becomes the value before this warp's
-   tile, and x the value after all tiles. buffer is (2,warps,2,32); rounds alternate
+/* Exchanges P and Q of the warps' tiles. `mine` receives the value before this warp's
+   tile, and x the value after all tiles. `buffer` is (2,warps,2,32); rounds alternate
    between its halves, so that one barrier per round suffices. */
 static __device__ __forceinline__ void stx__sru_exchange(float *buffer, int round, int warps,
                                                          int warp, int lane, float P, float Q,
@@ -10009,7 +10027,7 @@ static stx__sru_kernel stx__sru_bwd_of(int hasV, int tanh) {
                 : stx__sru_bwd_kernel<E, PLAIN, 0, 0, PARALLEL>;
 }
 
-/* Return the kernel for the storage of a call's arrays and for its options. */
+/* These functions return the kernel for a call's storage and options. */
 static stx__sru_kernel stx__sru_fwd_choose(const stx_sru_args *a, int plain, int half, int warps) {
     const int hasV = a->V != NULL;
     if (warps > 1) {
@@ -10175,7 +10193,7 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     } while (0)
 
 /* The rows and groups of a stream. Tap t of group i is row base + i step + t, if this
-   row is in [first,rows) and not marked in pad. own is G_b, the number of the stream's
+   row is in [first,rows) and not marked in pad. `own` is G_b, the stream's number of
    groups. */
 typedef struct stx__comp_stream {
     ptrdiff_t base, first;
@@ -10376,8 +10394,8 @@ stx__comp_rank_kernel(int32_t *kept, stx__array usage, size_t usage_batch_stride
     }
 }
 
-/* The second kernel fills each place in y with the m-th row that is kept. It counts the
-   kept rows 32 at a time. One warp per place. */
+/* The second kernel copies the m-th kept row to the m-th of the last G_b places in y.
+   It counts the kept rows 32 at a time. One warp per place. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_pick_kernel(stx__array y, stx__array rows, const int32_t *kept, stx_comp_groups g) {
@@ -10436,13 +10454,13 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
    heads, to usage[b][j][0], and the number of queries to usage[b][j][1]. Each weight is
    recomputed from its logit and the statistics of the row.
 
-   The first kernel computes part (B,H,n), the sums over the queries of one head. A
-   block processes 64 keys of a unit (batch row and head) and walks its queries, 64 at a
-   time. A thread computes 4 x 4 logits; operands pass through shared memory, 16
-   channels at a time. A tile uses 127 adjacent rows of pe, indexed by (query - key) +
-   63; the 16 logits of a thread use 7 of them. Each thread adds its queries in
-   ascending order, then the 16 threads of a key are added in order. The launch bound is
-   256 threads and 3 blocks per multiprocessor, which allows 80 registers per thread. */
+   The first kernel computes part (B,H,n), the sums over the queries of one head. A block
+   processes 64 keys of a unit (batch row and head) and walks its queries, 64 at a time. A
+   thread computes 4 x 4 logits; operands pass through shared memory, 16 channels at a
+   time. A tile uses 127 adjacent rows of pe, indexed by (query - key) + 63; the 16 logits
+   of a thread use 7 of them. Each thread adds its queries in ascending order, then the
+   sums of a key's 16 threads are added in order. The launch bound is 256 threads and 3
+   blocks per multiprocessor, which allows 80 registers per thread. */
 enum { STX__USAGE_TILE = 64, STX__USAGE_STEP = 16, STX__USAGE_POSITIONS = 2 * STX__USAGE_TILE };
 
 typedef struct stx__comp_usage {
@@ -10472,8 +10490,8 @@ static __device__ __forceinline__ void stx__comp_usage_load_pe(const stx__comp_u
     }
 }
 
-/* Loads the same channels of the tile's queries (q + u, and with PE also q + vb), keys
-   and, with PE, rows of pe. */
+/* Loads channels c0 .. c0+15 of the tile's queries (q + u, and with PE also q + vb),
+   keys and, with PE, rows of pe. */
 template <int PE>
 static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usage &p, float *qu,
                                                             float *qv, float *ks, float *ps,
@@ -10498,7 +10516,7 @@ static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usag
     if (PE) stx__comp_usage_load_pe(p, ps, h, c0, d0);
 }
 
-/* Adds the contribution of these channels to a thread's 4 x 4 logits. */
+/* Adds the contribution of the loaded channels to a thread's 4 x 4 logits. */
 template <int PE>
 static __device__ __forceinline__ void stx__comp_usage_dots(float (&c)[4][4], const float *qu,
                                                             const float *qv, const float *ks,
@@ -10687,7 +10705,7 @@ stx__comp_error_kernel(double *work, stx__array a, stx__array t, const int32_t *
 }
 
 /* The second kernel sums over all rows. One block: a thread adds every 1024th row, then
-   a fixed tree adds the threads. */
+   a fixed tree adds the threads' sums. */
 STX__GLOBAL(1024)
 stx__comp_error_sum_kernel(stx__array loss, stx__array rel_error, const double *work, size_t N,
                            double count) {
@@ -10716,8 +10734,8 @@ void stx_comp_error_fwd_cuda(stx_ctx *x, const stx_comp_error_args *e) {
                     e->count);
 }
 
-/* Forward: loss = sum (a - t)^2 / count. Therefore da = 2 (a - t) dloss / count, or 0
-   in rows marked in skip; with accumulate, it is added. One warp per row. */
+/* Gradient of loss = sum (a - t)^2 / count: da = or += 2 (a - t) dloss / count, or 0 in
+   rows marked in skip. One warp per row. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_error_bwd_kernel(stx__array da, stx__array dloss, stx__array a, stx__array t,
@@ -10787,7 +10805,8 @@ static __device__ __forceinline__ float stx__comp_sigmoid(float v) {
     return 1 / (1 + expf(-v));
 }
 
-/* Return the array that holds plane k, and the index in it of element i of the plane. */
+/* These functions return the array that holds plane k, and the index of element i of
+   the plane in this array. */
 template <int K>
 static __device__ __forceinline__ const stx__array &stx__comp_plane(const stx__array (&p)[4],
                                                                     int k) {
@@ -10849,7 +10868,7 @@ static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_ga
     }
 }
 
-/* Computes the gradients of elements i .. i+W-1. Replaces p by the gradients of the
+/* Computes the gradients of elements i .. i+W-1. Replaces p with the gradients of the
    planes. With g = dout, s' = s (1 - s) and out as in stx__comp_gate_forward, the
    gradients of GRU are
 
@@ -11073,9 +11092,9 @@ void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
 // >>gate
 
 #ifdef SEQTX_PAR_H
-/* The kernels of seqtx_par.h. The gate of a network block has three values, or three
-   per draw. They are computed in double, as on the CPU, and stay on the device from the
-   noise to the gradient of the parameters. */
+/* Kernels for seqtx_par.h. The gate of a network block has three values, or three per
+   draw. They are computed in double, as on the CPU, and stay on the device from the
+   noise to the parameter gradients. */
 typedef struct stx__par_gate {
     size_t R, uniforms_stride;
     int form, hard, noisy, latency_w;
@@ -11209,7 +11228,7 @@ template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, dou
 }
 
 /* Adds the sums of the blocks. One block: a thread adds every 256th sum, then a fixed
-   tree adds the threads. */
+   tree adds the threads' sums. */
 STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, size_t blocks) {
     STX__SHARED(double, sh, 32);
     double lat = 0;
@@ -11218,8 +11237,8 @@ STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, s
     if (threadIdx.x == 0) stx__par_gate_set_latency(a, lat);
 }
 
-/* Refuses more draws than any call has tokens; the limit keeps the grid below 2^31
-   blocks. */
+/* Rejects a call with more draws than any call has tokens. The limit keeps the grid
+   below 2^31 blocks. Returns nonzero after an error. */
 static int stx__par_gate_refused(stx_ctx *x, const stx_par_gate_args *a, const char *what) {
     if (stx_ok(x) && a->R > (size_t)1 << 36)
         stx_fail(x, STX_ERR_SHAPE, "%s: R: expected at most 2^36 draws, got %zu", what, a->R);
@@ -11245,9 +11264,10 @@ void stx_par_gate_fwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
                         blocks);
 }
 
-/* Adds the gradients of the parameters, in one thread. Forward: w = y = softmax((ln pi
-   + noise) / tau), and lat = before + sum_k p_k cost_k or, from w, before + the mean
-   over draws of sum_k w_k cost_k. With ds and c_k of stx_par_gate_args:
+/* Adds the parameter gradients, in one thread. Forward: w = y =
+   softmax((ln pi + noise) / tau), and lat = before + sum_k p_k cost_k or, from w,
+   before + the mean over draws of sum_k w_k cost_k. With ds and c_k as in
+   stx_par_gate_args:
 
        LOGITS   dal_k += ds_k - p_k sum ds + p_k c_k
        PI       dal_k += ds_k / pi_k + c_k / sum pi, where al_k >= 0 */
@@ -11495,8 +11515,8 @@ template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
     }
 }
 
-/* The same for any C. A warp reads its row three times, mostly from the caches, or only
-   once if there are no layer norms. */
+/* Like stx__par_mix_fwd_kernel, for any C. A warp reads its row three times, mostly
+   from the caches, or only once if there are no layer norms. */
 template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
@@ -11784,8 +11804,8 @@ template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par
     }
 }
 
-/* The sums over rows for stx__par_mix_bwd_any_kernel, of branch blockIdx.z. Stores them
-   in part (chunks,4,C). Works like stx__columns_kernel. */
+/* Computes the sums over rows that stx__par_mix_bwd_any_kernel omits, for branch
+   blockIdx.z, and stores them in part (chunks,4,C). Works like stx__columns_kernel. */
 template <int W>
 STX__GLOBAL(256)
 stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
@@ -11848,8 +11868,8 @@ stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t
     if (d.p) stx__columns_add(d, part + blockIdx.y * C, 4 * C, chunks, C, sh);
 }
 
-/* Adds the dots of the rows of each draw to dw (draws,3). T threads per draw: each adds
-   every T-th row, then a fixed tree adds the threads. */
+/* Adds the dots of each draw's rows to dw (draws,3). T threads per draw: each adds
+   every T-th row, then a fixed tree adds the threads' sums. */
 template <int T>
 STX__GLOBAL(256)
 stx__par_mix_dw_kernel(stx__array dw, const double *work, size_t draws, size_t N, size_t period,
@@ -12016,7 +12036,7 @@ void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const 
 
    out is (N,V), gate (N,K). A block processes a row, with sums in double; only
    evaluation and generation use this kernel. Each thread adds every 256th column in
-   order, then a fixed tree adds the threads. */
+   order, then a fixed tree adds the threads' sums. */
 STX__GLOBAL(256)
 stx__cluster_kernel(stx__array out, stx__array gate, stx__array logits, size_t N, size_t V,
                     size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {
@@ -12054,7 +12074,8 @@ void stx__cluster_log_probs_cuda(stx_ctx *x, const stx__cluster_log_probs_args *
 
 // >>report
 
-/* Sets *metric to s a[0] or, with accumulate, adds it, in double. One thread. */
+/* Sets *metric to s a[0] or, with accumulate, adds s a[0] to it, in double. One
+   thread. */
 STX__GLOBAL(32) stx__metric_kernel(double *metric, stx__array a, double s, int accumulate) {
     *metric = (accumulate ? *metric : 0) + s * (double)stx__get(a, 0);
 }
@@ -12193,7 +12214,7 @@ stx__twin_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t)
 
 /* Sets out (count) to the sum of g^2 over each chunk, in double. A block processes one
    chunk at a time: a thread adds every 256th group of 4 in order, then a fixed tree
-   adds the threads. */
+   adds the threads' sums. */
 STX__GLOBAL(256) stx__sum_squares_kernel(double *out, const stx_optim_chunk *chunk, size_t count) {
     STX__SHARED(double, sh, 32);
     STX__EACH_CHUNK(k, count) {
@@ -12256,7 +12277,7 @@ typedef struct stx__prepare_rule {
 /* Increments u->step and sets the global clipping factor and the bias corrections of
    the Adam family for this update, as described in stx_optim_desc. Called by thread 0.
    With power = beta2^step, RAdam (Liu et al. 2020, arXiv:1908.03265) multiplies the
-   step by r if rho >= 5, otherwise the update is plain:
+   step by r if rho >= 5; otherwise the update is plain:
 
        most = 2 / (1 - beta2) - 1         rho = most - 2 step power / (1 - power)
        r    = sqrt((1 - power) (rho-4) (rho-2) most / ((most-4) (most-2) rho)) */
@@ -12287,8 +12308,8 @@ static __device__ __forceinline__ void stx__optim_decide(stx_update *u, double n
 /* Computes the norm of the gradient from the sums of squares (count), decides whether
    to update, and sets the lr of each chunk. The update is skipped if the norm is not
    finite. Adagrad clips each tensor by the norm of the tensor. One block: a thread adds
-   every 1024th chunk, then a fixed tree adds the threads. The CPU adds in order, so the
-   norms differ by the rounding of doubles. */
+   every 1024th chunk, then a fixed tree adds the threads' sums. The CPU adds in order,
+   so the norms differ by the rounding of doubles. */
 STX__GLOBAL(1024, 1)
 stx__optim_prepare_kernel(stx_update *u, stx_optim_chunk *chunk, size_t count,
                           const double *squares, const stx__prepare_rule d) {
@@ -12416,7 +12437,7 @@ void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk
     if (count) STX__RUN_CHUNKS(x, "stx_adam_update", stx__adam_kernel, chunk, count, u, *a);
 }
 
-/* LAMB, first kernel. Replaces g by the direction of each element:
+/* LAMB, first kernel. Replaces g with the direction of each element:
 
        d = factor g
        m = beta1 m + rest1 d
@@ -12425,7 +12446,7 @@ void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk
 
    Sets squares (count,2) to the sums of p^2 and of the new g^2 over each chunk, in
    double. A block processes one chunk at a time: a thread adds every 256th element in
-   order, then a fixed tree adds the threads. */
+   order, then a fixed tree adds the threads' sums. */
 STX__GLOBAL(256)
 stx__lamb_direction_kernel(const stx_optim_chunk *chunk, size_t count, const stx_update *u,
                            double *squares, const stx_adam_args a) {
@@ -12546,17 +12567,17 @@ void stx_clamp_cuda(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_
 
 // >>group: streams
 
-/* The code for groups of ranks that device and graph capture need: freeing a group, the
-   fork, the join, and captures. Exchanges of gradients run on the group's stream, so that
-   the backward pass of earlier layers can continue meanwhile. The fork is an event after
+/* The group code that the device layer and graph capture need: freeing a group, the fork,
+   the join, and captures. Gradient exchanges run on the group's stream, so that the
+   backward pass of earlier layers can continue meanwhile. The fork is an event after
    which an exchange may begin; the join is an event after which the context's stream may
    use the results. In a captured step, both are dependencies of the CUDA graph.
 
-   No call blocks. The communicator is created with ncclConfig_t.blocking = 0, and pending
-   work is polled (stx__group_wait_for) until it has finished, NCCL reports an error, or
-   the other ranks do not answer within the timeout. In the last two cases the group is
-   given up: ncclCommAbort ends kernels that wait for other ranks, and the context gets an
-   error.
+   No call blocks. The communicator is created with ncclConfig_t.blocking = 0, and
+   pending work is polled (stx__group_wait_for) until it has finished, NCCL reports an
+   error, or the other ranks do not answer within the timeout. In the last two cases the
+   group is given up: ncclCommAbort ends kernels that wait for other ranks, and the
+   context's error is set.
 
    NCCL documents captures and nonblocking communicators, but not their combination. If
    the first capture fails because of NCCL, steps are launched without a graph, with
@@ -12832,7 +12853,7 @@ void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     (void)cudaGetLastError();
     if (p) (void)cudaFree(p);
     if (twin) (void)cudaFree(twin);
-    /* any other error is one of earlier work, not of this call */
+    /* any other error comes from earlier work, not from this call */
     if (e != cudaSuccess && e != cudaErrorMemoryAllocation)
         stx__cuda_ok(x, g, e, "allocating GPU memory");
     return NULL;
@@ -13327,12 +13348,12 @@ void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n) {
 
 /* Exchanges of host memory pass through the buffers of the group, in parts of at most
    STX__GROUP_BYTES. Callers call stx__group_begin once, then stx__group_put, NCCL and
-   stx__group_end for each part. An exchange waits for all earlier work, although it
-   needs no results of it: all ranks must enqueue the exchanges of a communicator in the
-   same order, and replayed steps contain exchanges too. */
+   stx__group_end for each part. An exchange waits for all earlier work, even if it
+   needs none of its results: all ranks must enqueue the exchanges of a communicator in
+   the same order, and replayed steps contain exchanges too. */
 static int stx__group_begin(stx_ctx *x, stx_gpu *g, const char *what) {
-    /* a step that exchanges host memory cannot be replayed: it is relaunched and makes
-       the exchange then */
+    /* a step that exchanges host memory cannot be replayed: it is launched again
+       instead, and then makes the exchange */
     return stx__group_check(x, g, what) && stx__host_copy_allowed(g) && stx__group_fork(x, g, what);
 }
 
