@@ -158,13 +158,13 @@
 // >>common
 
 /* STX__GLOBAL(threads) begins the definition of a kernel and states its launch bound:
-   the largest block that it may be launched with. STX__GLOBAL(threads, blocks) also
-   states how many blocks a multiprocessor should hold. Without a bound, the compiler
-   may use so many registers that a launch fails, and the failure appears only on a GPU.
-   Therefore tests/form.sh requires every kernel to state its bound. tests/cuda_host
-   compares each launch with the bound of its kernel, and tests/cuda_regs.sh compares
-   the bound with the registers that the kernel uses. stx__kernel_of<..> is the type of
-   a pointer to a kernel with these parameters. */
+   the largest number of threads per block in a launch. STX__GLOBAL(threads, blocks)
+   also states how many blocks a multiprocessor should hold. Without a bound, the
+   compiler may use so many registers that a launch fails, and the failure appears only
+   on a GPU. Therefore tests/form.sh requires every kernel to state its bound.
+   tests/cuda_host compares each launch with the bound of its kernel, and
+   tests/cuda_regs.sh compares the bound with the registers that the kernel uses.
+   stx__kernel_of<..> is the type of a pointer to a kernel with these parameters. */
 #ifndef CUDA_HOST /* tests/cuda_host defines its own */
   #define STX__GLOBAL(...) static __global__ void __launch_bounds__(__VA_ARGS__)
 template <class... P> using stx__kernel_of = void (*)(P...);
@@ -459,7 +459,7 @@ struct stx_gpu {
     int index;          /* CUDA device number */
     char name[96];      /* "NVIDIA H200, sm_90" */
     int sms, major, minor;      /* multiprocessors, compute capability */
-    size_t shared_max;  /* largest dynamic shared memory of a block, bytes */
+    size_t shared_max;  /* limit of dynamic shared memory per block, in bytes */
     cudaStream_t stream;        /* runs all work of the context in order */
 
     /* options */
@@ -594,8 +594,8 @@ static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
    (sm_86 and sm_89 have the lowest limit). */
 enum { STX__SHARED_PLAIN = 48 << 10, STX__SHARED_LEAST = 99 << 10 };
 
-/* Allows the kernel to be launched with `bytes` of dynamic shared memory. Returns 1, or
-   sets an error and returns 0. */
+/* Allows the kernel to be launched with `bytes` bytes of dynamic shared memory. Returns
+   1, or sets an error and returns 0. */
 static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const char *what) {
     cudaError_t e;
     (void)stx__use_gpu(x);
@@ -608,7 +608,7 @@ static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const ch
 // >>waiting
 
 /* Returns 1 if e is not an error. Otherwise sets the context's error and returns 0. An
-   error inside a running kernel is returned by the next call that waits. */
+   error inside a running kernel is reported by the next call that waits. */
 static int stx__cuda_ok(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what) {
     const int named = g && g->name[0];
     if (e == cudaSuccess || stx__capture_lost(g)) return 1;
@@ -620,7 +620,7 @@ static int stx__cuda_ok(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what)
 }
 
 struct stx_graph {
-    cudaGraphExec_t exec;   /* NULL once the group that it was captured in has ended */
+    cudaGraphExec_t exec;   /* NULL after the end of the group in which it was captured */
     stx_graph *next;
 };
 
@@ -645,7 +645,7 @@ typedef struct stx__group {
     char no_capture[112];   /* why NCCL exchanges cannot be captured; "" unless known to fail */
     ncclUniqueId spare;     /* id for a second communicator, in case this one fails in
                                the first capture */
-    char *pinned, *device;  /* buffers of STX__GROUP_BYTES for exchanges of host memory */
+    char *pinned, *device;  /* STX__GROUP_BYTES each, for exchanges of host memory */
 } stx__group;
 
 enum { STX__GROUP_BYTES = 1 << 20 };
@@ -677,7 +677,7 @@ static int stx__group_is_alive(const stx_gpu *g) {
     return g->group && g->group->comm && !g->group->given_up;
 }
 
-/* Returns a text that explains the probable cause of an NCCL error, or "". */
+/* Returns a text about the probable cause of an NCCL error, or "". */
 static const char *stx__nccl_advice(ncclResult_t r) {
     if (r == ncclInvalidUsage)
         return ": each rank requires a separate GPU: set desc.gpu = stx_get_launch_info().local";
@@ -1185,8 +1185,8 @@ static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, i
     }
 }
 
-/* Returns the number of rows per chunk that divides N rows into at most `most` chunks:
-   `least` or a larger multiple of 8. */
+/* Returns the number of rows per chunk: `least`, or a larger multiple of 8 if `least`
+   would divide N rows into more than `most` chunks. */
 static size_t stx__chunk(size_t N, size_t least, size_t most) {
     size_t rows = ((N + most - 1) / most + 7) / 8 * 8;
     return rows < least ? least : rows;
@@ -5303,9 +5303,9 @@ static __device__ __forceinline__ stx__attn_window stx__attn_window_of(const stx
     return w;
 }
 
-/* Computes the range of keys [first,last) that queries i0 .. i0+n-1 may see. It is empty
-   if last <= first. first is aligned to a block of 8 random numbers, so it may be
-   negative, and up to 7 less than first_key. */
+/* Computes the range of keys [first,last) that queries i0 .. i0+n-1 may see. The range
+   is empty if last <= first. `first` is aligned to a block of 8 random numbers, so it
+   may be up to 7 less than first_key, and negative. */
 static __device__ __forceinline__ void stx__attn_key_range(const stx__attn_params &p,
                                                            const stx__attn_window &w, int i0, int n,
                                                            int *first, int *last) {
@@ -6502,7 +6502,7 @@ static __device__ __forceinline__ void stx__attn_fwd_edge(
     stx__attn_times_v<typename X::Pr, X::CH, MT, NB, X::ND, 1>::run(o, x, w.v, w.lane, band);
 }
 
-/* Processes an interior tile: every row of the warp sees all of its keys with ramp
+/* Processes an interior tile: every row of the warp sees all keys of the tile with ramp
    weight 1. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_interior(
@@ -6701,7 +6701,7 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
     float o[MT][X::ND][4], row_max[MT][2], sum[MT][2];
     stx__attn_skew skew[MT];
     stx__attn_fwd_tile w;
-    /* started: one bit per strip whose skew continues from the previous tile */
+    /* started: one bit per strip, set if its skew continues from the previous tile */
     int s, started = 0;
 
     if (!threadIdx.x) stx__attn_fwd_job<X>(p, (stx__attn_job *)memory, list, tiles);
@@ -7225,8 +7225,8 @@ static __device__ __forceinline__ void stx__attn_bwd_dot(float (&c)[NB][4], cons
 }
 
 /* Adds x (16,8 NB) times the first 8 NB rows of the tile to c (16,DP). x is an
-   accumulator. Pr::add would be more accurate but takes too many registers. Here its
-   absence does little harm: a row of ds sums to 0, so truncation goes both ways. */
+   accumulator. Pr::add would be more accurate but takes too many registers. Here
+   truncation does little harm: a row of ds sums to 0, so the errors have both signs. */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_times(float (&c)[Sh::DP / 8][4],
                                                            const float (&x)[NB][4],
@@ -7865,7 +7865,7 @@ static __device__ __forceinline__ void stx__attn_bwd_dr_store(stx__bf16 *to, int
 
 /* Stores a chunk u of dR from accumulators. The first chunk of a tile is combined with
    the pending chunk of the previous tile; each is zero where the other is not. The last
-   chunk of a tile is not stored, but becomes the pending one. */
+   chunk of a tile is not stored, but becomes the pending one (*wait). */
 template <class Pr>
 static __device__ __forceinline__ void stx__attn_bwd_dr_chunk(stx__bf16 *to, int width, int y,
                                                               const float (*u)[4], uint4 *wait,
@@ -8304,7 +8304,7 @@ static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__attn_b
     stx__attn_bwd_store_kv(a, 1, z, h, row, column, dv, 1.0f, rows);
 }
 
-/* Walks the queries lo .. hi-1 of batch rows b0 .. b1-1. */
+/* Walks the queries lo .. hi-1 of batch rows b0 .. b1-1 and adds to dk and dv. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_walk(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -9207,7 +9207,8 @@ static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const 
     o->blocks = stx__blocks(n, 32, (size_t)1 << 28);
 }
 
-/* Sets the gradients and the scratch memory of a call. Returns 0 after an error. */
+/* Sets the gradient arrays and the scratch pointers of a call. Returns 0 after an
+   error. */
 static int stx__attn_bwd_buffers(stx_ctx *x, const stx_attention_args *a,
                                  const stx__attn_bwd_plan *s, stx__attn_bwd_params *p) {
     char *work = (char *)a->work;
@@ -10350,10 +10351,11 @@ void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
 /* Copies the G_b most used rows of stream b, in order of time, to the last G_b rows of
    y (B,groups,D). The rows of y before them become 0.
 
-   The first kernel sets kept (B,rows) to whether a row is among the most used. The rank
-   of a row is the number of rows that precede it. Existing rows precede missing ones;
-   among them, more used rows come first, and position resolves ties. One thread per
-   row; the usages of the other rows pass through shared memory, 256 at a time. */
+   The first kernel sets kept (B,rows) to 1 for the most used rows and to 0 for the
+   others. The rank of a row is the number of rows that precede it. Existing rows
+   precede missing ones; among them, more used rows come first, and of equally used rows
+   the newest. One thread per row; the usages of the other rows pass through shared
+   memory, 256 at a time. */
 static __device__ __forceinline__ float stx__comp_usage_of(const stx__array &usage, size_t i) {
     float all = stx__get(usage, i + 1);
     return all > 0 ? stx__get(usage, i) / all : 0;
@@ -11957,8 +11959,8 @@ void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
 
 // >>latency
 
-/* The loss with latency (see stx_par_latency_args). One thread computes it, so that the
-   step stays on the device. The struct has no padding bytes. */
+/* Arguments of the loss with latency (see stx_par_latency_args). One thread computes
+   this loss, so that the step needs no host. The struct has no padding bytes. */
 typedef struct stx__par_latency {
     double weight, target, power;
     size_t kind;
@@ -12101,8 +12103,8 @@ typedef struct stx__twins {
     int n;
 } stx__twins;
 
-/* Fills t from the list of allocations r. Returns the first allocation that did not
-   fit, or NULL. */
+/* Fills the table t from the list of allocations r. Returns the first allocation whose
+   twin did not fit, or NULL. */
 static const stx__range *stx__twins_from(const stx__range *r, stx__twins *t) {
     memset(t, 0, sizeof *t);
     for (; r && t->n < STX__TWINS; r = r->next)
@@ -12528,8 +12530,8 @@ void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_optim_chunk *chun
     STX__RUN_CHUNKS(x, "stx_lamb_update", stx__lamb_update_kernel, chunk, count, u);
 }
 
-/* Clips the g of each chunk to [-c,c]. Infinities and NaN are left unchanged. A block
-   processes one chunk at a time. */
+/* Clips the gradients g of each chunk to [-c,c]. Infinities and NaN are left unchanged.
+   A block processes one chunk at a time. */
 STX__GLOBAL(256) stx__clip_values_kernel(const stx_optim_chunk *chunk, size_t count, float c) {
     STX__EACH_CHUNK(k, count)
     for (size_t i = threadIdx.x; i < chunk[k].n; i += 256) {
@@ -12544,8 +12546,8 @@ void stx_clip_values_cuda(stx_ctx *x, const stx_optim_chunk *chunk, size_t count
                         256, 0, chunk, count, c);
 }
 
-/* Clamps the p of each chunk to [lo,hi]. NaN is left unchanged. A block processes one
-   chunk at a time. */
+/* Clamps the parameters p of each chunk to [lo,hi]. NaN is left unchanged. A block
+   processes one chunk at a time. */
 STX__GLOBAL(256)
 stx__clamp_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t, float lo,
                   float hi) {
@@ -13034,8 +13036,8 @@ void stx_cuda_rng_shift(stx_ctx *x, uint64_t shift) {
                     shift);
 }
 
-/* Copies the p of all chunks to `to`, one after another. A block copies one chunk, to
-   an offset that is the sum of the sizes before it. */
+/* Copies the parameters p of all chunks to `to`, without gaps. A block copies one
+   chunk, to an offset that is the sum of the preceding chunk sizes. */
 STX__GLOBAL(128) stx__gather_kernel(float *to, const stx_optim_chunk *chunk) {
     size_t at = 0, i;
     for (i = 0; i < blockIdx.x; i++) at += chunk[i].n;
