@@ -1543,7 +1543,7 @@ void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real
 }
 
 /* y = a b:   da = or += dy b
-              db += dy a, summed over the repetitions of b, which is a column sum */
+              db += dy a, summed over the repetitions of b (a column sum) */
 void stx_mul_bwd_cuda(stx_ctx *x, const stx_mul_bwd_args *m) {
     static const char name[] = "stx_mul_bwd";
     const size_t n = m->n, nb = m->nb;
