@@ -2400,7 +2400,7 @@ static void stx__norm_bwd_any(stx_ctx *x, const char *name, const stx_residual_n
     }
 }
 
-/* s = h + dropout(f + bias), y = layernorm(s):   where g is the gradient of s,
+/* Forward: s = h + dropout(f + bias), y = layernorm(s). With the gradient g of s,
    ds = or += g ; df = or += g mask / keep ; dbias += sum_n g mask / keep */
 void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
     static const char name[] = "stx_residual_norm_bwd";
