@@ -36,16 +36,16 @@
        D  model dimension                 c  rows in the compressed memory
        H  heads                           r  rows that are compressed into one
        hd head dimension D / H            e  rows evicted by a full segment
-       F  feed-forward size               G  groups they form = new compressed rows
+       F  feed-forward size               G  new compressed rows, one per group
        L  layers                          A  layers with compressed memory
        l  a layer                         t  a tap, i.e. a row of a group
        b  a stream                        i  a query or row
        N  rows of an elementwise kernel   j  a key
        u  content bias (H,hd)             vb position bias (H,hd)
-   The fields of stx_attention_args mean the same as in seqtx.h: D is the head dimension,
-   S the number of keys and N the number of persistent vectors. Outside the gate kernels,
-   the code calls the context x and the stream xs. m is the model, d its desc and p the
-   parameters of a layer. In kernels, c is a channel and r a row.
+   The fields of stx_attention_args have the meanings given in seqtx.h: D is the head
+   dimension, S the number of keys and N the number of persistent vectors. Outside the
+   gate kernels, the context is named x and the residual stream xs. m is the model, d
+   its desc and p the parameters of a layer. In kernels, c is a channel and r a row.
 
    The model. A layer attends to its compressed memory, its memory and its segment.
 
@@ -78,7 +78,7 @@
        The bias u is added to every query of a head when the query is compared with keys,
        and vb when it is compared with positions.
 
-   How the memory moves at the end of a full segment, for S = M = 4, C = 3 and r = 2:
+   How rows move at the end of a full segment, with S = M = 4, C = 3 and r = 2:
 
                compressed memory   memory             this segment
        before  c0 c1 c2            m0 m1  m2 m3       h0 h1 h2 h3     keys of h0 .. h3
@@ -92,35 +92,35 @@
 
    Memory rows are constants. They are projected with the current weights in every step
    (k = Wkv mem), so the language loss trains Wkv through them, but not the layers that
-   computed them. In its own segment, h is not a constant. The compression has a
-   separate loss, which sends no gradient to the rows it reads. A call with T < S leaves
-   the memory unchanged, except that STX_COMP_STORE_ROTATE moves the memories at the
-   start of every call (see Fidelity).
+   computed them. Within the current segment, gradients flow through h. The compression
+   has a separate loss, which sends no gradient to the rows it reads. A call with T < S
+   leaves the memory unchanged, except that STX_COMP_STORE_ROTATE moves the memories at
+   the start of every call (see Fidelity).
 
    Compression of the evicted rows old[0 .. e). Group g consists of rows g r .. g r + r
    - 1. The last group can be shorter; a convolution then reads zeros instead of its
    missing rows:
 
        conv       new_g = bias + sum_t W_t old[g r + t]      with overlap: t >= -overlap
-       dilated    f starts with one zero row for each unit of the sum of all dilations,
-                  followed by old. Each dilation R then shortens f by R rows:
+       dilated    f is initially old, preceded by as many zero rows as the sum of all
+                  dilations. Each dilation R then shortens f by R rows:
                       f[i] <- relu(K0 f[i] + K1 f[i + R])
-                  new = conv of the final f, as above. There are no biases
+                  new = conv of the final f, as above, without biases
        max, mean  the maximum or mean of the rows of a group, per channel
        used       keeps the ceil(e / r) rows that received the most attention, in
                   chronological order. The usage of a row is its softmax weight, averaged
-                  over the heads and over all queries made while it was in the memory
+                  over the heads and over all queries while the row was in the memory
        drop       discards evicted rows, as Transformer-XL does
 
-   Losses of the compression. Each is a mean over rows and channels, and the total loss is
+   Compression losses (aux). Each is a mean over rows and channels, and the total loss is
    nll + aux_weight / A sum_l aux_l.
 
        attention  att(rows) = softmax(q (Wk rows)^T / sqrt(hd)) Wv rows, where q, Wk, Wv
                   and old are constants. There are no positions and no causal mask.
                       aux = mean (att(new) - att(old))^2
                   Attention should read the same from the new rows as from the old ones.
-                  With the attention weights a = softmax(s) of att(new), and with count,
-                  the number of elements compared:
+                  Gradients, where a = softmax(s) are the attention weights of att(new)
+                  and count is the number of compared elements:
                       datt = 2 (att(new) - att(old)) / count
                       dv = a^T datt             da = datt v^T
                       ds_ij = a_ij (da_ij - sum_j a_ij da_ij)
@@ -134,22 +134,22 @@
                   and compressed again with the current weights. Attention reads these
                   results instead of the stored compressed rows, so the nll of this
                   segment also trains W. The evicted rows are constants
-       none       the weights of the compression keep their initial values
+       none       the compression weights keep their initial values
 
    rel_error_l = sum (target - got)^2 / sum target^2 is the relative squared error of the
    compression. target is att(old) and got is att(new); with autoencode, they are old and
    rec. An output of all zeros has a rel_error of 1.
 
-   Why does the language loss not train the compression? A compressed row lives for C r
-       / S segments, but bptt sees only one or two of them. It learns what the next
-       segment needs and forgets what later ones need. In the paper, it is the worst
-       method: 0.996 bits per character on enwik8, against 0.986 for max, 0.982 for
-       mean, 0.980 for used, and 0.973 for conv with the attention loss.
+   Why does the language loss not train the compression? A compressed row lives for
+       C r / S segments, but bptt sees only one or two of them. It therefore learns to
+       keep what the next segment needs, not what later ones need. In the paper, bptt is
+       the worst method: 0.996 bits per character on enwik8, against 0.986 for max, 0.982
+       for mean, 0.980 for used, and 0.973 for conv with the attention loss.
 
-       Why does the compression's loss not train the network? It would make all keys and
-       values equal, because equal rows compress perfectly. Hence q, Wkv and the rows
-       are constants in that loss, and the relative weight of the two losses needs no
-       tuning.
+       Why does the compression loss not train the rest of the network? It would make
+       all keys and values equal, because equal rows compress perfectly. Hence q, Wkv
+       and the rows are constants in that loss, and the relative weight of the two
+       losses needs no tuning.
 
        Why the attention loss rather than the autoencoder's? The compression only has to
        preserve what queries read, whereas an autoencoder has to preserve every element
@@ -171,10 +171,10 @@
        a positive bias) make deep stacks trainable when reward is the only training
        signal.
 
-   Gates. x is the stream and y the output of a sublayer (after relu with gate_relu).
-   w0 .. w5 and b0, b1 are the fields w and b of stx_comp_gate. sig is the sigmoid. In the
-   backward formulas, g = dout and z' = z (1 - z), and dp, dz, dreset and dcand are the
-   gradients with respect to the arguments of sig and tanh:
+   Gates. x is the residual stream and y the output of a sublayer (after a ReLU if
+   gate_relu is set). w0 .. w5 and b0, b1 are the fields w and b of stx_comp_gate. sig
+   is the sigmoid. In the backward formulas, g = dout and z' = z (1 - z), and dp, dz,
+   dreset and dcand are the gradients with respect to the arguments of sig and tanh:
 
        residual   out = x + y
                       dx = dy = g
@@ -269,7 +269,7 @@
        Vectors         stx_comp_segment, for speech, agents or classification. The model
                        needs no vocab, but functions such as stx_comp_nll require one.
        Step by step    stx_comp_gen_step and _feed, for generation and for agents that
-                       act. Their results equal those of whole segments.
+                       act. The results equal those of whole segments.
    When a new text begins in a stream, stx_comp_state_reset_stream and
    stx_comp_gen_reset_stream empty the memory of that stream.
 
@@ -311,10 +311,10 @@
    gate_relu. The port behaves like STX_COMP_STORE_ROTATE, although
    STX_COMP_STORE_OUTPUT was intended. The paper trains with Adam and clips the gradient
    to norm 0.1. The learning rate rises from 1e-6 to 3e-4 over 4,000 updates (16,000 for
-   word-level models) and then follows a cosine down over 100,000 (500,000). After
+   word-level models) and then decays along a cosine over 100,000 (500,000). After
    60,000 updates, the weights are updated only every fourth step, with the accumulated
-   gradients of four steps. Late in training, fewer and larger updates do better, while
-   a smaller learning rate does worse.
+   gradients of four steps. Late in training, fewer and larger updates improve the
+   result, whereas a smaller learning rate harms it.
 
    Cost of the forward pass of a memory layer, in multiply-adds per stream and full
    segment (T = S), with keys = c + n + S and kv = kv_heads hd:
@@ -329,23 +329,23 @@
                         mogrify 5 S D^2          residual 0
        Wpos (xl)        keys D^2
 
-   Of the cost of Wkv, 2 kv D (c + n) is for memory rows, and their gradient costs the
-   same again. stx_comp_gen avoids this cost by caching keys and values. A state holds B
-   D sum_l (M_l + C_l) elements, and a stx_comp_gen holds 4 B D sum_l (M_l + C_l + S)
-   more. kv_heads < heads saves only weights and their matmuls, because attention reads
-   a copy of the keys and values for each head.
+   Of the cost of Wkv, 2 kv D (c + n) is for memory rows, and computing the gradient of
+   Wkv from these rows costs the same again. stx_comp_gen avoids this cost by caching
+   keys and values. A state holds B D sum_l (M_l + C_l) elements, and a stx_comp_gen
+   holds 4 B D sum_l (M_l + C_l + S) more. kv_heads < heads saves only weights and their
+   matmuls, because attention reads a copy of the keys and values for each head.
 
    Fidelity to the PyTorch port (compressive-transformer-pytorch 0.4.0) and to the paper
-       Identical in double to within 1e-10, with every option: logits, losses, memories
-       and all gradients (tested against independent float64 code).
+       In double, with every option, logits, losses, memories and all gradients agree to
+       within 1e-10 (tested against independent float64 code).
 
        Corrected. Flags of `literal` restore these accidental behaviours of the port:
            STX_COMP_LITERAL_ROWS    the row of the positional table for a distance is
                                     (S + n + c) - 1 - dist, with the current n and c.
                                     Default: (S + M + C) - 1 - dist. Both are equal once
                                     the memories are full.
-           STX_COMP_LITERAL_PAD     e mod r rows of zeros are put before the e old rows,
-                                    and G = floor((e + e mod r) / r), so the newest
+           STX_COMP_LITERAL_PAD     e mod r rows of zeros precede the e old rows, and
+                                    G = floor((e + e mod r) / r), so the newest
                                     (e + e mod r) mod r rows are lost. (If G is 0, the
                                     port fails, and seqtx discards all e rows.) Default:
                                     G = ceil(e / r), zeros fill up the last group, and no
@@ -355,20 +355,21 @@
                                     rows that were compressed.
            STX_COMP_LITERAL_MASK    padding enters the memory, is attended to there like
                                     text, and counts in the means of the nll and the aux
-                                    loss. A padded query sees only the memory. If that is
-                                    empty, it sees all keys of its segment, including
-                                    later ones, with equal weight. Default: padding is
-                                    never a key, does not count in means, and padded
-                                    queries have an attention output of 0.
+                                    loss. A padded query sees only the memory. If the
+                                    memory is empty, the query sees all keys of its
+                                    segment, including later ones, with equal weight.
+                                    Default: padding is never a key and does not count in
+                                    means, and the attention output of padded queries
+                                    is 0.
            STX_COMP_LITERAL_FREEZE  Wkv of a layer stops learning at the layer's first aux
-                                    loss. Default: it is constant in the aux loss only.
-       Another accidental behaviour is a value of `recurrence`:
+                                    loss. Default: Wkv is constant in the aux loss only.
+       Another accidental behaviour is selected by `recurrence`:
            STX_COMP_STORE_ROTATE    at the start of every stx_comp_segment, even with
                                     T < S, each memory layer takes over the memories of
                                     the next higher memory layer, and the top layer takes
                                     over those of the lowest. A row is compressed by the
                                     convolution of the layer that evicts it. stx_comp_gen
-                                    rotates once per segment, the port at every token.
+                                    rotates once per segment, but the port at every token.
                                     stx_comp_state_get returns the memory as the last call
                                     left it. Default: each layer keeps its memories, as in
                                     the paper (STX_COMP_STORE_INPUT). In ERNIE-Doc, which
@@ -384,18 +385,18 @@
        Improved: M and C can be 0, M can be less than S, evaluation can use other M and
        C, streams can be reset individually, and generation caches keys and values.
 
-       Different: tensor layouts. Convolutions are (D,taps D), decoders (taps D,D),
-       dilated ones (D,2 D) and key_pe is (rows,D); tools/convert.py permutes the port's
-       (out,in,taps), (in,out,taps), (out,in,2) and (H,rows,hd). The paper does not
-       specify how usage is measured, the zeros before dilated convolutions or the
-       shorter last group; these are our choices.
+       Different: tensor layouts. Convolutions are (D,taps D), dilated convolutions
+       (D,2 D), decoders (taps D,D) and key_pe (rows,D); tools/convert.py permutes the
+       port's (out,in,taps), (out,in,2), (in,out,taps) and (H,rows,hd). The paper does
+       not specify how usage is measured, how many zeros precede a dilated convolution,
+       or that the last group may be shorter; these are our choices.
 
        Omitted: adaptive embedding and softmax (the paper's WikiText-103); the authors'
        separate projection and bias for positions of compressed rows; clamped positions;
        mogrifiers with biases.
 
    Checkpoints of the port can be converted to and from seqtx; docs/convert.md lists the
-   names of the tensors.
+   tensor names.
 
    Arguments of the port's constructor and the corresponding fields of stx_comp_desc
 
@@ -427,8 +428,8 @@
    Easy to get wrong
        - The memory stores h, already normalised. It does not store keys, which are
          computed with the current weights in every step. With STX_COMP_STORE_OUTPUT, it
-         stores layer outputs, and the layer normalises them when it reads them, so they
-         train its norm.
+         stores layer outputs. The layer normalises them on every read, so they train
+         the layer's norm.
        - A segment attends to the compressed memory as it was before the call. The next
          segment is the first to see the rows that this one adds.
        - gru keeps x where z is near 1, gtrxl where z is near 0. The bias is subtracted in
@@ -496,12 +497,12 @@ enum {
 
 /* stx_comp_desc.positions */
 enum {
-    STX_COMP_POSITIONS_LEARNED = 0, /* a table for all layers, with a slice for each head */
+    STX_COMP_POSITIONS_LEARNED = 0, /* one table for all layers, with a slice per head */
     STX_COMP_POSITIONS_XL           /* Transformer-XL's projected sines */
 };
 
-/* stx_comp_desc.gate, up to STX_COMP_GATE_GTRXL. The kinds after STX_COMP_GATES can
-   only be used in stx_comp_gate_args. */
+/* stx_comp_desc.gate, up to STX_COMP_GATE_GTRXL. The kinds from STX_COMP_GATE_RESET on
+   can only be used in stx_comp_gate_args. */
 enum {
     STX_COMP_GATE_RESIDUAL = 0,
     STX_COMP_GATE_GRU,
@@ -510,7 +511,7 @@ enum {
     STX_COMP_GATE_HIGHWAY,
     STX_COMP_GATE_SIGTANH,
     STX_COMP_GATE_GTRXL,
-    STX_COMP_GATES,                 /* number of gates */
+    STX_COMP_GATES,                 /* number of kinds above */
     STX_COMP_GATE_RESET = STX_COMP_GATES,
     STX_COMP_GATE_MOGRIFY,
     STX_COMP_GATE_GLU
@@ -521,21 +522,21 @@ enum {
     STX_COMP_STORE_INPUT = 0,       /* h, the layer's normalised input */
     STX_COMP_STORE_OUTPUT,          /* the layer's output, normalised when it is read */
     STX_COMP_STORE_ROTATE           /* h; each call moves every memory down one memory layer, and
-                                       the lowest to the top */
+                                       the lowest one to the top */
 };
 
 enum { STX_COMP_MAX_DILATIONS = 8 };
 
-#define STX_COMP_NO_ROWS SIZE_MAX   /* stx_comp_desc.mem and cmem, where 0 means a default */
+#define STX_COMP_NO_ROWS SIZE_MAX   /* stx_comp_desc.mem, cmem: no rows (0: default) */
 
-/* Flags of stx_comp_desc.literal. Each restores accidental behaviour; see Fidelity. */
+/* Flags of stx_comp_desc.literal. Each restores an accidental behaviour; see Fidelity. */
 enum {
     STX_COMP_LITERAL_ROWS   = 1,        /* requires STX_COMP_POSITIONS_LEARNED */
     STX_COMP_LITERAL_PAD    = 2,        /* requires STX_COMP_COMPRESS_CONV */
     STX_COMP_LITERAL_TARGET = 4,        /* requires STX_COMP_AUX_ATTENTION */
     STX_COMP_LITERAL_MASK   = 8,        /* incompatible with STX_COMP_COMPRESS_USED */
     STX_COMP_LITERAL_FREEZE = 16,       /* requires STX_COMP_AUX_ATTENTION */
-    STX_COMP_LITERAL        = 1 << 30   /* all that apply to the model */
+    STX_COMP_LITERAL        = 1 << 30   /* all flags that apply to the model */
 };
 
 /* Configuration of a model. Zero means the default, which is given after "0:". */
@@ -565,10 +566,10 @@ typedef struct stx_comp_desc {
     /* compression */
     size_t ratio;           /* r; 0: 4 */
     int    compress;        /* STX_COMP_COMPRESS_CONV .. _DROP */
-    size_t overlap;         /* conv: the kernel also reads this many older rows */
-    int    conv_no_bias;    /* conv: 1: no bias */
-    size_t dilation[STX_COMP_MAX_DILATIONS], dilations;     /* dilated: the dilations and
-                                                               their number; 0: 1, 2, 4 */
+    size_t overlap;         /* conv: number of older rows that the kernel also reads */
+    int    conv_no_bias;    /* 1: no bias. STX_COMP_COMPRESS_CONV only */
+    size_t dilation[STX_COMP_MAX_DILATIONS], dilations;     /* the dilations and their number; 0:
+                                                               1, 2, 4. _DILATED only */
     int    aux;             /* STX_COMP_AUX_AUTO .. STX_COMP_AUX_NONE */
     double aux_weight;      /* weight of the aux loss; 0: 1 */
     size_t bptt;            /* STX_COMP_AUX_BPTT: number of later segments whose loss
@@ -577,7 +578,7 @@ typedef struct stx_comp_desc {
     /* layers */
     int    positions;       /* STX_COMP_POSITIONS_LEARNED or _XL */
     int    norm_after;      /* 1: layer norm after each gate; 0: before each sublayer */
-    int    final_norm;      /* 1: a layer norm after the last layer */
+    int    final_norm;      /* 1: layer norm after the last layer */
     int    glu;             /* 1: gelu(p_1) p_2 in the feed-forward network */
     int    tied;            /* 1: the output head uses the embedding as its weight */
     int    gate;            /* STX_COMP_GATE_RESIDUAL .. _GTRXL */
@@ -595,15 +596,14 @@ typedef struct stx_comp_desc {
     double ff_dropout;      /* inside the feed-forward network */
     double aux_dropout;     /* of attention weights over new rows in the aux loss */
 
-    unsigned literal;       /* STX_COMP_LITERAL or flags. A flag that does not apply is an error.
-                               After creation, the model's desc has the flags in
-                               effect */
+    unsigned literal;       /* STX_COMP_LITERAL, or flags, which must all apply to the model. In
+                               the model's desc: the flags in effect */
     size_t recompute_layers;    /* number of layers to recompute in the backward pass,
                                    counted from the last, to save memory; SIZE_MAX: all */
 } stx_comp_desc;
 
-/* Weights of a gate; see the manual. Those that its kind does not have are NULL. Their
-   names in checkpoints are:
+/* Weights of a gate; see the manual. Weights that its kind does not have are NULL. The
+   checkpoint names are:
 
        kind              w0 ..                     shape    b0, b1              shape
        gru               weight_ih, weight_hh      (3D,D)   bias_ih, bias_hh    (3D)
@@ -612,7 +612,7 @@ typedef struct stx_comp_desc {
        sigtanh           w, u                      (D,D)    b                   (D)
        gtrxl             wr, ur, wz, uz, wg, ug    (D,D)    b                   (D)
 
-   gru has three row blocks: reset, z and cand. */
+   The tensors of gru have three row blocks: reset, z and cand. */
 typedef struct stx_comp_gate {
     stx_tensor *w[6], *b[2];
     stx_tensor *mogrify[4];     /* q0 (k,D), q1 (D,k), r0 (k,D), r1 (D,k); k = floor(D / 4) */
@@ -623,11 +623,11 @@ typedef struct stx_comp_layer {
     int    memory;                          /* 1: a memory layer */
     size_t M, C;                            /* capacities; 0 without memory */
     stx_tensor *attn_gain, *attn_shift;     /* (D) */
-    stx_tensor *wq, *wkv, *wo, *bo;         /* (D,D) (2 kv_heads hd,D), keys first; (D,D) (D) */
+    stx_tensor *wq, *wkv, *wo, *bo;         /* (D,D); (2 kv_heads hd,D), keys first; (D,D); (D) */
     stx_tensor *wpos, *u, *vb;              /* Wpos (D,D), u and vb (H,hd):
                                                STX_COMP_POSITIONS_XL only */
     stx_tensor *conv, *conv_bias;           /* (D,taps D), column t D + channel; (D). These and the
-                                               next two exist only if C > 0 */
+                                               next two fields are NULL if C is 0 */
     stx_tensor *dilated[STX_COMP_MAX_DILATIONS];    /* (D,2 D): [K0 K1] */
     stx_tensor *decoder;                    /* Dec (taps D,D), row t D + channel:
                                                STX_COMP_AUX_AUTOENCODE only */
@@ -657,17 +657,18 @@ typedef struct stx_comp {
                                                as in key_pe */
     stx_tensor     *final_gain, *final_shift;
     stx_comp_layer *layer;                  /* [layers] */
-    size_t          taps, before;           /* taps: rows that a compressed row is computed from, r
-                                               + overlap. before: number of rows before
-                                               a group that convolutions read */
+    size_t          taps, before;           /* taps: number of rows that a compressed row is
+                                               computed from, r + overlap. before: number
+                                               of preceding rows that the convolutions of
+                                               a group also read */
     size_t          A;                      /* number of layers with C > 0 */
     stx_tensor    **aux, **rel_error;       /* [layers], (1) each: aux loss and relative squared
-                                               error of the last forward pass, valid in
-                                               this step. NULL if nothing was evicted,
-                                               or in evaluation. In a process group,
-                                               rel_error is that of this rank, and aux
-                                               is scaled so that its mean over all ranks
-                                               is the aux loss of the batch */
+                                               error of the last forward pass, valid until
+                                               the next stx_begin. NULL if nothing was
+                                               evicted, or in evaluation. In a process
+                                               group, rel_error covers only this rank, and
+                                               aux is scaled so that its mean over all
+                                               ranks is the aux loss of the batch */
 } stx_comp;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc and
@@ -678,9 +679,9 @@ STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc);
 /* The model's parameters, owned by the context; NULL if m is NULL. */
 STX_DEF stx_params *stx_comp_params(stx_comp *m);
 
-/* Number of parameter elements of a model with this desc. Tied parameters count once.
-   Nothing is created. Returns 0, without setting an error, if the desc is invalid, and
-   SIZE_MAX if the number does not fit in size_t. */
+/* Returns the number of parameter elements of a model with this desc, without creating
+   it. Tied parameters count once. Returns 0, without setting an error, if the desc is
+   invalid, and SIZE_MAX if the number does not fit in size_t. */
 STX_DEF size_t stx_comp_count(const stx_comp_desc *desc);
 
 
@@ -696,12 +697,13 @@ typedef struct stx_comp_state {
                                stx_comp_state_create_sized */
     stx_memory *mem, *comp; /* rows of layer l, (B,n,D) and (B,c,D), oldest first, with
                                n = mem->layer[l].count and c = comp->layer[l].count */
-    stx_memory *usage;      /* STX_COMP_COMPRESS_USED, else NULL: (B,n,2), the attention that each
-                               row of mem received, and the number of queries */
+    stx_memory *usage;      /* STX_COMP_COMPRESS_USED, else NULL: (B,n,2), for each row of mem the
+                               attention that it received and the number of queries */
     stx_memory *source;     /* STX_COMP_AUX_BPTT, else NULL: the rows from which the newest
                                compressed rows were made */
-    size_t   *pushed;       /* (B): rows that each stream has pushed since it began; capped at
-                               pushed_max, because larger counts make no difference */
+    size_t   *pushed;       /* (B): number of rows that each stream has pushed since it began;
+                               capped at pushed_max, because larger counts make no
+                               difference */
     size_t    pushed_max;
 } stx_comp_state;
 
@@ -710,10 +712,10 @@ typedef struct stx_comp_state {
 STX_DEF stx_comp_state *stx_comp_state_create(stx_comp *m, size_t B);
 
 /* Like stx_comp_state_create, but with capacities that can differ from the model's.
-   mems and cmems have L elements each; NULL means the model's. Values for layers
-   without memory are ignored. cmems must be 0 in memory layers without compressed
-   memory. Distances beyond a learned table use the row of its largest distance;
-   STX_COMP_POSITIONS_XL has no limit. */
+   mems and cmems have L elements each; NULL means the model's capacities. Values for
+   layers without memory are ignored. cmems must be 0 in memory layers without
+   compressed memory. Distances beyond a learned table use the row of its largest
+   distance; STX_COMP_POSITIONS_XL has no limit. */
 STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const size_t *mems,
                                                     const size_t *cmems);
 
@@ -722,25 +724,25 @@ STX_DEF void stx_comp_state_free(stx_comp_state *s);
 /* Empties the memory. Does nothing after an error. */
 STX_DEF void stx_comp_state_reset(stx_comp_state *s);
 
-/* Empties the memory of stream b, for example when a new text begins in it. The next
-   segments give the same results as with an empty state, up to rounding. Sets an error
-   if b >= B, or with STX_COMP_LITERAL_ROWS, _PAD or _MASK, which derive positions,
-   padding and keys from a row count shared by all streams. */
+/* Empties the memory of stream b, for example when a new text begins in it. Its next
+   segments then give the same results as from an empty state, up to rounding. Sets an
+   error if b >= B, or with STX_COMP_LITERAL_ROWS, _PAD or _MASK, which derive
+   positions, padding and keys from a row count shared by all streams. */
 STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b);
 
-/* Copies the memory of streams from_b .. from_b + streams - 1 of from to streams b .. b
-   + streams - 1 of to, for example to regroup batches. Both states must have the same
-   model and the same capacities. Returns 1, or sets an error and returns 0. */
+/* Copies the memory of streams from_b .. from_b + streams - 1 of `from` to streams b ..
+   b + streams - 1 of `to`, for example to regroup batches. Both states must have the
+   same model and the same capacities. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_state *from,
                                 size_t from_b, size_t streams);
 
-/* Copies the memory of layer l to or from host memory. get writes its n =
-   mem->layer[l].count rows (B,n,D) and its c = comp->layer[l].count compressed rows
-   (B,c,D), oldest first; either pointer may be NULL. set replaces both memories, where
-   n <= M[l] and c <= C[l], and resets the usage. With STX_COMP_STORE_ROTATE, the rows
-   are those that the last call moved to layer l. get fails while a stream lacks rows,
-   after a reset or because of padding, because plain values cannot mark a row as
-   missing. Both return 1, or set an error and return 0. */
+/* Copy the memory of layer l to or from host memory. stx_comp_state_get writes the n =
+   mem->layer[l].count memory rows (B,n,D) and the c = comp->layer[l].count compressed
+   rows (B,c,D), oldest first; either pointer may be NULL. stx_comp_state_set replaces
+   both memories (n <= M[l], c <= C[l]) and resets the usage. With STX_COMP_STORE_ROTATE,
+   layer l is counted after the rotation of the last call. stx_comp_state_get fails while
+   a stream lacks rows, after a reset or because of padding, because plain values cannot
+   mark a row as missing. Both return 1, or set an error and return 0. */
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp);
 STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem, size_t n,
                                const stx_real *comp, size_t c);
@@ -771,21 +773,21 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
    are discarded and the memory is unchanged, except that STX_COMP_STORE_ROTATE moves the
    memories at the start of every call. To run token by token, use stx_comp_gen.
 
-   Gradients reach h but not the memory. Do not call it with out inside stx_recompute.
-   Returns NULL and sets an error if the shapes do not match or a memory belongs to
-   another model. */
+   Gradients reach h but not the memory. Inside stx_recompute, out must be NULL. Returns
+   NULL and sets an error if the shapes do not match or a memory belongs to another
+   model. */
 STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *pad,
                                      const stx_comp_state *in, stx_comp_state *out);
 
 /* ids (B,T) -> vectors (B,T,D): embedding, and the input projection if E != D. */
 STX_DEF stx_tensor *stx_comp_embed(stx_comp *m, const stx_ids *ids);
 
-/* ids (B,T) -> last hidden states (B,T,D): stx_comp_embed and stx_comp_segment. */
+/* ids (B,T) -> last hidden states (B,T,D): stx_comp_embed, then stx_comp_segment. */
 STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_ids *pad,
                                      const stx_comp_state *in, stx_comp_state *out);
 
 /* Hidden states (B,T,D) -> logits (B,T,V), which are differentiable, or log
-   probabilities (B,T,V), which are not. Both return NULL after an error. */
+   probabilities (B,T,V), which are not. Both functions return NULL after an error. */
 STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h);
 
@@ -795,22 +797,22 @@ STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targets,
                                  const stx_ids *pad);
 
-/* ids (B,T) and targets (B,T) -> (1): stx_comp_forward and stx_comp_nll. */
+/* ids (B,T) and targets (B,T) -> (1): stx_comp_forward, then stx_comp_nll. */
 STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids *targets,
                                   const stx_ids *pad, const stx_comp_state *in,
                                   stx_comp_state *out);
 
-/* The weighted aux loss of the last forward pass, (aux_weight / A) sum_l aux_l -> (1).
-   Its gradients reach only the compression. It is 0 in evaluation, and if nothing was
+/* The weighted aux loss (1) of the last forward pass, aux_weight / A sum_l aux_l. Its
+   gradients reach only the compression. It is 0 in evaluation, and if nothing was
    compressed. */
 STX_DEF stx_tensor *stx_comp_aux(stx_comp *m);
 
 /* Adds the weighted aux loss of the last forward pass to nll (1). Returns nll itself if
-   there is none. Call stx_backward on the result. */
+   there is no aux loss. Call stx_backward on the result. */
 STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll);
 
-/* The key for stx_step_run: a hash of everything that the host decides in a step with
-   these tokens and this memory, any of which may be NULL. salt is hashed too: for a
+/* Returns the key for stx_step_run: a hash of all host-side decisions in a step with
+   ids, targets and memory s, each of which may be NULL. The hash includes salt: for a
    step with several parts or memories, pass the key of one as the salt of the next.
    Padding is not part of the key, so do not replay steps with padding. */
 STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets,
@@ -819,27 +821,28 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
 
 // >>api: generation
 
-/* Evaluates step by step with cached keys and values. The results equal those of whole
-   segments up to rounding, however many tokens each call feeds. The memory moves when a
-   segment is full, that is, after every S tokens; STX_COMP_STORE_ROTATE also rotates
-   once per segment. Padding is not supported; see the manual. After the parameters
-   change, reset the generator or create a new one. */
+/* A generator, which evaluates step by step with cached keys and values. The results
+   equal those of whole segments up to rounding, however many tokens each call feeds.
+   Rows enter the memory when a segment is full, that is, after every S tokens;
+   STX_COMP_STORE_ROTATE also rotates once per segment. Padding is not supported; see
+   the manual. After the parameters change, reset the generator or create a new one. */
 typedef struct stx_comp_gen {
     stx_comp       *model;
     size_t          B;
     stx_comp_state *state;      /* the memory at the start of this segment */
-    size_t          at;         /* tokens of this segment so far, less than S */
+    size_t          at;         /* number of tokens of this segment so far, less than S */
     stx_cache      *cache;      /* keys and values of each layer, for compressed memory, memory and
                                    this segment */
     stx_real      **rows;       /* [layers], (B,S,D) in memory layers: the rows that this segment
                                    adds to the memory */
-    stx_real      **usage;      /* STX_COMP_COMPRESS_USED: (B,M,2) */
+    stx_real      **usage;      /* STX_COMP_COMPRESS_USED: [layers], (B,M,2), as in
+                                   stx_comp_state */
     stx_real      **pe;         /* projected sines of each layer (reach,D), or a learned table in
                                    pe[0], extended to `reach` rows */
     int32_t        *pad;        /* (B,S), on the host: nonzero for tokens fed before their stream
                                    was reset */
     int             masked;     /* 1: an element of pad is nonzero */
-    int             stale;      /* 1: the cache has to be recomputed from the state */
+    int             stale;      /* 1: the cache must be recomputed from the state */
     size_t          reach;      /* number of distances: S + max M + max C */
 } stx_comp_gen;
 
@@ -847,7 +850,7 @@ typedef struct stx_comp_gen {
    memory runs out. It is freed by stx_comp_gen_free, or with the context. */
 STX_DEF stx_comp_gen *stx_comp_gen_create(stx_comp *m, size_t B);
 
-/* Like stx_comp_gen_create, but with other capacities than the model's; see
+/* Like stx_comp_gen_create, but with capacities that can differ from the model's; see
    stx_comp_state_create_sized. */
 STX_DEF stx_comp_gen *stx_comp_gen_create_sized(stx_comp *m, size_t B, const size_t *mems,
                                                 const size_t *cmems);
@@ -874,9 +877,9 @@ STX_DEF stx_tensor *stx_comp_gen_step(stx_comp_gen *g, stx_tensor *h);
    forward pass and its backward pass. */
 STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, size_t n);
 
-/* The model as a table of functions, for programs that accept any model family. The
-   window arguments must be 0: use stx_comp_state_create_sized for other capacities in
-   evaluation. If m is NULL or has no vocab, all fields are NULL. */
+/* Returns the model as a table of functions, for programs that accept any model family.
+   The window arguments must be 0: use stx_comp_state_create_sized for other capacities
+   in evaluation. If m is NULL or has no vocab, all fields are NULL. */
 STX_DEF stx_lm stx_comp_as_lm(stx_comp *m);
 
 
@@ -890,20 +893,20 @@ STX_DEF stx_lm stx_comp_as_lm(stx_comp *m);
        G_b    = ceil((rows - first[b]) / step)
 
    The second form is for streams that began later than others: the rows of stream b
-   begin at first[b], its groups are counted from there, and its G_b groups are the
-   last (newest) of the result. A row is missing if it is outside [0, rows), before
-   first[b], or marked in pad. Kernels skip missing rows or read them as 0. */
+   begin at first[b], its groups start there, and its G_b groups are the last (newest)
+   of the result. A row is missing if it is outside [0, rows), before first[b], or
+   marked in pad. Kernels skip missing rows or read them as 0. */
 typedef struct stx_comp_groups {
     size_t B, rows, groups, taps, step, D;
     ptrdiff_t at;
     const int32_t *first;       /* (B), on the device, or NULL */
     const int32_t *pad;         /* (B,rows), on the device, nonzero: missing; or NULL */
-    size_t stride;              /* elements between streams in the rows that unfold, pool and
-                                   pick read; 0: rows D */
+    size_t stride;              /* stride between streams, in elements, of the rows that unfold,
+                                   pool and pick read; 0: rows D */
 } stx_comp_groups;
 
-/* Copies the row of each tap from rows (B,rows,D) to y (B,groups,taps,D), or 0 if the
-   row is missing. Adds to y if accumulate is set. */
+/* Copies the row of each tap from rows (B,rows,D) to y (B,groups,taps,D), with 0 for
+   missing rows. Adds to y if accumulate is set. */
 STX_KERNEL(stx_comp_unfold, (stx_ctx *x, stx_real *y, const stx_real *rows,
                              const stx_comp_groups *g, int accumulate))
 
@@ -918,19 +921,18 @@ STX_KERNEL(stx_comp_fold, (stx_ctx *x, stx_real *rows, const stx_real *y,
 STX_KERNEL(stx_comp_pool, (stx_ctx *x, stx_real *y, const stx_real *rows,
                            const stx_comp_groups *g, int max))
 
-/* Of the rows of stream b from first[b] on, copies the G_b most used to the last G_b
-   rows of y (B,groups,D), in chronological order. The rows before them are 0. If first
-   is NULL, it counts as 0, and G_b = groups. taps and at are not read. usage
-   (B,rows,2), in full precision, has a stride of usage_batch_stride elements between
-   streams. The usage of row j is usage[0] / usage[1], or 0 if usage[1] is 0. Of equally
-   used rows, the newer ranks first. Missing rows rank last, oldest first, and are 0 in
-   y. */
+/* Of the rows of stream b, starting at first[b], copies the G_b most used to the last G_b
+   rows of y (B,groups,D), in chronological order. The other rows of y are 0. If first is
+   NULL, first[b] is 0 and G_b = groups. taps and at are not read. usage (B,rows,2), in
+   full precision, has a stride of usage_batch_stride elements between streams. The usage
+   of row j is usage[0] / usage[1], or 0 if usage[1] is 0. Of equally used rows, the newer
+   ranks first. Missing rows rank last, oldest first, and are 0 in y. */
 STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
                            size_t usage_batch_stride, const stx_comp_groups *g))
 
-/* Adds to the usage of keys first .. first + n - 1. Call it after the forward kernel of
-   the attention, with the same a. The attention must not use a learned span, eps or
-   persistent vectors:
+/* Adds to the usage of keys first .. first + n - 1. Call it after the attention's
+   forward kernel, with the same arguments `a`. The attention must not use a learned
+   span, eps or persistent vectors:
 
        usage[b][j][0] += 1/H sum_h sum_i softmax weight of key first + j for query i,
                          before dropout
@@ -942,10 +944,11 @@ STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const 
 STX_KERNEL(stx_comp_usage, (stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
                             const stx_attention_args *a, size_t first, size_t n))
 
-/* The squared error between a and target, over the rows that skip does not mark:
+/* Arguments of the squared error between `a` and target, over the rows not marked in
+   skip:
 
        loss = sum (a - target)^2 / count
-       rel_error = sum (a - target)^2 / sum target^2       0 if that sum is 0
+       rel_error = sum (a - target)^2 / sum target^2       0 if sum target^2 is 0
 
    The backward kernel computes da = 2 dloss (a - target) / count, which is 0 in marked
    rows. It adds to da if accumulate is set. */
@@ -979,13 +982,14 @@ STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, const stx_comp_error_args *e))
                               out = (1 - z) x + z cand
        STX_COMP_GATE_RESET    out = sig(p0 + p1) x
        STX_COMP_GATE_MOGRIFY  out = 2 sig(p0) x
-       STX_COMP_GATE_GLU      out = gelu(p0_1) p0_2 of the feed-forward network, without x
+       STX_COMP_GATE_GLU      out = gelu(p0_1) p0_2, in the feed-forward network; no x
 
-   p0 and p1 of gru (N,3D) have the blocks reset, z and cand; p0 of glu (N,2D) has two
-   halves. The backward kernel reads dout and the inputs, and writes the gradients of all
-   inputs, or adds to them if accumulate is set. For gru and glu, it also computes the
-   gradient of the bias that was added to p[k]: it adds the sum of all rows of dp[k] to
-   db[k]. In that case, dp[k] must be 0 before the call if accumulate is set. */
+   For gru, p0 and p1 (N,3D) consist of the blocks reset, z and cand; for glu, p0 (N,2D)
+   consists of two halves. The backward kernel reads dout and the inputs, and writes the
+   gradients of all inputs, or adds to them if accumulate is set. For gru and glu, it
+   also computes the gradient of the bias that was added to p[k]: it adds the sum of all
+   rows of dp[k] to db[k]. In that case, dp[k] must be 0 before the call if accumulate
+   is set. */
 typedef struct stx_comp_gate_args {
     int    kind, accumulate;
     size_t N, D;
@@ -1003,8 +1007,8 @@ STX_KERNEL(stx_comp_gate_fwd, (stx_ctx *x, const stx_comp_gate_args *a))
 STX_KERNEL(stx_comp_gate_bwd, (stx_ctx *x, const stx_comp_gate_args *a))
 
 /* Computes in double, in host memory, what stx_comp_usage adds to usage[..][0], and
-   stores it in sum (B,n). It is the definition for readers and the reference for tests.
-   work has 2 stx_attention_keys(a) elements. */
+   stores it in sum (B,n). It is a plain definition for readers and the reference for
+   tests. work has 2 stx_attention_keys(a) elements. */
 STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size_t first,
                                   size_t n, double *work);
 
@@ -1058,7 +1062,7 @@ typedef struct stx__comp_group_job {
     const stx_real *from;
     int             accumulate;     /* unfold only */
     int             max;            /* pool only */
-    const stx_real *usage;          /* pick only, as is the stride */
+    const stx_real *usage;          /* pick only, like the next field */
     size_t          usage_batch_stride;
 } stx__comp_group_job;
 
@@ -1158,7 +1162,7 @@ STX_DEF void stx_comp_pool(stx_ctx *x, stx_real *y, const stx_real *rows, const 
     stx_parallel(x, g->B * g->groups, g->B * g->groups * g->taps * g->D, stx__comp_pool_part, &j);
 }
 
-/* Returns 1 if row i of a stream ranks before row k. */
+/* Returns 1 if row i of a stream ranks before row k; see stx_comp_pick. */
 static int stx__comp_more_used(const int32_t *pad, const stx_real *usage, size_t i, size_t k) {
     const int missing = pad && pad[i];
     stx_real use_i, use_k;
@@ -1224,8 +1228,8 @@ static void stx__comp_back_by_unfold(stx_ctx *x, stx_tensor *y, stx_tensor *cons
     if (d) STX_RUN(x, stx_comp_unfold, (x, d, y->grad, g, !fresh));
 }
 
-/* Returns a (B,T,D) with zeros where pad (B,T) is nonzero, or a itself if pad is NULL.
-   All rows of a stream form one group. */
+/* Returns `a` (B,T,D) with zeros where pad (B,T) is nonzero, or `a` itself if pad is
+   NULL. All rows of a stream form one group. */
 static stx_tensor *stx__comp_zero_rows(stx_ctx *x, stx_tensor *a, const stx_ids *pad) {
     stx_comp_groups *g;
     stx_tensor *y;
@@ -1254,7 +1258,7 @@ static stx_tensor *stx__comp_fold_op(stx_ctx *x, stx_tensor *y, const stx_comp_g
 
 // >>usage
 
-/* Sums the softmax weights of a key over all queries and averages them over the
+/* Sums the softmax weights of each key over all queries and averages them over the
    heads. */
 STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size_t first,
                                   size_t n, double *work) {
@@ -1320,7 +1324,7 @@ typedef struct stx__comp_usage_job {
     size_t    usage_batch_stride, first, n;
 } stx__comp_usage_job;
 
-/* Adds the weights of keys j0 .. j1 - 1 for query i of head h to sum. Each weight is
+/* Adds the weights of keys j0 .. j1 - 1 for query i of head h to `sum`. Each weight is
    recomputed from its score and the statistics of the softmax row. */
 static void stx__comp_usage_query(stx_ctx *x, const stx__comp_usage_job *u, size_t b, size_t h,
                                   size_t i, size_t j0, size_t j1, double *sum) {
@@ -1442,9 +1446,9 @@ static void stx__comp_error_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *i
     if (e->da) STX_RUN(x, stx_comp_error_bwd, (x, e));
 }
 
-/* Returns the mean of (a - target)^2, (1), over the rows of a (..,D) that skip does not
-   mark. These have `count` elements in all. target is a constant. rel_error receives
-   that of stx_comp_error_fwd. */
+/* Returns the mean (1) of (a - target)^2 over the rows of `a` (..,D) that are not
+   marked in skip. These rows have `count` elements in total. target is a constant.
+   *rel_error receives the rel_error of stx_comp_error_fwd. */
 static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *target,
                                       const stx_ids *skip, double count, stx_tensor **rel_error) {
     stx_tensor *y = stx_new_f32(x, 1, 0, 0, 0), *in[2];
@@ -1472,8 +1476,8 @@ static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *tar
 
 // >>gates
 
-/* Gates are computed in blocks of columns. Each block is computed into arrays on the
-   stack first. They cannot overlap the gate's arrays, so the compiler can vectorise the
+/* Gates are computed in blocks of columns. Each block is first computed into arrays on
+   the stack. These cannot overlap the gate's arrays, so the compiler can vectorise the
    loops. */
 enum { STX__COMP_BLOCK = 64 };
 
@@ -1774,8 +1778,7 @@ STX_DEF void stx_comp_gate_bwd(stx_ctx *x, const stx_comp_gate_args *a) {
 }
 
 /* Inputs of the gate op: x, y, p0 .. p3, and the biases added to p0 and p1 if the
-   gate's kernel computes their gradients. Those that the kind does not have are
-   NULL. */
+   gate's kernel computes their gradients. Inputs that the kind does not have are NULL. */
 enum {
     STX__COMP_IN_X    = 0,
     STX__COMP_IN_Y    = 1,
@@ -1818,7 +1821,7 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
     STX_RUN(x, stx_comp_gate_bwd, (x, a));
 }
 
-/* The elementwise part of a gate as an op -> (B,T,D). in is indexed by STX__COMP_IN_X
+/* The elementwise part of a gate as an op -> (B,T,D). in[] is indexed by STX__COMP_IN_X
    etc. */
 static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in) {
     const stx_tensor *shape = in[kind == STX_COMP_GATE_GLU ? STX__COMP_IN_P : STX__COMP_IN_X];
@@ -1862,8 +1865,8 @@ static int stx__comp_in_range(stx_ctx *x, const char *field, size_t got, size_t 
     return 0;
 }
 
-/* Returns 1 if a field is 0 or the model allows other values. Otherwise, sets an
-   error. */
+/* Returns 1 if the field's value `got` is 0, or if the model allows other values.
+   Otherwise, sets an error and returns 0. */
 static int stx__comp_allowed(stx_ctx *x, const char *field, double got, int allowed,
                              const char *expected) {
     return got == 0 || allowed || stx__comp_bad(x, field, got, expected);
@@ -1873,8 +1876,8 @@ static int stx__comp_dropout(stx_ctx *x, const char *field, double p) {
     return (p >= 0 && p < 1) || stx__comp_bad(x, field, p, "0 <= p < 1");
 }
 
-/* Computes M and C of layer l from a desc whose sizes are resolved. Returns 1 if it is
-   a memory layer. */
+/* Computes M and C of layer l from a desc whose sizes have their defaults filled in.
+   Returns 1 if it is a memory layer. */
 static int stx__comp_sizes(const stx_comp_desc *d, size_t l, size_t *M, size_t *C) {
     int memory = !d->no_memory && !d->memory_layers;
     size_t i;
@@ -1941,7 +1944,7 @@ static int stx__comp_check_sizes(stx_ctx *x, stx_comp_desc *d) {
     return 1;
 }
 
-/* Checks that memory_layers has numbers from 1 to layers, and none of them twice. */
+/* Checks that memory_layers contains distinct layer numbers from 1 to `layers`. */
 static int stx__comp_check_layers(stx_ctx *x, const stx_comp_desc *d) {
     size_t i, k;
     if (d->no_memory && d->memory_layers)
@@ -2079,7 +2082,8 @@ static int stx__comp_check_literal(stx_ctx *x, stx_comp_desc *d) {
     }
     if (d->literal & ~all)
         return stx__comp_bad(x, "literal", (double)d->literal,
-                             "STX_COMP_LITERAL, or some of STX_COMP_LITERAL_ROWS to _FREEZE");
+                             "STX_COMP_LITERAL, or a combination of the flags "
+                             "STX_COMP_LITERAL_ROWS to _FREEZE");
     if (d->literal & STX_COMP_LITERAL) d->literal = apply;
     return 1;
 }
@@ -2105,7 +2109,7 @@ static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
     return 1;
 }
 
-/* Describes the embedding and the output head. Initialisers are as in PyTorch: normal
+/* Describes the embedding and the output head. The initialisers are PyTorch's: normal
    with standard deviation 1 for the embedding, and uniform in [-1/sqrt(columns),
    1/sqrt(columns)] for the rest. */
 static void stx__comp_describe_vocab_io(const stx_comp_desc *d, stx_vocab_io_desc *w) {
@@ -2121,9 +2125,9 @@ static void stx__comp_describe_vocab_io(const stx_comp_desc *d, stx_vocab_io_des
     w->bias = w->out_table;
 }
 
-/* Copies the desc, fills in the defaults, checks it and derives vocab_desc from it. If
-   it is invalid, returns 0 and, unless x is NULL, sets an error. Its lists are not
-   copied. */
+/* Copies the desc (but not its lists) to d, fills in the defaults, checks it and
+   derives vocab_desc from it. If it is invalid, returns 0 and, unless x is NULL, sets
+   an error. */
 static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_desc *d,
                              stx_vocab_io_desc *vocab_desc) {
     STX__FP_SCOPE;
@@ -2232,7 +2236,7 @@ static void stx__comp_gru_bias(stx_comp *m, stx_tensor *bias) {
     stx_block_free(m->ctx, v);
 }
 
-/* Creates the parameters of a gate. where is "attn" or "ff". */
+/* Creates the parameters of a gate. `where` is "attn" or "ff". */
 static void stx__comp_gate_params(stx_comp *m, size_t l, const char *where, stx_comp_gate *g) {
     static const char *const weight[STX_COMP_GATES][6] = {
         {NULL}, {"weight_ih", "weight_hh"}, {"w"}, {"w"}, {"w"}, {"w", "u"},
@@ -2267,8 +2271,8 @@ static void stx__comp_gate_params(stx_comp *m, size_t l, const char *where, stx_
     }
 }
 
-/* Returns S + max M + max C, one more than the largest distance. M and C have the sizes
-   of each layer; NULL means the model's. */
+/* Returns S + max M + max C, one more than the largest distance. M and C are the
+   capacities of each layer; NULL means the model's. */
 static size_t stx__comp_reach(const stx_comp *m, const size_t *M, const size_t *C) {
     size_t l, most_M = 0, most_C = 0;
     for (l = 0; l < m->desc.layers; l++) {
@@ -2438,11 +2442,11 @@ static stx_memory *stx__comp_rows_create(const stx_comp_state *s, const size_t *
 
 enum { STX__COMP_PARTS = 4 };
 
-/* Names of the parts in checkpoints. */
+/* Checkpoint names of the parts of a state, each after the caller's prefix */
 static const char *const stx__comp_part_name[STX__COMP_PARTS] = {"mem.", "comp.", "usage.",
                                                                  "source."};
 
-/* Lists the parts of a state in `part`. Parts that the model does not need are NULL. */
+/* Stores the parts of a state in part[]. Parts that the model does not need are NULL. */
 static void stx__comp_parts(const stx_comp_state *s, stx_memory **part) {
     part[0] = s->mem;
     part[1] = s->comp;
@@ -2554,13 +2558,13 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
     if (!s) return NULL;
     s->model = m;
     s->B = B;
-    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));     /* and C, widths */
+    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));     /* M, C, widths */
     s->pushed = (size_t *)stx_block(x, stx_bytes_of(B, sizeof *s->pushed, 1));
     if (s->M && s->pushed) {
         s->C = s->M + L;
         if (stx__comp_state_sizes(s, mems, cmems) && stx__comp_state_positions(s)) {
-            /* an eviction k <= bptt segments ago depends on min(pushed - k S, M), so
-               counting to max M + bptt S is enough; one more segment is a safety
+            /* an eviction k <= bptt segments ago depends on min(pushed - k S, M), so it
+               is enough to count to max M + bptt S; one more segment is a safety
                margin */
             s->pushed_max = stx__comp_largest(s->M, L) + m->desc.segment * (m->desc.bptt + 1);
             stx__comp_state_rows(s, s->C + L);
@@ -2611,12 +2615,12 @@ STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
     if (stx_ok(s->model->ctx)) s->pushed[b] = 0;
 }
 
-/* Returns the number of rows that the oldest stream has pushed. */
+/* Returns the largest number of rows that a stream has pushed. */
 static size_t stx__comp_most_pushed(const stx_comp_state *s) {
     return stx__comp_largest(s->pushed, s->B);
 }
 
-/* Checks that from can be copied to `to`. */
+/* Checks that `from` can be copied to `to`. */
 static int stx__comp_state_like(const stx_comp_state *to, const stx_comp_state *from) {
     const size_t sizes = 2 * to->model->desc.layers * sizeof *to->M;       /* of M and C */
     const char *got = NULL;
@@ -2641,9 +2645,9 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
     int i, discard_sources;
     if (!stx_ok(x) || !stx__comp_state_like(to, from)) return 0;
 
-    /* All streams of a state need sources that are cut into the same groups. If those
-       of `from` are cut into other groups, discard the sources: nothing is recompressed
-       then. */
+    /* All streams of a state must have sources that are cut into the same groups. If
+       the sources of `from` are cut differently, discard all sources, so that no
+       earlier eviction is recompressed. */
     discard_sources = streams < to->B && stx__comp_most_pushed(from) != stx__comp_most_pushed(to);
     for (l = 0; to->source && streams < to->B && l < to->model->desc.layers; l++)
         discard_sources |= from->source->layer[l].count != to->source->layer[l].count;
@@ -2736,7 +2740,7 @@ STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const ch
     return good;
 }
 
-/* Checks the numbers of rows that were loaded for layer l. */
+/* Checks the row counts that were loaded for layer l. */
 static int stx__comp_loaded_fits(const stx_comp_state *s, const char *prefix, size_t l) {
     stx_ctx *x = s->model->ctx;
     const size_t n = s->mem->layer[l].count, c = s->comp->layer[l].count;
@@ -2768,7 +2772,7 @@ static int stx__comp_load_pushed(stx_comp_state *s, const stx_file *f, const cha
         if (pushed > s->pushed_max) {
             stx_fail(x, STX_ERR_FORMAT,
                      "metadata \"%s\": expected at most %zu, got %llu; the file is damaged, or "
-                     "the model has other sizes", full, s->pushed_max, (unsigned long long)pushed);
+                     "the model's sizes differ", full, s->pushed_max, (unsigned long long)pushed);
             return 0;
         }
         s->pushed[b] = (size_t)pushed;
@@ -2808,17 +2812,17 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
 
 // >>memory: what a segment does to it
 
-/* What a layer does in one segment, decided on the host. Masks are nonzero for missing
+/* The plan for a layer in one segment, made on the host. Masks are nonzero for missing
    rows, and NULL if no row is missing. */
 typedef struct stx__comp_layer_plan {
     stx_comp *m;
     size_t l, B, T;
     size_t n, c;            /* rows in the memory and the compressed memory */
     size_t M, C;            /* their capacities */
-    size_t e, G;            /* number of evicted rows to compress, and of the groups they form; e
-                               is 0 unless the segment is full, C > 0 and G > 0 */
+    size_t e, G;            /* number of evicted rows to compress, and number of groups that they
+                               form; e is 0 unless the segment is full, C > 0 and G > 0 */
     size_t table_rows;      /* STX_COMP_LITERAL_ROWS: S + n + c of the fullest memory */
-    int    push;            /* 1: the segment is full, and the memory moves */
+    int    push;            /* 1: the segment is full and enters the memory */
     int    frozen;          /* 1: Wkv is a constant in this segment */
 
     /* STX_COMP_AUX_BPTT: number of evictions that are compressed again, and the number
@@ -2829,16 +2833,18 @@ typedef struct stx__comp_layer_plan {
     const stx_ids *pad;             /* (B,T): tokens of the segment */
     const stx_ids *old_pad;         /* (B,e): evicted rows */
     const stx_ids *new_pad;         /* (B,G): new compressed rows */
-    const stx_ids *not_pad;         /* STX_COMP_LITERAL_MASK: (B,T), the opposite of pad */
-    const stx_ids *segment_pad;     /* STX_COMP_LITERAL_MASK: (B,c+n+T), all keys of the segment */
+    const stx_ids *not_pad;         /* STX_COMP_LITERAL_MASK: (B,T), the logical negation of pad */
+    const stx_ids *segment_pad;     /* STX_COMP_LITERAL_MASK: (B,c+n+T), nonzero for all keys of
+                                       the segment */
 
     stx_comp_groups groups;         /* how the evicted rows are cut into groups */
     int    aux;             /* 1: there is an aux loss. In a process group, either all ranks have
                                one, or none has */
     double aux_elements;    /* number of elements that the aux loss compares */
-    const stx_ids *aux_skip;        /* rows that the aux loss does not compare */
+    const stx_ids *aux_skip;        /* (B,..): nonzero for rows that the aux loss does not
+                                       compare */
 
-    int in_past, in_source, in_usage;       /* indices of the layer's optional inputs; 0: absent */
+    int in_past, in_source, in_usage;       /* indices of optional inputs in in[]; 0: absent */
 } stx__comp_layer_plan;
 
 /* Returns e, the number of rows by which n + S exceeds the capacity M. */
@@ -2870,9 +2876,9 @@ static const stx_ids *stx__comp_mask_part(stx_ctx *x, const stx_ids *mask, size_
     return stx__comp_mask(x, v, B, n);
 }
 
-/* STX_COMP_COMPRESS_USED: marks which of the G rows that stx_comp_pick returns for
-   stream b are missing. stx_comp_pick prefers rows that exist, and returns rows in
-   chronological order. */
+/* STX_COMP_COMPRESS_USED: marks in missing (G) which of the rows that stx_comp_pick
+   returns for stream b are missing. stx_comp_pick prefers rows that exist, and returns
+   rows in chronological order. */
 static void stx__comp_missing_picked(const stx_comp_groups *g, size_t b, int32_t *missing) {
     const size_t first = g->first ? (size_t)g->first[b] : 0;
     const size_t keep = g->first ? stx__comp_group_count(g->rows - first, g->step) : g->groups;
@@ -2888,8 +2894,8 @@ static void stx__comp_missing_picked(const stx_comp_groups *g, size_t b, int32_t
     }
 }
 
-/* Returns a mask (B,G) of the new compressed rows that are missing, or NULL if none is.
-   first (B) is the first evicted row of each stream, or NULL. */
+/* Returns a mask (B,G) of the missing new compressed rows, or NULL if none are missing.
+   first (B) is the index of the first evicted row of each stream, or NULL. */
 static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx_ids *first) {
     const size_t G = plan->G;
@@ -2913,9 +2919,9 @@ static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_layer_plan *
     return stx__comp_mask(x, v, plan->B, G);
 }
 
-/* Counts the queries that the attention loss compares, and marks the others in
-   aux_skip: padding (except with STX_COMP_LITERAL_MASK), and all queries of streams
-   that lack an evicted or a new compressed row. */
+/* Adds to *counted the number of queries that the attention loss compares, and marks
+   the others in aux_skip: padding (except with STX_COMP_LITERAL_MASK), and all queries
+   of streams that have no evicted row or no new compressed row. */
 static int stx__comp_count_queries(stx_ctx *x, stx__comp_layer_plan *plan, size_t *counted) {
     const unsigned literal = plan->m->desc.literal;
     const int whole = (literal & STX_COMP_LITERAL_TARGET) != 0;
@@ -2958,7 +2964,7 @@ static void stx__comp_count_aux(stx_ctx *x, stx__comp_layer_plan *plan) {
     plan->aux = stx_ranks(x) > 1 || counted > 0;
 }
 
-/* STX_COMP_LITERAL_MASK: creates the masks. Real queries see all of the memory, and no
+/* STX_COMP_LITERAL_MASK: creates the masks. Real queries see the whole memory, and no
    padding in the segment. Padded queries see only the memory. */
 static int stx__comp_literal_masks(stx_ctx *x, stx__comp_layer_plan *plan) {
     const size_t B = plan->B, T = plan->T, keys = plan->c + plan->n + T;
@@ -2985,9 +2991,9 @@ static int stx__comp_literal_masks(stx_ctx *x, stx__comp_layer_plan *plan) {
     return stx_ok(x);
 }
 
-/* STX_COMP_AUX_BPTT: lists the evictions of previous segments whose source rows are
-   still in slot `from`. Their sizes follow from the number of rows that the oldest
-   stream has pushed. */
+/* STX_COMP_AUX_BPTT: lists the previous evictions for which slot `from` still has the
+   source rows. Their sizes follow from the largest number of rows that a stream has
+   pushed. */
 static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx_comp_state *s,
                                size_t from) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -3008,9 +3014,9 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx
     return 1;
 }
 
-/* Returns for each stream the index (B,1) of the first of the e evicted rows that
-   belongs to it, or NULL if all indices are 0. Earlier rows are from before the
-   stream's reset. */
+/* Returns (B,1), the index of the first of the e evicted rows that belongs to each
+   stream, or NULL if all indices are 0. Rows before it date from before the stream's
+   reset. */
 static const stx_ids *stx__comp_first_rows(stx_ctx *x, const stx__comp_layer_plan *plan,
                                            const stx_comp_state *s) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -3047,8 +3053,7 @@ static int stx__comp_plan_groups(stx_ctx *x, stx__comp_layer_plan *plan, const s
     return stx_ok(x);
 }
 
-/* Creates the mask of the keys from the padding in slot `from` of s and in the
-   segment. */
+/* Creates the key mask from the padding in slot `from` of s and in the segment. */
 static int stx__comp_plan_masks(stx_ctx *x, stx__comp_layer_plan *plan, const stx_comp_state *s,
                                 size_t from) {
     const stx_ids *pad = plan->pad;
@@ -3062,8 +3067,8 @@ static int stx__comp_plan_masks(stx_ctx *x, stx__comp_layer_plan *plan, const st
     return 1;
 }
 
-/* Fills in the plan of layer l, whose memory is in slot `from` of s (NULL if there is
-   no memory). push is 1 if the segment is full and enters the memory. Returns 0 and
+/* Fills in the plan of layer l. Its memory is in slot `from` of s; s is NULL if there
+   is no memory. push is 1 if the segment is full and enters the memory. Returns 0 and
    sets an error if an allocation fails. */
 static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t from, size_t B,
                           size_t T, const stx_ids *pad, int push, stx__comp_layer_plan *plan) {
@@ -3094,21 +3099,21 @@ static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t
     return stx_ok(x);
 }
 
-/* Returns the rows of a followed by those of b. Either can be NULL. */
+/* Returns the rows of `a` followed by those of `b`. Either can be NULL. */
 static stx_tensor *stx__comp_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     if (a && b) return stx_concat(x, a, b);
     return a ? a : b;
 }
 
-/* Returns rows [begin, end) of a, or NULL if there are none. */
+/* Returns rows [begin, end) of `a`, or NULL if there are none. */
 static stx_tensor *stx__comp_slice(stx_ctx *x, stx_tensor *a, size_t begin, size_t end) {
     if (begin == end || !a) return NULL;
     return begin == 0 && end == a->dim[1] ? a : stx_slice(x, a, begin, end);
 }
 
 /* Returns the e evicted rows, oldest first. They come from the n memory rows `held` and
-   then from the segment's rows (B,T,D), and are copied only if they come from both.
-   data is NULL after an error. */
+   then from the segment's rows (B,T,D), and are copied only if they come from both. The
+   result's data is NULL after an error. */
 static stx_cached_rows stx__comp_old_rows(stx_ctx *x, const stx__comp_layer_plan *plan,
                                           stx_cached_rows held, const stx_tensor *rows) {
     const size_t D = plan->m->desc.dim, n = STX_MIN(plan->e, plan->n), own = plan->e - n;
@@ -3130,8 +3135,8 @@ static stx_cached_rows stx__comp_old_rows(stx_ctx *x, const stx__comp_layer_plan
 }
 
 /* Returns the input of the convolutions: the taps of each group (B,G taps,D), or, for
-   dilated convolutions, the rows of all groups and those before them (B,before + G
-   r,D). */
+   dilated convolutions, the rows of all groups and the `before` rows that precede them
+   (B,before + G r,D). */
 static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx_cached_rows *old) {
     const stx_comp *m = plan->m;
@@ -3148,9 +3153,9 @@ static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_layer_plan *
     return y;
 }
 
-/* Applies the convolutions to G groups, source (B,..,D) -> (B,G,D). First come the
-   dilated ones, f[i] = relu(K0 f[i] + K1 f[i + dilation]), then the strided one. It is
-   a matmul, because the taps of a group are adjacent. */
+/* Applies the convolutions to G groups, source (B,..,D) -> (B,G,D): first the dilated
+   ones, f[i] = relu(K0 f[i] + K1 f[i + dilation]), then the strided one, which is a
+   matmul because the taps of a group are adjacent. */
 static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, stx_tensor *source,
                                       size_t G) {
     const stx_comp_desc *d = &m->desc;
@@ -3168,9 +3173,9 @@ static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, s
     return stx_linear(x, f, p->conv, p->conv_bias, STX_ACT_NONE);
 }
 
-/* The evicted rows old (B,e,D) -> new compressed rows (B,G,D). source receives the
+/* Compresses the evicted rows old (B,e,D) to new rows (B,G,D). *source receives the
    input of the convolutions, or NULL if there are none. usage (B,..,2) is the usage of
-   the rows. */
+   the old rows. */
 static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_layer_plan *plan,
                                       const stx_cached_rows *old, const stx_tensor *usage,
                                       stx_tensor **source) {
@@ -3195,9 +3200,9 @@ static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_layer_plan *pl
     return stx__comp_zero_rows(x, y, plan->new_pad);
 }
 
-/* Returns the usage (B,n+T,2) of the rows of memory and segment after attention a.
-   Memory rows continue from `usage` (NULL if the memory is empty), and segment rows
-   start at 0. a is NULL if `usage` already includes it. */
+/* Returns the usage (B,n+T,2) of the rows of memory and segment after the attention
+   with arguments `a`. Memory rows continue from `usage` (NULL if the memory is empty),
+   and segment rows start at 0. `a` is NULL if `usage` already includes this attention. */
 static stx_tensor *stx__comp_next_usage(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx_tensor *usage, const stx_attention_args *a) {
     stx_tensor *y = stx_new_f32(x, plan->B, plan->n + plan->T, 2, 0);
@@ -3211,9 +3216,8 @@ static stx_tensor *stx__comp_next_usage(stx_ctx *x, const stx__comp_layer_plan *
     return y;
 }
 
-/* Pushes the rows of a full segment into the memory of layer l, and comp, the rows
-   compressed from those evicted, into its compressed memory (NULL if nothing was
-   evicted). */
+/* Pushes the rows of a full segment into the memory of layer l, and the new compressed
+   rows comp (NULL if nothing was evicted) into its compressed memory. */
 static int stx__comp_push(stx_comp_state *s, const stx__comp_layer_plan *plan, stx_tensor *rows,
                           stx_tensor *comp, stx_tensor *source, stx_tensor *usage) {
     const stx_comp *m = plan->m;
@@ -3248,8 +3252,8 @@ static size_t stx__comp_layer_above(const stx_comp *m, size_t l) {
     return l;
 }
 
-/* STX_COMP_STORE_ROTATE: moves each memory to the next lower memory layer, and that of
-   the lowest to the top. */
+/* STX_COMP_STORE_ROTATE: moves each memory to the next lower memory layer, and the
+   lowest layer's memory to the top one. */
 static void stx__comp_rotate(stx_comp_state *s) {
     const stx_comp *m = s->model;
     stx_memory *part[STX__COMP_PARTS];
@@ -3328,8 +3332,8 @@ static void stx__comp_mogrify(const stx_comp *m, const stx_comp_gate *g, stx_ten
     }
 }
 
-/* Computes any gate except residual from the stream xs and the sublayer output y; see
-   the manual. Does not apply the layer norm. */
+/* Computes any gate except residual from the residual stream xs and the sublayer output
+   y; see the manual. Does not apply the layer norm. */
 static stx_tensor *stx__comp_gate_matmuls(const stx_comp *m, const stx_comp_gate *g, stx_tensor *xs,
                                           stx_tensor *y) {
     stx_ctx *x = m->ctx;
@@ -3342,7 +3346,7 @@ static stx_tensor *stx__comp_gate_matmuls(const stx_comp *m, const stx_comp_gate
 
     in[STX__COMP_IN_X] = xs;
     switch (kind) {
-    case STX_COMP_GATE_GRU:      /* the gate's kernel computes the gradients of the biases */
+    case STX_COMP_GATE_GRU:      /* the gate's kernel computes the bias gradients */
         p[0] = stx_linear(x, y, g->w[0], stx_detach(x, g->b[0]), STX_ACT_NONE);
         p[1] = stx_linear(x, xs, g->w[1], stx_detach(x, g->b[1]), STX_ACT_NONE);
         in[STX__COMP_IN_BIAS] = g->b[0];
@@ -3368,7 +3372,7 @@ static stx_tensor *stx__comp_gate_matmuls(const stx_comp *m, const stx_comp_gate
     return stx__comp_gate_op(x, kind, in);
 }
 
-/* Returns gate(x, y), or LN(gate(x, y)) with norm_after. xs is the stream x. */
+/* Returns gate(x, y), or LN(gate(x, y)) with norm_after. xs is x, the residual stream. */
 static stx_tensor *stx__comp_apply_gate(const stx_comp *m, const stx_comp_gate *g, stx_tensor *xs,
                                         stx_tensor *y, stx_tensor *gain, stx_tensor *shift) {
     stx_ctx *x = m->ctx;
@@ -3384,7 +3388,7 @@ static stx_tensor *stx__comp_apply_gate(const stx_comp *m, const stx_comp_gate *
     return d->norm_after ? stx_layernorm(x, out, gain, shift, 1e-5) : out;
 }
 
-/* The rest of a layer after the attention's output o. xs is the stream x:
+/* The rest of a layer after the attention output o. xs is x, the residual stream:
        x' = gate(x, Wo o + bo)
        x  = gate(x', W2 gelu(W1 LN(x') + b1) + b2) */
 static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, stx_tensor *o) {
@@ -3415,11 +3419,10 @@ static stx_tensor *stx__comp_wkv(const stx_comp *m, size_t l, int frozen) {
     return frozen ? stx_detach(m->ctx, m->layer[l].wkv) : m->layer[l].wkv;
 }
 
-/* Returns [comp ; mem] of slot l of s (B,c+n,D) as a constant, or NULL if both are
-   empty. They are copied into one tensor, so that one matmul is enough in each
-   direction. Reading them in place (stx_linear_cached) would need two matmuls each way,
-   and on a GPU six more graph nodes per layer to gather rows and gradients for the
-   gradient of Wkv. */
+/* Returns [comp ; mem] of slot l of s (B,c+n,D) as a constant, or NULL if both are empty.
+   The rows are copied into one tensor, so that one matmul is enough in each direction.
+   Reading them in place (stx_linear_cached) would need two matmuls each way, and on a GPU
+   six more graph nodes per layer to gather rows and gradients for the gradient of Wkv. */
 static stx_tensor *stx__comp_memory_rows(const stx_comp_state *s, size_t l) {
     const stx_memory_layer *c = &s->comp->layer[l], *n = &s->mem->layer[l];
     stx_ctx *x = s->model->ctx;
@@ -3435,7 +3438,7 @@ static stx_tensor *stx__comp_memory_rows(const stx_comp_state *s, size_t l) {
 }
 
 /* Returns memory rows as the layer reads them. With STX_COMP_STORE_OUTPUT, they are
-   layer outputs and are normalised here. If constant is 1, gain and shift get no
+   layer outputs and are normalised here. If constant is 1, gain and shift receive no
    gradient. */
 static stx_tensor *stx__comp_norm_memory(const stx_comp *m, size_t l, stx_tensor *rows,
                                          int constant) {
@@ -3449,8 +3452,8 @@ static stx_tensor *stx__comp_norm_memory(const stx_comp *m, size_t l, stx_tensor
     return stx_layernorm(x, rows, gain, shift, 1e-5);
 }
 
-/* Returns the learned table, extended to at least n distances. Its last row is distance
-   0. Distances beyond the table use its first row. */
+/* Returns the learned table, extended to at least n distances. Its last row is for
+   distance 0. Distances beyond the table use its first row. */
 static stx_tensor *stx__comp_extended_table(const stx_comp *m, size_t n) {
     stx_ctx *x = m->ctx;
     const size_t rows = m->key_pe->dim[0];
@@ -3462,8 +3465,8 @@ static stx_tensor *stx__comp_extended_table(const stx_comp *m, size_t n) {
     return index ? stx_gather(x, m->key_pe, index, n) : NULL;
 }
 
-/* Returns S + n + c of the fullest memory, from which STX_COMP_LITERAL_ROWS counts
-   distances. */
+/* Returns S + n + c of the fullest memory, from which STX_COMP_LITERAL_ROWS derives the
+   table rows of distances. */
 static size_t stx__comp_rows_in_use(const stx_comp *m, const stx_comp_state *s) {
     size_t l, n = 0;
     for (l = 0; s && l < m->desc.layers; l++)
@@ -3471,8 +3474,8 @@ static size_t stx__comp_rows_in_use(const stx_comp *m, const stx_comp_state *s) 
     return m->desc.segment + n;
 }
 
-/* Returns position vectors for distances keys - 1 .. 0. A table can have more rows
-   before them. */
+/* Returns position vectors (rows,D), rows >= keys. The last `keys` rows are for
+   distances keys - 1 .. 0. */
 static stx_tensor *stx__comp_positions(stx_ctx *x, const stx__comp_layer_plan *plan, size_t keys) {
     const stx_comp *m = plan->m;
     stx_tensor *sines;
@@ -3504,9 +3507,9 @@ typedef struct stx__comp_qkv {
 
 /* Computes q, k and v. src is the memory (B,c+n,D), or NULL, and h (B,T,D) is the
    normalised segment. One matmul computes q, k and v of the segment, except in three
-   cases: they differ in width, stx_comp_usage needs the keys of memory and segment in
-   one array, or STX_COMP_LITERAL_MASK attends a second time, with other queries if
-   there is no memory. */
+   cases: if q, k and v differ in width, if stx_comp_usage needs the keys of memory and
+   segment in one array, and if STX_COMP_LITERAL_MASK attends a second time for padded
+   queries. */
 static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_layer_plan *plan,
                                        stx_tensor *src, stx_tensor *h) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -3549,7 +3552,7 @@ static stx_tensor *stx__comp_kv_rows(stx_ctx *x, const stx__comp_qkv *proj, size
     return stx__comp_concat(x, y, t);
 }
 
-/* Returns softmax(s) v (B,T,D), with 0 for padded queries. attn_args receives the
+/* Returns softmax(s) v (B,T,D), with 0 for padded queries. *attn_args receives the
    kernel's arguments. */
 static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_layer_plan *plan,
                                     const stx__comp_qkv *proj, stx_attention_args **attn_args) {
@@ -3585,7 +3588,7 @@ static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_layer_plan *plan
 }
 
 /* Returns att(rows) of the aux loss: the queries of proj attend to `rows` rows of kv,
-   starting at row first, without positions and without a causal mask. rows = 0 means
+   starting at row `first`, without positions and without a causal mask. rows = 0 means
    all rows. The queries are constants. */
 static stx_tensor *stx__comp_attend_rows(const stx_comp *m, const stx__comp_qkv *proj,
                                          stx_tensor *kv, size_t first, size_t rows,
@@ -3614,7 +3617,8 @@ static stx_tensor *stx__comp_constant_kv(const stx_comp *m, size_t l, stx_tensor
     return stx__comp_all_heads(m->ctx, &m->desc, rows);
 }
 
-/* aux = mean (old - rec)^2, rec[i] = sum of Dec_t new_g over all g, t with g r + t = i */
+/* aux = mean (old - rec)^2, where rec[i] is the sum of Dec_t new_g over all g and t
+   with g r + t = i */
 static stx_tensor *stx__comp_aux_autoencode(stx_ctx *x, const stx__comp_layer_plan *plan,
                                             const stx_cached_rows *old, stx_tensor *comp,
                                             stx_tensor **rel_error) {
@@ -3632,15 +3636,15 @@ static stx_tensor *stx__comp_aux_autoencode(stx_ctx *x, const stx__comp_layer_pl
 }
 
 /* Returns att(old) of the aux loss. old is the e evicted rows or, with
-   STX_COMP_LITERAL_TARGET, all n rows of the memory. rows (B,T,D) are those that the
+   STX_COMP_LITERAL_TARGET, all n rows of the memory. rows (B,T,D) are the rows that the
    segment adds to the memory. */
 static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx__comp_qkv *proj, stx_tensor *rows) {
     const stx_comp *m = plan->m;
     const stx_comp_desc *d = &m->desc;
     const int whole = (d->literal & STX_COMP_LITERAL_TARGET) != 0;
-    /* rows whose keys this layer's attention has computed, which excludes stored
-       outputs of the segment */
+    /* number of rows whose keys this layer's attention has computed; stored outputs of
+       the segment are not among them */
     const size_t held = plan->n + (d->recurrence == STX_COMP_STORE_OUTPUT ? 0 : plan->T);
     const size_t count = whole ? plan->n : STX_MIN(plan->e, held);
     const stx_ids *pad = plan->old_pad;
@@ -3649,7 +3653,7 @@ static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_layer_plan *
         pad = stx__comp_mask_part(x, plan->key_pad, plan->c, count);
 
     if (all && plan->c + count <= all->dim[1] && (whole || count == plan->e)) {
-        all = stx_detach(x, all);       /* read, not copied */
+        all = stx_detach(x, all);       /* read in place, not copied */
         return stx__comp_attend_rows(m, proj, all, plan->c, count, pad, 0);
     }
     kv = stx__comp_kv_rows(x, proj, plan->c, plan->c + count);
@@ -3660,9 +3664,9 @@ static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_layer_plan *
     return stx__comp_attend_rows(m, proj, kv, 0, 0, pad, 0);
 }
 
-/* Returns the aux loss (1) of the new compressed rows comp (B,G,D). proj is that of
-   this layer's attention, rows (B,T,D) are the rows that the segment adds to the
-   memory, and old are the evicted rows. */
+/* Returns the aux loss (1) of the new compressed rows comp (B,G,D). proj has the
+   queries, keys and values of this layer's attention, rows (B,T,D) are the rows that
+   the segment adds to the memory, and old are the evicted rows. */
 static stx_tensor *stx__comp_layer_aux(stx_ctx *x, const stx__comp_layer_plan *plan,
                                        const stx__comp_qkv *proj, stx_tensor *rows,
                                        const stx_cached_rows *old, stx_tensor *comp,
@@ -3681,7 +3685,7 @@ static stx_tensor *stx__comp_layer_aux(stx_ctx *x, const stx__comp_layer_plan *p
 
 /* STX_COMP_AUX_BPTT: returns past (B,c+n,D), with the newest compressed rows recomputed
    from source with the current weights. source can begin with extra rows, left by
-   streams that were reset or have left the batch since. */
+   streams that have since been reset or have left the batch. */
 static stx_tensor *stx__comp_recompress(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         stx_tensor *past, stx_tensor *source) {
     stx_tensor *again = NULL, *y;
@@ -3720,8 +3724,8 @@ static stx_tensor *stx__comp_input(stx_tensor **in, int index) {
 }
 
 /* Additional results of stx__comp_layer_fwd. At most STX_MAX_MORE are possible, so some
-   share an index: a compression by usage has no aux loss, and BPTT, which needs the
-   source rows, has none either. */
+   share an index: a compression by usage has no aux loss, and neither has BPTT, which
+   needs the source rows. */
 enum {
     STX__COMP_OUT_AUX    = 0,   /* the aux loss (1), and its rel_error (1) */
     STX__COMP_OUT_ERROR  = 1,
@@ -3732,9 +3736,9 @@ enum {
 };
 
 /* One layer, as a function that stx_recompute can call. It does not change the state,
-   because it can run twice. in has x (B,T,D), h (B,T,D) and, if the plan needs them,
-   past (B,c+n,D), source and usage. out is indexed by STX__COMP_OUT_AUX etc.; results
-   that do not exist stay NULL. */
+   because it can run twice. in[] holds x (B,T,D), h (B,T,D) and, if the plan needs
+   them, past (B,c+n,D), source and usage. out[] is indexed by STX__COMP_OUT_AUX etc.;
+   results that do not exist stay NULL. */
 static stx_tensor *stx__comp_layer_fwd(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__comp_layer_plan *plan = (const stx__comp_layer_plan *)user;
     const stx_comp_desc *d = &plan->m->desc;
@@ -3858,7 +3862,7 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     B = h->dim[0];
     T = h->dim[1];
     push = T == d->segment && out;
-    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);      /* also rel_error */
+    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);      /* and m->rel_error */
 
     if (out && !in) stx_comp_state_reset(out);
     if (out && in && out != in) {
@@ -3920,8 +3924,8 @@ STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h) {
     return stx_vocab_io_log_probs(m->vocab_io, stx__comp_project_out(m, h));
 }
 
-/* Returns 0 if all targets count, 1 if some do not because they are -1, and 2 if some
-   have other negative values. */
+/* Returns 0 if no target is negative, 1 if all negative targets are -1, and 2 if there
+   are other negative values. */
 static int stx__comp_ignored(const stx_ids *targets) {
     size_t i;
     int kind = 0;
@@ -3930,7 +3934,7 @@ static int stx__comp_ignored(const stx_ids *targets) {
     return kind;
 }
 
-/* Returns targets with -1 for those that are negative or padding. */
+/* Returns the targets, with -1 where a target is negative or padding. */
 static const stx_ids *stx__comp_mark_ignored(stx_ctx *x, const stx_ids *targets,
                                              const stx_ids *pad) {
     const size_t n = targets->B * targets->T;
@@ -3959,8 +3963,8 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
     }
     h = stx__comp_project_out(m, h);
 
-    /* in a process group, any rank can have targets that do not count, so all ranks
-       compute the mean over those that do */
+    /* in a process group, any rank can have ignored targets, so all ranks compute the
+       mean over the others */
     ignored = stx__comp_ignored(targets);
     group = stx_ranks(x) > 1 && stx_training(x);
     if (!ignored && !pad && !group) return stx_vocab_io_loss(m->vocab_io, h, targets, NULL);
@@ -4086,7 +4090,7 @@ STX_DEF void stx_comp_gen_free(stx_comp_gen *g) {
     stx_ctx *x = g ? g->model->ctx : NULL;
     size_t i;
     if (!g) return;
-    for (i = 0; g->rows && i < 3 * g->model->desc.layers; i++)      /* and usage, pe */
+    for (i = 0; g->rows && i < 3 * g->model->desc.layers; i++)      /* and g->usage, g->pe */
         stx_block_device_free(x, g->rows[i]);
     stx_block_free(x, g->rows);
     stx_block_free(x, g->pad);
@@ -4095,8 +4099,8 @@ STX_DEF void stx_comp_gen_free(stx_comp_gen *g) {
     stx_block_free(x, g);
 }
 
-/* Starts a segment that follows the memory of the state. stale is 1 if the cache does
-   not belong to that memory. */
+/* Starts a new segment after the memory of the state. stale is 1 if the cache must be
+   recomputed from that memory. */
 static void stx__comp_gen_begin(stx_comp_gen *g, int stale) {
     g->at = 0;
     g->masked = 0;
@@ -4235,9 +4239,10 @@ static stx_tensor *stx__comp_gen_positions(stx_comp_gen *g, size_t l) {
     return t;
 }
 
-/* Moves the cache of a layer to the next segment. It then has the keys and values of
-   the rows that remain in comp and mem, and of the new rows. rows (B,S,D) are those
-   that the segment added to mem, and comp (B,G,D) the new compressed rows, or NULL. */
+/* Advances the cache of a layer to the next segment: it keeps the keys and values of
+   the rows that remain in comp and mem, and adds those of the new rows. rows (B,S,D)
+   are the rows that the segment added to mem, and comp (B,G,D) the new compressed rows,
+   or NULL. */
 static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_layer_plan *plan,
                                     stx_tensor *rows, stx_tensor *comp) {
     stx_comp *m = g->model;
@@ -4264,7 +4269,7 @@ static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_layer_plan 
         stx__comp_copy_rows(x, stx__comp_rows_at(kv->data, len, kept_c),
                             stx__comp_rows_at(t->data, new_c, 0), new_c, B, W);
     }
-    if (stores_output && own) {         /* outputs of this segment have no keys yet */
+    if (stores_output && own) {         /* this segment's outputs have no keys yet */
         t = stx__comp_slice(x, rows, S - own, S);
         t = stx__comp_gen_kv(g, l, stx__comp_norm_memory(m, l, t, 1));
         if (!t) return 0;
@@ -4282,7 +4287,7 @@ static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_layer_plan 
     return 1;
 }
 
-/* Moves the memory of layer l after a full segment. */
+/* Updates the memory and the cache of layer l after a full segment. */
 static int stx__comp_gen_move_layer(stx_comp_gen *g, size_t l, const stx_ids *pad) {
     stx_comp *m = g->model;
     stx_ctx *x = m->ctx;
@@ -4322,7 +4327,7 @@ static int stx__comp_gen_move_layer(stx_comp_gen *g, size_t l, const stx_ids *pa
     return stx__comp_gen_move_cache(g, &plan, rows, comp);
 }
 
-/* Moves the memory and the cache when a segment is full. */
+/* Updates the memory and the cache after a full segment. */
 static int stx__comp_gen_move(stx_comp_gen *g) {
     stx_comp *m = g->model;
     stx_ctx *x = m->ctx;
@@ -4340,7 +4345,7 @@ static int stx__comp_gen_move(stx_comp_gen *g) {
     return 1;
 }
 
-/* Runs layer l on xs (B,T,D). pad (B,len) marks missing tokens of this segment. */
+/* Runs layer l on xs (B,T,D). pad (B,g->at + T) marks missing tokens of this segment. */
 static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs,
                                        const stx_ids *pad) {
     stx_comp *m = g->model;
