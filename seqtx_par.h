@@ -44,8 +44,8 @@
        F  feed-forward size                  u  content bias, (H,dh)
        E  width of the embedding             v  position bias, (H,dh)
        J  tails (see Adaptive vocabulary)    al parameters of a gate, (3)
-       N  rows of an elementwise kernel      p  probabilities of its branches, (3)
-       C  channels of such a row             w  their weights in a mixture, (3)
+       N  rows of an elementwise kernel      p  probabilities of the branches, (3)
+       C  channels of such a row             w  weights of the branches, (3)
        R  draws per gate
    In the code, x is the context, m a model, d a desc, and a the arguments of a kernel.
 
@@ -92,9 +92,9 @@
    Memory. An attention block stores up to M rows of its inputs h, before any norm. They
    are constants: gradients reach Wkv (and LN_a with pre_norm) through them, but not the
    blocks that computed them. A query sees the n rows of memory, the earlier tokens of
-   its segment and itself: n + i + 1 keys. Information travels back M tokens per
-   attention block. If an evaluation has more memory than training had, set clamp_len;
-   otherwise, it uses distances that never occurred in training.
+   its segment and itself: n + i + 1 keys. Each attention block extends the context by M
+   tokens. If an evaluation has more memory than training had, set clamp_len; otherwise,
+   distances occur that never occurred in training.
 
    The gate. The choice of a branch is categorical and has no gradient, but its continuous
    relaxation (Jang et al. 2016) has one. With U uniform in (0,1):
@@ -110,11 +110,10 @@
    not p. A soft gate mixes the branches: w = y. A straight-through gate selects one of
    them: w is one-hot in the forward pass, and the backward pass uses the gradient of y.
 
-   Latency. cost[k] is the time of a branch on the target machine, and stx_par_total
-   adds the expected time to the loss. To measure the costs, examples/train_par.c
-   alternates between three models of a single block (attention, feed-forward, identity)
-   with full memories, and subtracts the identity's median time per step from that of
-   the other two.
+   Latency. cost[k] is the time of branch k on the target machine, and stx_par_total adds
+   the expected time to the loss. To measure the costs, examples/train_par.c alternates
+   between three models of a single block (attention, feed-forward, identity) with full
+   memories, and subtracts the identity's median time per step from that of the other two.
 
    Why four terms in s_ij (1901.02860, section 3.3)? q.k scores what this token looks
        for, u.k what every token looks at, q.r_t how far back this token looks, and
@@ -144,7 +143,7 @@
        Why are gates frozen at first (stx_par_freeze)? Comparing branches makes sense only
        once their weights have learned something.
 
-       Which data do gates learn from? The reference trains gates and weights with one
+       Which data do the gates learn from? The reference trains gates and weights with one
        loss on the whole text. The paper updates the gates in a fifth of each epoch, after
        10,000 updates of the weights alone, with a separate optimiser. FBNet gives the
        gates a fifth of the data, which the weights do not see (train_par --arch-share).
@@ -248,9 +247,10 @@
        s5f          5 attention, 1 feed-forward
        (sff)4f3     4 x (1 attention, 2 feed-forward), 3 feed-forward
 
-   Configuration (stx_par_desc). The column reference is PAR's TensorFlow program with
-   its base_model.sh. The column Transformer-XL is the authors' program with its scripts
-   for enwik8 (12 layers) and WikiText-103 (base).
+   Configuration (stx_par_desc). The "reference" column describes PAR's TensorFlow
+   program with its base_model.sh. The "Transformer-XL" column describes the authors'
+   program with its scripts for enwik8 (12 layers) and WikiText-103 (base); "zero" means
+   that the field is 0.
 
        field              zero means        reference         Transformer-XL
        -----------------  ----------------  ----------------  -------------------------
@@ -276,10 +276,10 @@
        dropout            0                 0.1               0.1, also inner_dropout,
                                                               pos_dropout, final_dropout
 
-   The authors evaluate WikiText-103 with M = 640 (stx_par_state_create_sized), and with
-   clamp_len 400 and same_length 1, which are fields of the memory. PAR trains weights
-   and gates with learning rate 0.01; the weight decay is 1e-4 for weights and 5e-4 for
-   gates.
+   Transformer-XL's authors evaluate WikiText-103 with M = 640
+   (stx_par_state_create_sized), and with clamp_len 400 and same_length 1, which are
+   fields of stx_par_state. PAR trains weights and gates with learning rate 0.01; the
+   weight decay is 1e-4 for weights and 5e-4 for gates.
 
    Adaptive vocabulary. The cutoffs divide the words into J + 1 clusters: cluster 0 is the
    head, the others are the tails. Cluster c has a table (size,width) and a projection
@@ -292,8 +292,8 @@
    (proj^T h) + cluster.bias. The probability of a word in a tail is the probability of
    the tail in the head times that of the word in the tail. The cluster logits are
    stored after the logits of the head's words, the last tail first, as in the authors'
-   code. With STX_PAR_OUT_REF, the head has width D, the projections of the tails have
-   biases, and the first tail comes first. stx_par_cuts finds good cutoffs.
+   code. With STX_PAR_OUT_REF, the head has width D, the tail projections have biases,
+   and the first tail comes first. stx_par_cuts finds good cutoffs.
 
    Forward cost of a block, in multiply-adds per stream and call:
 
@@ -302,20 +302,20 @@
                 Wr                   S D H dh, once for all streams
                 scores and sums      3 H dh T (n + T / 2)
        'f'      W1, W2               2 T D F
-       mixture  the sum of both, and one pass over the rows for two norms and the sum
+       mixture  both branches, and one pass over the rows for two norms and the mixing
 
    With STX_PAR_LEARNED_BIAS, a head costs as much as one of dh' columns, where dh' is
    the smallest multiple of 8 above dh.
 
-   A memory takes B M D elements per attention block. Its buffers have space for 1.5
-   times as many rows (on a GPU, for T more rows). Generation caches keys and values
-   instead, which take 2 B M H dh elements per attention block. Their buffers have 2 M +
-   64 rows, or about 4 B M H dh elements.
+   A memory takes B M D elements per attention block. Its buffers have space for 1.5 M
+   rows (on a GPU, for M + T rows). Generation caches keys and values instead, which
+   take 2 B M H dh elements per attention block. The cache's buffers have 2 M + 64 rows,
+   or about 4 B M H dh elements.
 
    Fidelity to the authors' Transformer-XL and to PAR's reference
-       Tested against independent float64 code, to 1e-10 in double: losses, the loss of
-       every token, gates, memories, all gradients and training steps. This covers PAR
-       with stx_par_reference, and Transformer-XL with attn_type 0 and 1, post-norm and
+       Tested against independent float64 code, to 1e-10 in double: losses, per-token
+       losses, gates, memories, all gradients and training steps. This covers PAR with
+       stx_par_reference, and Transformer-XL with attn_type 0 and 1, post-norm and
        pre_lnorm, and plain, tied and adaptive vocabularies. The published parameter
        counts are reproduced.
 
@@ -323,24 +323,24 @@
            pos_mode    the reference numbers positions from the oldest key, so the row
                        of a distance changes while the memory fills
            gate_eval   the reference adds noise in evaluation
-           gate_form   parameters of the reference's gates that fall below 0 get no
+           gate_form   in the reference, gate parameters that fall below 0 get no
                        further gradient
-       Corrected without a field: U = 0 resulted in NaN, and the printed cutoffs were too
-       small by 2. In the reference, tau_end is a factor, as with STX_PAR_TAU_FACTOR.
+       Corrected without a field: in the reference, U = 0 results in NaN, and the printed
+       cutoffs are too small by 2. Its tau_end is a factor, as with STX_PAR_TAU_FACTOR.
 
-       Different: matrices are (out,in), with the rows of keys before those of values; the
-       reference has one kernel (D,3D) with columns Q, V, K. Padding stays hidden after it
-       becomes memory. clip_value of an optimiser limits the summed gradient of a word; in
-       the reference, it limits each summand.
+       Different: matrices are (out,in), with the rows of keys before those of values;
+       the reference has one kernel (D,3D) with columns Q, V, K. Padding stays hidden
+       after it enters the memory. An optimiser's clip_value limits the summed gradient
+       of a word; in the reference, it limits each summand.
 
        Omitted: Transformer-XL's attn_type 2 and 3, ext_len and sampled softmax; branches
        other than the three (experts); a learned temperature, which the reference does not
        learn either.
 
        To reproduce Transformer-XL, set the fields below, use STX_ADAM with clip 0.25, and
-       stx_schedule with STX_LR_COSINE and literal = 1 (its learning rates differ
-       otherwise). To reproduce PAR, call stx_par_reference, use STX_ADAM with eps 1e-7
-       and eps_hat = 1 for weights and gates, and STX_PAR_TAU_FACTOR. Its learning rate is
+       stx_schedule with STX_LR_COSINE and literal = 1 (otherwise, the learning rates
+       differ). To reproduce PAR, call stx_par_reference, use STX_ADAM with eps 1e-7 and
+       eps_hat = 1 for weights and gates, and STX_PAR_TAU_FACTOR. PAR's learning rate is
        the lower of a ramp from 0 and a cosine (train_par --schedule reference).
 
        Transformer-XL's tokens are (T,B) and its memories (n,B,D); here they are (B,T) and
@@ -348,7 +348,7 @@
        attention reads; here only the inputs of attention blocks are stored.
 
    Checkpoints of both programs can be converted in both directions; docs/convert.md lists
-   the names of the tensors.
+   the tensor names.
 
    Arguments of the originals and the fields of stx_par_desc
 
@@ -395,16 +395,16 @@
    Easy to get wrong
        - All rows of a step share one w unless desc.noise selects more draws. One draw per
          stream costs no more and has less variance.
-       - pads affects the loss only. stx_par_forward and stx_par_loss attend to padding in
-         the input. To hide it, call stx_par_embed, then stx_par_segment with pad, then
-         stx_par_nll.
+       - `pads` affects only the loss. stx_par_forward and stx_par_loss attend to
+         padding in the input. To hide it, call stx_par_embed, then stx_par_segment with
+         pad, then stx_par_nll.
        - w is not p. Report p (stx_par_probs) and evaluate with argmax, because the loss
          of a training step is that of a randomly drawn network.
        - m->w[l] and m->latency are results of the last forward pass, and the next
          stx_begin frees them. w[l] is NULL in an evaluation with argmax and in a fixed
          network. stx_par_total uses the latency of the last forward pass.
        - The gates are a separate parameter list, m->gates, and need a separate optimiser.
-         The params of stx_par_as_lm are the weights alone: save both lists.
+         The params of stx_par_as_lm contain only the weights, so save both lists.
        - A memory cannot detect where a text begins, so reset it there. Use a separate
          memory for evaluation.
        - same_length counts the query's own key: a query sees M keys, at distances 0
@@ -431,7 +431,7 @@
 
    Reading order: stx__par_run (a block), stx__par_attention, stx_par_segment (the loop
    over blocks and the memory), stx__par_gate_of (gates); then the kernels in >>gate and
-   >>mix, from stx_par_mix_plain; stx__par_cut (cutoffs); stx__par_gen_part (generation).
+   >>mix, first stx_par_mix_plain; stx__par_cut (cutoffs); stx__par_gen_part (generation).
 */
 #define STX__LETTERS 1
 #include "seqtx.h"      /* hides single-letter macros; see the end of seqtx.h */
@@ -447,44 +447,44 @@ extern "C" {
 
 // >>api: configuration
 
-/* Values of fields of stx_par_desc */
+/* Values of stx_par_desc fields, one enum per field */
 
-/* positions */
+/* stx_par_desc.positions */
 enum { STX_PAR_SINES = 0, STX_PAR_LEARNED, STX_PAR_LEARNED_BIAS };
 
-/* sines */
+/* stx_par_desc.sines */
 enum { STX_PAR_SINES_SPLIT = 0, STX_PAR_SINES_REF };
 
-/* pos_mode */
+/* stx_par_desc.pos_mode */
 enum { STX_PAR_POS_DIST = 0, STX_PAR_POS_FIXED, STX_PAR_POS_REF };
 
-/* gate_form */
+/* stx_par_desc.gate_form */
 enum { STX_PAR_FORM_LOGITS = 0, STX_PAR_FORM_PI };
 
-/* gate */
+/* stx_par_desc.gate */
 enum { STX_PAR_SOFT = 0, STX_PAR_ST };
 
-/* gate_eval */
+/* stx_par_desc.gate_eval */
 enum { STX_PAR_EVAL_ARGMAX = 0, STX_PAR_EVAL_SOFT, STX_PAR_EVAL_NOISE };
 
-/* noise */
+/* stx_par_desc.noise */
 enum { STX_PAR_NOISE_STEP = 0, STX_PAR_NOISE_SEQUENCE, STX_PAR_NOISE_TOKENS };
 
-/* words_out */
+/* stx_par_desc.words_out */
 enum { STX_PAR_OUT_ADAPTIVE = 0, STX_PAR_OUT_PLAIN, STX_PAR_OUT_TIED, STX_PAR_OUT_REF };
 
-/* tie_projs */
+/* stx_par_desc.tie_projs */
 enum { STX_PAR_TIE_NONE = 0, STX_PAR_TIE_ALL, STX_PAR_TIE_BUT_FIRST };
 
-/* latency */
+/* stx_par_desc.latency */
 enum {
     STX_PAR_LATENCY_NONE = 0, STX_PAR_LATENCY_ADD, STX_PAR_LATENCY_HINGE, STX_PAR_LATENCY_FBNET
 };
 
-/* latency_w */
+/* stx_par_desc.latency_w */
 enum { STX_PAR_LATENCY_OF_P = 0, STX_PAR_LATENCY_OF_W };
 
-/* init */
+/* stx_par_desc.init */
 enum { STX_PAR_INIT_XL = 0, STX_PAR_INIT_REF };
 
 /* Value of stx_par_desc.mem for a model without memory (0 selects the default) */
@@ -492,8 +492,7 @@ enum { STX_PAR_INIT_XL = 0, STX_PAR_INIT_REF };
 
 /* Configuration of a model. Zero means the default, which is given after "0:". */
 typedef struct stx_par_desc {
-    size_t vocab;           /* V; 0: no embedding and no output head, for use with stx_par_segment
-                               only */
+    size_t vocab;           /* V; 0: no embedding or output head; use stx_par_segment */
     size_t dim;             /* D; 0: 512 */
     size_t heads;           /* H, at most 256; 0: 8 */
     size_t head_dim;        /* dh; 0: D / H. q, k and value have width H dh */
@@ -507,13 +506,13 @@ typedef struct stx_par_desc {
                                Calls may be shorter or longer */
     size_t mem;             /* M; 0: segment. STX_PAR_NO_ROWS: no memory */
 
-    int    positions;       /* STX_PAR_SINES. _LEARNED: each attention block has a table (M +
-                               segment,H dh), indexed by distance. _LEARNED_BIAS: also a
-                               bias per distance and head, (M + segment,H), instead of
-                               v.r_t */
+    int    positions;       /* STX_PAR_SINES: sinusoids. _LEARNED: each attention block has a table
+                               (M + segment,H dh), indexed by distance. _LEARNED_BIAS:
+                               also a bias per distance and head, (M + segment,H), instead
+                               of v.r_t */
     int    sines;           /* STX_PAR_SINES_SPLIT: sines, then cosines. _REF: interleaved, the
                                lowest frequency first */
-    int    pos_mode;        /* row of the sines for distance t. STX_PAR_POS_DIST: t.
+    int    pos_mode;        /* which row of the sines belongs to distance t. STX_PAR_POS_DIST: t.
                                _FIXED: M + segment - 1 - t. _REF: S - 1 - t, with the S
                                keys of the call. The last two require STX_PAR_SINES_REF */
     size_t clamp_len;       /* larger distances are treated as this one; 0: no limit. Requires
@@ -522,28 +521,31 @@ typedef struct stx_par_desc {
     int    full_scale;      /* 1: scores are divided by dh instead of sqrt(dh) */
     int    attn_relu;       /* 1: ReLU after Wo */
     int    biases;          /* 1: biases in Wq, Wkv, Wr and Wo. W1 and W2 always have them */
-    int    own_uv;          /* 1: each attention has a separate u and v; 0: all share one pair */
+    int    own_uv;          /* 1: each attention block has a separate u and v; 0: all share one
+                               pair */
     int    pre_norm;        /* 1: h + branch(LN(h)), and a final norm; 0: LN(h + branch(h)) */
     int    no_final_norm;   /* 1: pre_norm without the norm after the last block */
     double norm_eps;        /* epsilon of the layer norms; 0: 1e-5 */
 
-    double dropout;         /* of the embedding and of the output of each branch, in [0,1) */
-    double attn_dropout;    /* of attention weights, in [0,1) */
-    double inner_dropout;   /* inside the feed-forward network, in [0,1) */
-    double pos_dropout;     /* of the sines, before Wr, in [0,1) */
-    double final_dropout;   /* of the last hidden states, in [0,1) */
+    double dropout;         /* dropout probability, in [0,1), of the embedding and of each branch's
+                               output */
+    double attn_dropout;    /* dropout probability, in [0,1), of attention weights */
+    double inner_dropout;   /* dropout probability, in [0,1), inside the feed-forward network */
+    double pos_dropout;     /* dropout probability, in [0,1), of the sines, before Wr */
+    double final_dropout;   /* dropout probability, in [0,1), of the last hidden states */
 
-    int    gate_form;       /* meaning of al. STX_PAR_FORM_LOGITS: logits. STX_PAR_FORM_PI: the
-                               reference's weights; see The gate in the manual */
+    int    gate_form;       /* meaning of al. STX_PAR_FORM_LOGITS: logits. STX_PAR_FORM_PI:
+                               unnormalised probabilities, as in the reference; see The
+                               gate in the manual */
     double pi0[3];          /* initial probabilities of attention, feed-forward and identity;
                                0, 0, 0: 0.33, 0.33, 0.34 */
     int    gate;            /* the gate in training. STX_PAR_SOFT: w = y. STX_PAR_ST: one-hot w
                                with the gradient of y */
     int    gate_eval;       /* the gate in evaluation. STX_PAR_EVAL_ARGMAX: only the most probable
                                branch runs. _SOFT: w = p. _NOISE: as in training */
-    int    noise;           /* draws per block. STX_PAR_NOISE_STEP: 1. _SEQUENCE: 1 per stream.
-                               _TOKENS: 1 per noise_tokens of each stream */
-    size_t noise_tokens;    /* tokens per draw; STX_PAR_NOISE_TOKENS only */
+    int    noise;           /* number of draws per block. STX_PAR_NOISE_STEP: 1. _SEQUENCE: 1 per
+                               stream. _TOKENS: 1 per noise_tokens of each stream */
+    size_t noise_tokens;    /* number of tokens per draw; STX_PAR_NOISE_TOKENS only */
     double tau;             /* initial temperature; 0: 1. stx_par_set_tau changes it */
 
     int    adaptive_in;     /* 1: adaptive embedding with the cutoffs of the output; 0: a table
@@ -562,21 +564,20 @@ typedef struct stx_par_desc {
                                                    override */
     int    tie_words;       /* 1: adaptive input and output share tables */
     int    tie_projs;       /* adaptive input and output share no projections (STX_PAR_TIE_NONE),
-                               all (_ALL) or those of the tails (_BUT_FIRST) */
-    int    one_proj;        /* 1: with div_val 1, all clusters of the input share one projection
-                               (D,E). With tied projections, those of the output share
-                               it too */
+                               all (_ALL), or all but the first (_BUT_FIRST) */
+    int    one_proj;        /* 1: with div_val 1, all input clusters share one projection (D,E).
+                               With tied projections, the output clusters share it too */
 
     int    pads;            /* 1: targets equal to pad_id have no loss. Padding in the input is
                                still attended to; see Easy to get wrong */
     int32_t pad_id;         /* id of padding, below vocab */
     int    divide_all;      /* 1: divide the loss by B T; 0: by the number of targets with a loss */
 
-    int    latency;         /* how the latency changes the loss; see stx_par_total */
-    int    latency_w;       /* STX_PAR_LATENCY_OF_P: the latency of p, which has no noise. _OF_W:
-                               the latency of w */
-    double cost[2];         /* time of an attention and of a feed-forward block; the identity has
-                               0 */
+    int    latency;         /* how the latency affects the loss; see stx_par_total */
+    int    latency_w;       /* STX_PAR_LATENCY_OF_P: the expected latency under p, without noise.
+                               _OF_W: the latency of w */
+    double cost[2];         /* times of an attention block and of a feed-forward block; an identity
+                               takes 0 */
     double latency_weight;
     double latency_target;  /* STX_PAR_LATENCY_HINGE only */
     double latency_power;   /* STX_PAR_LATENCY_FBNET only; 0: 0.6 */
@@ -590,9 +591,9 @@ typedef struct stx_par_desc {
                                    takes about 25 % more time and much less memory */
 } stx_par_desc;
 
-/* Sets the options in which PAR's reference differs from the defaults: the column
-   "reference" of the manual, except for the sizes. With a single softmax, the reference
-   also counts padding; to reproduce this, set words_out to STX_PAR_OUT_PLAIN and pads
+/* Sets the options in which PAR's reference differs from the defaults: the "reference"
+   column of the manual, except for the sizes. With a single softmax, the reference's
+   loss includes padding; to reproduce this, set words_out to STX_PAR_OUT_PLAIN and pads
    to 0 afterwards. */
 STX_DEF void stx_par_reference(stx_par_desc *d);
 
@@ -600,9 +601,11 @@ STX_DEF void stx_par_reference(stx_par_desc *d);
 typedef struct stx_par_block {
     int         kind;                       /* 's', 'f', 'i', or 'g' for a mixture */
     stx_tensor *attn_gain, *attn_shift;     /* (D): LN_a */
-    stx_tensor *wq, *wkv, *wr, *wo;         /* (H dh,D) (2 H dh,D) (H dh,D) (D,H dh); keys first */
-    stx_tensor *bq, *bkv, *br, *bo;         /* biases of these, or NULL */
-    stx_tensor *u, *v;                      /* (H,dh), separate or shared; no v with rel_bias */
+    stx_tensor *wq, *wkv, *wr, *wo;         /* (H dh,D); (2 H dh,D), keys first; (H dh,D);
+                                               (D,H dh) */
+    stx_tensor *bq, *bkv, *br, *bo;         /* biases of wq, wkv, wr and wo, or NULL */
+    stx_tensor *u, *v;                      /* (H,dh), separate or shared; v is NULL with
+                                               rel_bias */
     stx_tensor *rel, *rel_bias;             /* learned positions (M + segment,H dh) and their bias
                                                (M + segment,H); row t is distance t */
     stx_tensor *ff_gain, *ff_shift;         /* (D): LN_f */
@@ -610,30 +613,34 @@ typedef struct stx_par_block {
     stx_tensor *al;                         /* (3), in stx_par.gates; mixtures only */
 } stx_par_block;
 
-/* Positions for distances up to rows - 1. Distances beyond clamp are treated as clamp;
-   0 means no limit. */
+/* Positions for distances up to rows - 1. Distances beyond `clamp` are treated as
+   `clamp`; 0 means no limit. */
 typedef struct stx_par_positions {
     size_t      rows, clamp;
-    stx_tensor *sines;      /* (rows,D), constant. The last row is distance 0; with STX_PAR_POS_REF
-                               the first row is position 0. NULL before the first
-                               forward pass, and with learned positions */
-    stx_ids    *far_first;  /* (1,rows): rows of the learned tables; the last one is distance 0 */
+    stx_tensor *sines;      /* (rows,D), constant. The last row is for distance 0; with
+                               STX_PAR_POS_REF, the first row is for position 0. NULL
+                               before the first forward pass, and with learned
+                               positions */
+    stx_ids    *far_first;  /* (1,rows): row ids in the learned tables; the last one is for
+                               distance 0 */
 } stx_par_positions;
 
 /* A model. The context owns it and its parameters. */
 typedef struct stx_par {
     stx_ctx       *ctx;
-    stx_par_desc   desc;                /* resolved; pattern is NULL. gate and gate_eval may be
-                                           changed between steps */
+    stx_par_desc   desc;                /* with the defaults filled in; pattern is NULL. gate and
+                                           gate_eval may be changed between steps */
     char          *pattern;             /* L letters, or NULL for a supernet */
     stx_params    *params;              /* the weights */
-    stx_params    *gates;               /* al of each block, arch.<l>, for a separate optimiser;
-                                           NULL for a fixed network */
+    stx_params    *gates;               /* `al` of each block, named arch.<l>, for a separate
+                                           optimiser; NULL for a fixed network */
     stx_vocab_io  *vocab_io;            /* embedding and output head; NULL without vocab */
     stx_par_block *block;               /* [L] */
-    stx_tensor    *u, *v;               /* (H,dh), unless own_uv */
+    stx_tensor    *u, *v;               /* (H,dh), shared by all attention blocks; NULL with
+                                           own_uv */
     stx_tensor    *final_gain, *final_shift;
-    stx_par_positions pos[2];           /* [0] for desc.clamp_len, [1] for another value */
+    stx_par_positions pos[2];           /* [0] for desc.clamp_len, [1] for the most recent other
+                                           value */
     stx_tensor    *tau;                 /* (1), the temperature */
     stx_real      *cost;                /* (3), on the device */
     stx_tensor    *keep;                /* (2,H dh'): factors that hide padding, ones in row 0 and
@@ -643,12 +650,12 @@ typedef struct stx_par {
     stx_real      *uniforms;            /* the caller's U, on the device; see
                                            stx_par_set_uniforms */
     size_t         uniforms_count;      /* number of values in uniforms; 0: U is drawn at random */
-    size_t         uniforms_capacity;   /* values that uniforms has space for */
+    size_t         uniforms_capacity;   /* number of values that uniforms has space for */
     stx_tensor   **w;                   /* [L]: w (R,3) of the last forward pass, valid in its
                                            step. NULL if the block did not run as a
                                            mixture */
-    stx_tensor    *latency;             /* (1), sum over the blocks of the last forward pass, valid
-                                           in its step; or NULL */
+    stx_tensor    *latency;             /* (1), total latency of all blocks in the last forward
+                                           pass, valid in its step; or NULL */
 } stx_par;
 
 /* Copies a desc, fills in the defaults and checks it. to->pattern is from->pattern.
@@ -664,10 +671,10 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *d);
 /* The model's weights, owned by the context; NULL if m is NULL. */
 STX_DEF stx_params *stx_par_params(stx_par *m);
 
-/* Number of weights of a model with this desc. Tied weights count once, and the 3 L
-   parameters of a supernet's gates do not count. Nothing is created. Returns 0,
-   without setting an error, if the desc is invalid, and SIZE_MAX if the number does
-   not fit in size_t. */
+/* Returns the number of weights of a model with this desc, without creating it. Tied
+   weights count once, and the 3 L parameters of a supernet's gates do not count.
+   Returns 0, without setting an error, if the desc is invalid, and SIZE_MAX if the
+   number does not fit in size_t. */
 STX_DEF size_t stx_par_count(const stx_par_desc *d);
 
 
@@ -680,10 +687,10 @@ STX_DEF size_t stx_par_count(const stx_par_desc *d);
 typedef struct stx_par_state {
     stx_par  *model;
     size_t    B, M;
-    size_t    clamp_len;    /* used by forward passes that read this memory, and by those that
-                               write it and read none. Initially the model's; may be
-                               set, for example to evaluate with a longer memory */
-    int       same_length;  /* likewise; 1 requires M >= 2 */
+    size_t    clamp_len;    /* applies to forward passes that read this memory, and to those that
+                               write it and read none. Initially the model's; may be set,
+                               for example to evaluate with a longer memory */
+    int       same_length;  /* applies like clamp_len; 1 requires M >= 2 */
     stx_memory *mem;        /* for each attention block (B,n,D), oldest row first */
     uint64_t  calls;        /* number of forward passes since a reset: a pass that writes this
                                memory sets it to 1 plus the calls of the memory that it
@@ -713,12 +720,12 @@ STX_DEF void stx_par_state_reset_stream(stx_par_state *s, size_t b);
 STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state *from, size_t c,
                                size_t n);
 
-/* Copies the memory of block l to or from host memory. get writes (B,n,D) values to
-   out, oldest row first, where n = s->mem->layer[l].count is the number of rows per
-   stream. set replaces the block's memory with n <= M rows per stream. get fails while
-   a stream lacks rows (after stx_par_state_reset_stream or because of padding), because
-   plain values cannot mark rows as missing. Both return 1, or set an error and return
-   0. */
+/* Copy the memory of block l to or from host memory. stx_par_state_get writes (B,n,D)
+   values to out, oldest row first, where n = s->mem->layer[l].count is the number of
+   rows per stream. stx_par_state_set replaces the block's memory with n <= M rows per
+   stream. stx_par_state_get fails while a stream lacks rows (after
+   stx_par_state_reset_stream or because of padding), because plain values cannot mark
+   rows as missing. Both return 1, or set an error and return 0. */
 STX_DEF int stx_par_state_get(const stx_par_state *s, size_t l, stx_real *out);
 STX_DEF int stx_par_state_set(stx_par_state *s, size_t l, const stx_real *in, size_t n);
 
@@ -736,9 +743,9 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
    nonzero where h is padding, or NULL if there is none. No query attends to padding,
    now or later, but its values must be finite. in is the memory to read (NULL if
    empty), and out the memory to write (NULL to write none); they may be the same.
-   Gradients reach h but not the memory. Do not call it with out inside stx_recompute.
-   Returns NULL and sets an error if the shapes do not match or a memory belongs to
-   another model. After an error, out may be partly written: reset it. */
+   Gradients reach h but not the memory. Inside stx_recompute, out must be NULL. Returns
+   NULL and sets an error if the shapes do not match or a memory belongs to another
+   model. After an error, out may be partly written: reset it. */
 STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pad,
                                     const stx_par_state *in, stx_par_state *out);
 
@@ -773,36 +780,36 @@ STX_DEF stx_tensor *stx_par_loss(stx_par *m, const stx_ids *ids, const stx_ids *
                                  const stx_par_state *in, stx_par_state *out);
 
 /* Combines nll (1) with the latency of the last forward pass, lat = sum of p_lk cost_k
-   over blocks l and branches k (of w_lk cost_k with STX_PAR_LATENCY_OF_W). weight, target
-   and power are the latency_ fields of the desc:
+   over blocks l and branches k (or of w_lk cost_k with STX_PAR_LATENCY_OF_W). weight,
+   target and power are the latency_ fields of the desc:
 
        ADD      nll + weight lat
        HINGE    nll + weight max(0, lat / target - 1)
        FBNET    nll weight ln(max(lat, 1))^power        choose units in which lat > 1
 
    Returns nll itself in evaluation, with STX_PAR_LATENCY_NONE and for a fixed network.
-   Call stx_backward on the result. In a process group, a rank knows only the w of its
+   Call stx_backward on the result. In a process group, a rank knows w only for its own
    streams, so HINGE and FBNET require STX_PAR_LATENCY_OF_P or STX_PAR_NOISE_STEP. */
 STX_DEF stx_tensor *stx_par_total(stx_par *m, stx_tensor *nll);
 
-/* The key for stx_step_run: a hash of everything that the host decides in a step with
-   these tokens and this memory (each may be NULL). salt is hashed too: for a step with
-   several parts or memories, pass the key of one as the salt of the next. Evaluate
-   with a memory that training does not use: if the last forward pass that wrote s was
-   a training step, the key omits gate_eval and the values of the gates, on which an
-   evaluation depends, and a replayed step could run the wrong branches. */
+/* Returns the key for stx_step_run: a hash of all host-side decisions in a step with
+   ids, targets and memory s, each of which may be NULL. The hash includes salt: for a
+   step with several parts or memories, pass the key of one as the salt of the next.
+   Evaluate with a memory that training does not use: if the last forward pass that
+   wrote s was a training step, the key omits gate_eval and the values of the gates. An
+   evaluation depends on them, so a replayed step could run the wrong branches. */
 STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids *targets,
                              const stx_par_state *s, uint64_t salt);
 
 
 // >>api: search
 
-/* Sets the temperature of the next steps. It is a scalar on the device that replayed
-   steps read, so set it between steps. */
+/* Sets the temperature of the following steps. It is a scalar on the device that
+   replayed steps read, so set it between steps. */
 STX_DEF void stx_par_set_tau(stx_par *m, double tau);
 
 /* Returns the temperature after n updates, which is constant after `total` updates.
-   Returns 1 if a is NULL.
+   Returns 1 if `a` is NULL.
 
        TARGET    from (to / from)^(n / total)
        FACTOR    from to^(n / total), where to is a factor, as in PAR's reference */
@@ -816,17 +823,17 @@ typedef struct stx_par_anneal {
 
 STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n);
 
-/* Replaces the times cost[2] of an attention and a feed-forward block, for example by
-   measured ones. */
+/* Sets the times of an attention block, cost[0], and of a feed-forward block, cost[1],
+   for example to measured ones. */
 STX_DEF void stx_par_set_cost(stx_par *m, const double *cost);
 
 /* If frozen is 1, the parameters of the gates become constants at the next forward
    pass, and their gradients are not computed. 0 makes them trainable again. */
 STX_DEF void stx_par_freeze(stx_par *m, int frozen);
 
-/* Makes the following calls use the values u (R,L,3) instead of random U. u is in host
-   memory, and each value is above 0 and below 1. R = stx_par_draws(m, B, T) for calls
-   with B streams of T tokens, and count is the number of values, 3 L R. u = NULL
+/* Makes the following calls use the values u (R,L,3) instead of a random U. u is in
+   host memory, and each value is above 0 and below 1. R = stx_par_draws(m, B, T) for
+   calls with B streams of T tokens, and count is the number of values, 3 L R. u = NULL
    restores random draws. Sets an error and keeps the previous values if count is 0 or
    not a multiple of 3 L (with STX_PAR_NOISE_STEP: not 3 L), or if a value is out of
    range. A forward pass that needs another number of draws fails. The values are copied
@@ -846,7 +853,7 @@ STX_DEF int stx_par_probs(const stx_par *m, double *p);
 
    expand    a pattern with one letter per block; see Patterns in the manual
    format    the inverse of expand: a short form with counts
-   rule      the paper's PAR: floor(L / every) attention blocks, evenly spaced within the
+   rule      the paper's rule: floor(L / every) attention blocks, evenly spaced within the
              first two thirds
    argmax    the currently most probable branch of each block
    sample    a branch of each block, drawn from its p; depends only on p, seed and n */
@@ -858,20 +865,20 @@ STX_DEF size_t stx_par_sample(const stx_par *m, uint64_t seed, uint64_t n, char 
                               size_t capacity);
 
 /* Copies the weights of all branches of `to` from `from`, a supernet or a fixed
-   network. The contexts may differ. (To load them from a file, call stx_params_load on
-   the params of `to`.) Returns 1. If `from` lacks a weight or has it in another shape,
-   sets an error and returns 0. */
+   network. The contexts may differ. (To load weights from a file instead, call
+   stx_params_load on the params of `to`.) Returns 1. If `from` lacks a weight or has it
+   in another shape, sets an error and returns 0. */
 STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from);
 
 
 // >>api: cuts
 
-/* Finds the cutoffs of an adaptive vocabulary that exactly minimise a cost, given the
+/* Finds cutoffs of an adaptive vocabulary that minimise a cost exactly, given the
    counts of V words in the order of their ids. Descending counts give the best result;
    set `sort` to sort them. cut_1 < .. < cut_J are the cutoffs, with cut_0 = 0 and
    cut_{J+1} = V. Cluster 0 is the head; tail k has size_k = cut_{k+1} - cut_k words,
-   share_k of all counts, and width_k = proj_dims[k-1], or, if that is 0,
-   max(floor(D / factor^k), 1). The costs are:
+   share_k of all counts, and width_k = proj_dims[k-1], or, if that is 0, max(floor(D /
+   factor^k), 1). The costs are:
 
        REF     sum over all clusters of (size) (count), as in PAR's reference, which
                charges the head only for the tokens in the head
@@ -882,11 +889,11 @@ STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from);
 
    The algorithm requires the cost of a cluster of the words i .. j - 1 to be Monge:
    cost(i,j) + cost(i2,j2) <= cost(i,j2) + cost(i2,j) for i <= i2 <= j <= j2. REF and
-   MACS are. TIME is if the time for x columns and y rows of the batch has the form of
-   1609.04309, max(t0 + t1 x0 y0, t0 + t1 x y): a constant plus a time per multiply-add,
-   and no less than for x0 columns and y0 rows. With another form, the result may not be
-   optimal. Of cutoffs with equal cost, those whose last cutoffs are largest are chosen,
-   as in the reference. */
+   MACS satisfy this. TIME does if the time for x columns and y rows of the batch has
+   the form of 1609.04309, max(t0 + t1 x0 y0, t0 + t1 x y): a constant plus a time per
+   multiply-add, and no less than for x0 columns and y0 rows. Otherwise, the result may
+   not be optimal. Ties are resolved in favour of larger last cutoffs, as in the
+   reference. */
 enum { STX_PAR_CUTS_REF = 0, STX_PAR_CUTS_MACS, STX_PAR_CUTS_TIME };
 
 typedef struct stx_par_cuts_desc {
@@ -903,7 +910,7 @@ typedef struct stx_par_cuts_desc {
 
 /* Writes cut_1 .. cut_J to cut (J), in the form of stx_par_desc.cutoff, and the cost to
    *total unless total is NULL. Returns 1. If a cluster would be empty (V <= J) or a sum
-   does not fit into 63 bits, sets an error and returns 0. */
+   does not fit in 63 bits, sets an error and returns 0. */
 STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t *counts, size_t V,
                          const stx_par_cuts_desc *d);
 
@@ -911,19 +918,19 @@ STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t 
 // >>api: generation
 
 /* Generates token by token with a KV cache. Every token sees the M rows before it, as
-   in an evaluation with one token per call, however many tokens a call feeds. (In a
-   forward pass over T tokens, the last one sees M + T - 1 rows.) Works for fixed
+   in an evaluation with one token per call, no matter how many tokens a call feeds. (In
+   a forward pass over T tokens, the last one sees M + T - 1 rows.) Works for fixed
    networks, and for supernets with STX_PAR_EVAL_ARGMAX or _SOFT. After the parameters
    change, reset the generator or create a new one. */
 typedef struct stx_par_gen {
     stx_par   *model;
     size_t     B, M;
     size_t     clamp_len;       /* initially the model's; may be set before the first step */
-    int        same_length;     /* likewise */
-    size_t     rows;            /* rows of memory so far, up to M */
+    int        same_length;     /* like clamp_len; see stx_par_state */
+    size_t     rows;            /* number of cached rows so far, up to M */
     stx_cache *cache;           /* keys and values of each attention block */
     stx_real **pos;             /* [L]: r_t of each attention block, (M + 1,H dh') */
-    char      *kind;            /* (L): the letter of what each block runs */
+    char      *kind;            /* (L): letter of what each block runs: s, f, i or g */
     int32_t   *pad;             /* (B,M), on the host, the newest row last: nonzero for rows from
                                    before a stream's reset */
     int        masked;          /* 1: an element of pad is nonzero */
@@ -957,10 +964,10 @@ STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h);
    pass. */
 STX_DEF const stx_real *stx_par_gen_feed(stx_par_gen *g, const int32_t *ids, size_t n);
 
-/* The model as a table of functions, for programs that accept any model family. window
-   is the number of rows of memory in evaluation; 0 means M. params has only the
-   weights, so the caller must handle the gates, stx_par.gates. If m is NULL or has no
-   vocab, all fields are NULL. */
+/* Returns the model as a table of functions, for programs that accept any model family.
+   The window argument is the number of memory rows in evaluation; 0 means M. params has
+   only the weights, so the caller must handle the gates, stx_par.gates. If m is NULL or
+   has no vocab, all fields are NULL. */
 STX_DEF stx_lm stx_par_as_lm(stx_par *m);
 
 
@@ -970,7 +977,7 @@ STX_DEF stx_lm stx_par_as_lm(stx_par *m);
 
        y    = softmax((ln pi + g) / tau), g = -ln(-ln U); without noise g = 0 and tau = 1,
               so y = p
-       w    = y, or with hard the one-hot vector of the first largest element of y
+       w    = y, or, if hard, the one-hot vector of the first largest element of y
        lat  = before[0] + sum_k p_k cost[k] (latency_w = STX_PAR_LATENCY_OF_P), or
               before[0] + the mean over draws of sum_k w_k cost[k] (_OF_W)
 
@@ -978,9 +985,9 @@ STX_DEF stx_lm stx_par_as_lm(stx_par *m);
 
        ((bits >> 9) + 0.5) 2^-23, bits = word k of stx_philox(seed, stream, first + draw)
 
-   which is never 0 or 1, and exact in float. Everything is computed in double and rounded
-   once. In the backward kernel, y and a hard w are constants. With the latency of w, it
-   first adds dlat cost[k] / R to dw_k. Then:
+   which is never 0 or 1, and exact in float. Everything is computed in double and
+   rounded once. The backward kernel reads y but not w, so a hard gate has the gradient
+   of y. With STX_PAR_LATENCY_OF_W, it first adds dlat cost[k] / R to dw_k. Then:
 
        ds_k      = sum over draws of y_k (dw_k - y.dw) / tau, in ascending order
        c_k       = dlat (cost[k] - sum p cost) with the latency of p, else 0
@@ -1000,7 +1007,7 @@ typedef struct stx_par_gate_args {
     const stx_real *tau;            /* (1) */
     const stx_real *uniforms;       /* (R,..), or NULL */
     const stx_real *cost, *before;  /* (3) (1); a NULL before counts as 0 */
-    stx_real *w, *y;                /* (R,3); y may be w, unless hard */
+    stx_real *w, *y;                /* (R,3); y may alias w unless hard is set */
     stx_real *lat;                  /* (1). NULL in both kernels: no latency, and cost, before,
                                        dlat and dbefore are not used */
     const stx_real *dw, *dlat;      /* (R,3) (1), or NULL for 0 */
@@ -1014,18 +1021,18 @@ STX_KERNEL(stx_par_gate_bwd, (stx_ctx *x, const stx_par_gate_args *a))
 
        y = w0 Y0 + w1 Y1 + w2 h       Y_k = layernorm(z_k), z_k = h + branch_k, k = 0, 1
 
-   Each norm has a gain and a shift. If gain[0] is NULL, there are no norms: Y_k = z_k. A
-   term whose weight is 0 is omitted, so a one-hot w gives bit-exactly the result of the
-   chosen branch alone (stx_residual_norm). The rows are divided into periods: the T rows
-   of a stream, or all N rows if they share one draw. Each period is divided into runs of
-   rows_per_draw rows, the last of which may be shorter. Each run has one draw, so the
-   draw of row n is number
+   Each norm has a gain and a shift. If gain[0] is NULL, there are no norms: Y_k = z_k.
+   A term whose weight is 0 is omitted, so a one-hot w gives bit-exactly the result of
+   the chosen branch alone (stx_residual_norm). The rows are divided into periods: the T
+   rows of a stream, or all N rows if they share one draw. Each period is divided into
+   runs of rows_per_draw rows, the last of which may be shorter. Each run has one draw,
+   so the index of row n's draw is
 
        floor(n / period) ceil(period / rows_per_draw)
            + floor((n mod period) / rows_per_draw)
 
-   The forward writes y and, with norms, mean and rstd. The backward computes, with
-   xh_k = (z_k - mean_k) rstd_k:
+   The forward kernel writes y and, with norms, mean and rstd. The backward kernel
+   computes, with xh_k = (z_k - mean_k) rstd_k:
 
        dw_k     += sum dy Y_k, dw_2 += sum dy h       over the rows of a draw, ascending,
                                                       and their channels
@@ -1050,22 +1057,23 @@ typedef struct stx_par_mix_args {
     stx_real *dh, *dbranch[2];      /* (N,C) */
     int    add_h, add[2];           /* 1: add to the gradient */
     stx_real *dw, *dgain[2], *dshift[2];        /* (draws,3) (C) (C) */
-    double *work;                   /* (N,3) on the device, scratch memory of the backward */
+    double *work;                   /* (N,3) on the device, scratch memory of the backward
+                                       kernel */
 } stx_par_mix_args;
 
 STX_KERNEL(stx_par_mix_fwd, (stx_ctx *x, const stx_par_mix_args *a))
 STX_KERNEL(stx_par_mix_bwd, (stx_ctx *x, const stx_par_mix_args *a))
 
-/* Defines both kernels element by element, in host memory, for readers and tests. Runs
-   the forward, or the backward if dy is not NULL. The backward adds to every gradient
-   and does not read work, add_h and add. Each term is computed in double; gradients
-   accumulate in stx_real. Terms of weight 0 are not omitted. */
+/* The definition of both kernels, element by element in host memory, for readers and
+   tests. Runs the forward kernel, or the backward kernel if dy is not NULL. The backward
+   adds to every gradient and does not read work, add_h and add. Each term is computed in
+   double; gradients accumulate in stx_real. Terms of weight 0 are not omitted. */
 STX_DEF void stx_par_mix_plain(const stx_par_mix_args *a);
 
 /* Computes the loss (1) from nll (1) and lat (1); see stx_par_total. kind is
-   STX_PAR_LATENCY_ADD .. _FBNET. The backward adds to dnll and dlat (1) where they are
-   not NULL. Results are computed in double and rounded once. FBNET has loss 0 and no
-   gradient for lat <= 1. */
+   STX_PAR_LATENCY_ADD .. _FBNET. The backward kernel adds to dnll and dlat (1) if they
+   are not NULL. Results are computed in double and rounded once. For lat <= 1, FBNET
+   has loss 0 and no gradient. */
 typedef struct stx_par_latency_args {
     int    kind;
     double weight, target, power;
@@ -1098,7 +1106,7 @@ STX_STRICT_ON
 
 // >>gate
 
-/* Computes U (3) of one draw; see stx_par_gate_args. */
+/* Computes the uniforms U (3) of one draw; see stx_par_gate_args. */
 static void stx__par_uniform(const stx_par_gate_args *a, size_t draw, double *U) {
     uint32_t bits[4];
     int k;
@@ -1325,8 +1333,8 @@ STX_DEF void stx_par_mix_plain(const stx_par_mix_args *a) {
     }
 }
 
-/* Number of channels processed at a time in local arrays, which the compiler knows not
-   to overlap the buffers of a. */
+/* Number of channels processed at a time in local arrays. The compiler knows that these
+   do not overlap the buffers of `a`. */
 enum { STX__PAR_CHANNELS = 64 };
 
 /* Rows per partial sum of dgain and dshift. Partial sums have smaller rounding errors
@@ -1334,8 +1342,8 @@ enum { STX__PAR_CHANNELS = 64 };
 enum { STX__PAR_ROWS = 64 };
 
 /* Estimated operations per input element, from which stx_parallel chooses the number of
-   threads: of the forward, and of the two passes of the backward (dh and dbranch; dgain
-   and dshift). */
+   threads: of the forward kernel, and of the two passes of the backward kernel (dh and
+   dbranch; dgain and dshift) */
 enum { STX__PAR_MIX_FWD_OPS = 14, STX__PAR_MIX_BWD_OPS = 24, STX__PAR_MIX_COLUMNS_OPS = 10 };
 
 /* Computes mean and rstd of row n bit-exactly as stx_layernorm does. Row n of y is
@@ -1358,7 +1366,7 @@ STX_INNER void stx__par_mix_norm_any(int fma, const stx_par_mix_args *a, size_t 
     }
 }
 
-/* Computes Y of branch k in row n, channels c0 .. c0 + count - 1. k = 2 is h. */
+/* Computes Y of branch k in row n, channels c0 .. c0 + count - 1. For k = 2, Y is h. */
 STX_INNER void stx__par_mix_branch_any(int fma, const stx_par_mix_args *a, int k, size_t n,
                                        size_t c0, size_t count, stx_real *Y) {
     const stx_real *h = a->h + n * a->C + c0;
@@ -1414,7 +1422,7 @@ STX_DEF void stx_par_mix_fwd(stx_ctx *x, const stx_par_mix_args *a) {
     stx_parallel(x, a->N, STX__PAR_MIX_FWD_OPS * a->N * a->C, stx__par_mix_part, a);
 }
 
-/* Without a norm, row n's part of dw_k is sum dy (h + branch_k). */
+/* Stores row n's part of dw_k without a norm in work: sum dy (h + branch_k). */
 STX_INNER void stx__par_mix_dot_any(int fma, const stx_par_mix_args *a, int k, size_t n) {
     const size_t C = a->C;
     const stx_real *h = a->h + n * C, *dy = a->dy + n * C, *b = a->branch[k] + n * C;
@@ -1479,7 +1487,7 @@ STX_INNER void stx__par_mix_dz_any(int fma, const stx_par_mix_args *a, int k, si
     }
 }
 
-/* Stores from in `to`, or adds it to `to` if add is 1. */
+/* Stores `from` in `to`, or adds it to `to` if add is 1. */
 STX_INNER void stx__par_store(stx_real *to, const stx_real *from, size_t count, int add) {
     size_t c;
     if (add) {
@@ -1489,8 +1497,8 @@ STX_INNER void stx__par_store(stx_real *to, const stx_real *from, size_t count, 
     }
 }
 
-/* The backward of y = w0 Y_0 + w1 Y_1 + w2 h for row n: computes dbranch and dh, and
-   stores the row's parts of dw in work. */
+/* The backward kernel of y = w0 Y_0 + w1 Y_1 + w2 h for row n: computes dbranch and dh,
+   and stores the row's parts of dw in work. */
 STX_INNER void stx__par_mix_back_row_any(int fma, const stx_par_mix_args *a, size_t n) {
     const size_t C = a->C, at = n * C;
     const stx_real *h = a->h + at, *dy = a->dy + at, *w = a->w + 3 * stx__par_draw_of_row(a, n);
@@ -1526,8 +1534,8 @@ static void stx__par_mix_back_part(const stx_share *s, const void *job) {
     for (n = s->begin; n < s->end; n++) STX_CALL(s->x, stx__par_mix_back_row_any, (a, n));
 }
 
-/* dgain += sum_n w dy xh and dshift += sum_n w dy of branch k, for at most
-   STX__PAR_CHANNELS channels that start at c0. */
+/* Computes dgain += sum_n w dy xh and dshift += sum_n w dy of branch k, for at most
+   STX__PAR_CHANNELS channels from c0 on. */
 STX_INNER void stx__par_mix_columns_any(int fma, const stx_par_mix_args *a, int k, size_t c0) {
     const size_t C = a->C, count = STX_MIN(C - c0, (size_t)STX__PAR_CHANNELS);
     size_t n0, n, c;
@@ -1570,7 +1578,7 @@ STX_DEF void stx_par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a) {
         stx_parallel(x, 2 * blocks, STX__PAR_MIX_COLUMNS_OPS * a->N * a->C,
                      stx__par_mix_columns_part, a);
 
-    /* sum the parts of dw per draw, whose rows are adjacent */
+    /* sum the rows' parts of dw per draw; the rows of a draw are adjacent */
     for (n = 0; a->dw && n < a->N; n++) {
         const size_t draw = stx__par_draw_of_row(a, n);
         for (k = 0; k < 3; k++) sum[k] += a->work[3 * n + (size_t)k];
@@ -1585,7 +1593,7 @@ STX_DEF void stx_par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a) {
 
 // >>latency
 
-/* See stx_par_total. */
+/* Computes the loss from nll and the latency; see stx_par_total. */
 STX_DEF void stx_par_latency_fwd(stx_ctx *x, stx_real *loss, const stx_real *nll,
                                  const stx_real *lat, const stx_par_latency_args *a) {
     STX__FP_SCOPE;
@@ -1641,8 +1649,9 @@ static void stx__par_mix_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, 
     if (a->work) STX_RUN(x, stx_par_mix_bwd, (x, a));
 }
 
-/* in is h, branch_0, branch_1 (B,T,D), w (draws,3), and gain_0, shift_0, gain_1, shift_1
-   (D) or four NULLs. period and rows_per_draw: see stx_par_mix_args. Returns (B,T,D). */
+/* in[] holds h, branch_0, branch_1 (B,T,D), w (draws,3), and gain_0, shift_0, gain_1,
+   shift_1 (D) or four NULLs. For period and rows_per_draw, see stx_par_mix_args.
+   Returns (B,T,D). */
 static stx_tensor *stx__par_mix(stx_ctx *x, stx_tensor *const *in, size_t period,
                                 size_t rows_per_draw, double eps) {
     stx_par_mix_args *a;
@@ -1691,9 +1700,9 @@ static void stx__par_gate_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in,
     if (stx_ok(x)) STX_RUN(x, stx_par_gate_bwd, (x, &s->a));
 }
 
-/* al (3) -> w (R,3). `how` holds the kernel's arguments except al, w, y, lat and before.
-   lat is NULL if latency is not used; otherwise *lat is the sum over the preceding blocks
-   (NULL if there are none), and is replaced by that sum plus this block's latency. */
+/* al (3) -> w (R,3). `how` holds the kernel's arguments except al, w, y, lat and
+   before. If lat is not NULL, *lat is the total latency of the preceding blocks (NULL
+   if there are none), and is replaced by the total including this block. */
 static stx_tensor *stx__par_gate_op(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how,
                                     stx_tensor **lat) {
     stx__par_gate *s = (stx__par_gate *)stx_step_host_bytes(x, sizeof *s);
@@ -1757,8 +1766,9 @@ static size_t stx__par_times(const char **p) {
     return times;
 }
 
-/* Appends what p describes, up to a ')' or the end, to the *n letters in out. Returns
-   where it stopped, or NULL if p is invalid. */
+/* Expands the pattern at p, up to a ')' or the end, and appends the result to the *n
+   letters in out. Returns the position where it stopped, or NULL if the pattern is
+   invalid. */
 static const char *stx__par_expand(char *out, size_t capacity, size_t *n, const char *p,
                                    int depth) {
     while (*p && *p != ')') {
@@ -1788,13 +1798,13 @@ STX_DEF size_t stx_par_expand(char *out, size_t capacity, const char *pattern) {
     return n;
 }
 
-/* Letters of the longest group that stx_par_format recognises, which limits its running
+/* Length of the longest group that stx_par_format recognises, which limits its running
    time */
 enum { STX__PAR_MAX_UNIT = 64 };
 
-/* Finds the repetition at the start of p (of `left` letters) that saves the most
-   letters in the short form. Returns the length of the repeated unit and sets *times.
-   Both are 1 if no repetition saves any. */
+/* Finds the repetition at the start of p (`left` letters long) that saves the most
+   letters in the short form. Returns the length of the repeated unit; *times receives
+   the number of repetitions. Both are 1 if no repetition saves any. */
 static size_t stx__par_repetition(const char *p, size_t left, size_t *times) {
     size_t unit, best = 1, saved = 0;
     char count[32];
@@ -1931,18 +1941,19 @@ typedef struct stx__par_cost {
     double   time;
 } stx__par_cost;
 
-/* One step of the dynamic programme, which adds tail number k >= 1 to the clusters
-   before it */
+/* One step of the dynamic programme: appends tail k >= 1 to the preceding clusters or,
+   if k is 0, places the head */
 typedef struct stx__par_cutting {
     const stx_par_cuts_desc *d;
     size_t V, k;
-    const uint64_t *sum;            /* (V + 1): sum of the first j counts */
-    size_t width, dim;              /* width of the tail, and D; 1 and 0 with REF */
-    const stx__par_cost *before;    /* (V + 1): least cost of the first j words in k clusters; NULL
-                                       for the head */
-    stx__par_cost *cost;            /* (V + 1): least cost of the first j words in k + 1
+    const uint64_t *sum;            /* (V + 1): sum[j] is the sum of the first j counts */
+    size_t width, dim;              /* width of tail k, and D; with REF, 1 and 0 */
+    const stx__par_cost *before;    /* (V + 1): before[j] is the least cost of the first j words in
+                                       k clusters; NULL for the head */
+    stx__par_cost *cost;            /* (V + 1): cost[j] is the least cost of the first j words in
+                                       k + 1 clusters */
+    uint32_t *start;                /* (V + 1): start[j] is the first word of the last of these
                                        clusters */
-    uint32_t *start;                /* (V + 1): first word of the last of these clusters */
 } stx__par_cutting;
 
 /* Returns max(floor(D / factor^k), 1), the width of tail k. */
@@ -1956,8 +1967,8 @@ static size_t stx__par_tail_width(const stx_par_cuts_desc *d, size_t k) {
     return stx__par_divided_width(d->dim, d->factor, k);
 }
 
-/* Returns the cost of the clusters before word i plus that of a cluster with words i ..
-   j - 1. For the head, i = 0. */
+/* Returns the least cost of the words before i plus the cost of a cluster with words i
+   .. j - 1. For the head, i = 0. */
 static stx__par_cost stx__par_cost_of(const stx__par_cutting *s, size_t i, size_t j) {
     const stx_par_cuts_desc *d = s->d;
     const size_t head_rows = j + d->clusters - 1;
@@ -1979,10 +1990,11 @@ static stx__par_cost stx__par_cost_of(const stx__par_cutting *s, size_t i, size_
 }
 
 /* Fills cost[j] and start[j] for j in [j0,j1). The best starts are in [i0,i1] and never
-   decrease as j rises, so it solves the middle j and then both sides. Of starts with
-   equal costs, the last one wins. */
+   decrease as j rises, so the middle j is solved first, and then both halves. Of starts
+   with equal costs, the last one wins. */
 static void stx__par_cut(const stx__par_cutting *s, size_t j0, size_t j1, size_t i0, size_t i1) {
-    /* the k clusters before have at least k words, and the last one has at least one */
+    /* the preceding k clusters have at least k words, and the last cluster has at least
+       one */
     const size_t j = j0 + (j1 - j0) / 2, first = STX_MAX(i0, s->k), end = i1 < j ? i1 + 1 : j;
     size_t i, best = SIZE_MAX;
     stx__par_cost least = {0, 0};
@@ -1995,7 +2007,7 @@ static void stx__par_cut(const stx__par_cutting *s, size_t j0, size_t j1, size_t
             best = i;
         }
     } else {
-        /* like stx__par_cost_of, written out to keep the loop short */
+        /* stx__par_cost_of, written inline to keep the loop short */
         least.exact = UINT64_MAX;
         for (i = first; i < end; i++) {
             uint64_t exact = s->before[i].exact
@@ -2141,7 +2153,8 @@ static int stx__par_bad(stx_ctx *x, const char *field, double got, const char *e
     return stx_bad_value(x, "stx_par_create", field, got, expected);
 }
 
-/* Checks of one field. Each returns 1, or sets an error and returns 0. */
+/* Each of the next five functions checks one field and returns 1, or sets an error and
+   returns 0. */
 
 static int stx__par_in_range(stx_ctx *x, const char *field, size_t got, size_t least, int bits) {
     if (got >= least && got <= (size_t)1 << bits) return 1;
@@ -2175,7 +2188,7 @@ static int stx__par_ends_in_norm(const stx_par_desc *d) {
     return d->pre_norm && !d->no_final_norm;
 }
 
-/* Returns M. */
+/* Returns M, the capacity of the model's memory. */
 static size_t stx__par_mem(const stx_par_desc *d) {
     return d->mem == STX_PAR_NO_ROWS ? 0 : d->mem;
 }
@@ -2202,7 +2215,7 @@ static stx_init stx__par_init(int kind, double a, int rule) {
     return init;
 }
 
-/* Returns the width of output cluster c with STX_PAR_OUT_REF. */
+/* Returns the width of output cluster c in a model with STX_PAR_OUT_REF. */
 static size_t stx__par_ref_width(const stx_par_desc *d, size_t c) {
     if (!c) return d->dim;
     if (d->proj_dims[c - 1]) return d->proj_dims[c - 1];
@@ -2395,8 +2408,8 @@ static int stx__par_check_blocks(stx_ctx *x, stx_par_desc *d) {
     return 1;
 }
 
-/* Fills in most defaults. The checks fill in those of blocks, head_dim, inner and the
-   search. */
+/* Fills in most defaults. The checks fill in the defaults of blocks, head_dim, inner
+   and the search. */
 static void stx__par_defaults(stx_par_desc *d) {
     if (!d->dim) d->dim = 512;
     if (!d->heads) d->heads = 8;
@@ -2479,8 +2492,8 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
     return stx__par_check_search(x, d) && stx__par_check_vocab(x, d);
 }
 
-/* Writes the letters of a resolved desc's blocks with a terminating 0; in a supernet,
-   each is 'g'. kind has L + 1 elements. */
+/* Writes to kind (L + 1) the letters of a resolved desc's blocks, with a terminating 0;
+   in a supernet, each letter is 'g'. */
 static void stx__par_kinds(const stx_par_desc *d, char *kind) {
     if (d->pattern)
         stx_par_expand(kind, d->blocks + 1, d->pattern);
@@ -2509,7 +2522,7 @@ STX_DEF size_t stx_par_count(const stx_par_desc *desc) {
         n = stx_vocab_io_count(&vocab);
     }
 
-    /* an attention: LN_a, Wq, Wkv and Wo, positions, biases, u and v */
+    /* an attention block: LN_a, Wq, Wkv and Wo, positions, biases, u and v */
     width = d.heads * d.head_dim;
     rows = stx__par_table_rows(&d);
     uv = d.positions == STX_PAR_LEARNED_BIAS ? 1 : 2;
@@ -2519,7 +2532,7 @@ STX_DEF size_t stx_par_count(const stx_par_desc *desc) {
     if (d.biases) attn = stx_size_add(attn + d.dim, d.positions ? 3 : 4, width);
     if (d.own_uv) attn = stx_size_add(attn, uv, width);
 
-    /* a feed-forward: LN_f, W1 and W2 with biases */
+    /* a feed-forward block: LN_f, W1 and W2 with biases */
     ff = stx_size_add(3 * d.dim, d.inner, 2 * d.dim + 1);
 
     stx__par_kinds(&d, kind);
@@ -2976,20 +2989,21 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
 // >>position bias
 
 /* STX_PAR_LEARNED_BIAS. The attention kernels do not support a bias per distance, so
-   wider heads of dh' > dh columns express it. The extra columns are 1 in queries, keys
-   and values, and -1 in u. In r'_t, the first of them is b_t, and the others are 0:
+   heads with dh' > dh columns express it. The extra columns are 1 in queries, keys and
+   values, and -1 in u. In r'_t, the first of them is b_t, and the others are 0:
 
        (q' + u').k' = (q + u).k + (1 - 1) 1     q'.r'_t = q.r_t + b_t     y' = [y, 1 ..]
 
-   Wo does not read the columns that y' has beyond y. dh' is a multiple of 8, which the
-   fused kernels of a GPU require; without the bias, dh' = dh. In a segment, the weights
-   are widened (by rows of zeros with a bias of 1), because they have fewer elements
-   than the activations. In generation, the activations are widened. */
+   Wo does not read the extra columns of y'. dh' is a multiple of 8, which the fused
+   kernels of a GPU require; without the bias, dh' = dh. In a segment, the weights are
+   widened (by rows of zeros with a bias of 1), because they have fewer elements than
+   the activations. In generation, the activations are widened. */
 static size_t stx__par_wide_head_dim(const stx_par_desc *d) {
     return d->positions == STX_PAR_LEARNED_BIAS ? (d->head_dim + 8) / 8 * 8 : d->head_dim;
 }
 
-/* Rows of w elements are widened to ld elements. rows: number of rows of each input. */
+/* Sizes of an op that widens rows of w elements to ld elements; rows[] are the row
+   counts of its two inputs */
 typedef struct stx__par_widening {
     size_t w, ld, rows[2];
 } stx__par_widening;
@@ -3005,9 +3019,9 @@ static void stx__par_widen_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in
     }
 }
 
-/* Returns the rows of a followed by those of b (NULL if there are none), each padded
-   from w to ld elements with `fill` -> (rows,ld). If full is 1, the result is float in
-   every precision. */
+/* Returns the rows of `a` followed by those of `b` (NULL if there are none), each
+   padded from w to ld elements with `fill` -> (rows,ld). If full is 1, the result is
+   float in every precision. */
 static stx_tensor *stx__par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t w, size_t ld,
                                   double fill, int full) {
     STX__FP_SCOPE;
@@ -3062,8 +3076,8 @@ static stx_tensor *stx__par_biased(stx_ctx *x, const stx_par_desc *d, stx_tensor
     return t ? stx_reshape(x, t, rows, H * wide, 0, 0) : NULL;
 }
 
-/* Computes the weights of an attention with wide heads: w[0] and b[0] for q, k and
-   value together, w[1] and b[1] for the part of k and value, and wo. Returns 0 after an
+/* Computes the weights of an attention with wide heads: w[0] and b[0] for queries, keys
+   and values, w[1] and b[1] for keys and values alone, and *wo. Returns 0 after an
    error. */
 static int stx__par_widen_weights(stx_ctx *x, const stx_par_desc *d, const stx_par_block *block,
                                   stx_tensor **w, stx_tensor **b, stx_tensor **wo) {
@@ -3104,7 +3118,7 @@ static double stx__par_sine_ref(size_t D, size_t c, double t) {
     return f % 2 ? sin(angle) : cos(angle);
 }
 
-/* Returns the row ids of a learned table for `rows` distances, the largest first. */
+/* Returns row ids in a learned table for `rows` distances, the largest distance first. */
 static stx_ids *stx__par_far_first(stx_par *m, size_t rows, size_t clamp) {
     stx_ctx *x = m->ctx;
     const size_t last = stx__par_table_rows(&m->desc) - 1;
@@ -3123,7 +3137,7 @@ static stx_ids *stx__par_far_first(stx_par *m, size_t rows, size_t clamp) {
     return ids;
 }
 
-/* Returns the sines (rows,D) for `rows` distances, the largest first, or, with
+/* Returns the sines (rows,D) for `rows` distances, the largest distance first, or, with
    STX_PAR_POS_REF, for positions 0 .. rows - 1. */
 static stx_tensor *stx__par_sines(stx_par *m, size_t rows, size_t clamp) {
     stx_ctx *x = m->ctx;
@@ -3151,7 +3165,7 @@ static stx_tensor *stx__par_sines(stx_par *m, size_t rows, size_t clamp) {
     return sines;
 }
 
-/* Returns positions for at least n distances with this clamp_len. The model keeps two
+/* Returns positions for at least n distances with this clamp. The model keeps two
    tables: one for desc.clamp_len, and one for the most recent other value. A table that
    is too short is replaced by one that is at least 1.5 times as long. */
 static const stx_par_positions *stx__par_positions_for(stx_par *m, size_t clamp, size_t n) {
@@ -3170,7 +3184,7 @@ static const stx_par_positions *stx__par_positions_for(stx_par *m, size_t clamp,
     return p;
 }
 
-/* Returns the rows for distances n - 1 .. 0: the last n rows, or the first n with
+/* Returns the rows of t for distances n - 1 .. 0: the last n rows, or the first n with
    STX_PAR_POS_REF. */
 static stx_tensor *stx__par_position_rows(stx_par *m, stx_tensor *t, size_t n) {
     size_t first = 0;
@@ -3179,7 +3193,7 @@ static stx_tensor *stx__par_position_rows(stx_par *m, stx_tensor *t, size_t n) {
     return stx_view_rows(m->ctx, t, first, first + n);
 }
 
-/* Returns r_t (n,H dh') of block l for distances n - 1 .. 0. sines are those of this
+/* Returns r_t (n,H dh') of block l for distances n - 1 .. 0. sines are the rows of this
    call after dropout; if NULL, they are taken from p. */
 static stx_tensor *stx__par_relative(stx_ctx *x, stx_par *m, size_t l, const stx_par_positions *p,
                                      stx_tensor *sines, size_t n) {
@@ -3197,7 +3211,7 @@ static stx_tensor *stx__par_relative(stx_ctx *x, stx_par *m, size_t l, const stx
 
 // >>block
 
-/* What stx__par_run needs besides tensors. */
+/* Arguments of stx__par_run other than its inputs in[] */
 typedef struct stx__par_job {
     stx_par  *m;
     size_t    l;
@@ -3209,14 +3223,14 @@ typedef struct stx__par_job {
     size_t    span;             /* the largest distance that a query sees; 0: no limit */
     const stx_par_positions *pos;
     stx_tensor    *sines;       /* (n + T,D), after dropout; NULL: taken from pos, if it has any */
-    const stx_ids *mask;        /* (B,n + T): keys that are missing, or NULL */
+    const stx_ids *mask;        /* (B,n + T): nonzero for missing keys; or NULL */
     stx_tensor    *keep;        /* (B,T,H dh'): 0 at padding, else 1; NULL without padding */
     stx_par_gen   *gen;         /* in generation: caches keys and values; else NULL */
     size_t    period, rows_per_draw;    /* which rows share a draw; see stx_par_mix_args */
 } stx__par_job;
 
 /* Computes queries, keys and values of h (B,T,D) and of the memory. past is the memory
-   (B,n,D) if it is an input (pre_norm), else NULL. *wo is replaced if heads are
+   (B,n,D) if it is an input (pre_norm), else NULL. *wo is replaced if the heads are
    widened. Returns 0 after an error. */
 static int stx__par_attention_in(stx_ctx *x, const stx__par_job *job, stx_tensor *h,
                                  stx_tensor *past, stx_attention_in *a, stx_tensor **wo) {
@@ -3262,8 +3276,8 @@ static stx_tensor *stx__par_cached_positions(stx_ctx *x, const stx__par_job *job
     return pe;
 }
 
-/* Computes A = Wo attend(h) for h (B,T,D). past: see stx__par_attention_in. If no_bias
-   is 1, the caller adds the bias of Wo. */
+/* Computes A = Wo attend(h) for h (B,T,D). past is as in stx__par_attention_in. If
+   no_bias is 1, the caller adds the bias of Wo. */
 static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *job, stx_tensor *h,
                                       stx_tensor *past, int no_bias) {
     const stx_par_desc *d = &job->m->desc;
@@ -3353,8 +3367,9 @@ static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_ten
 
 // >>forward
 
-/* Returns what block l runs in this step: its letter, or, for a mixture evaluated by
-   argmax, that of the most probable branch. Returns 0 after an error. */
+/* Returns the letter of what block l runs in this step: the block's own letter, or, for
+   a mixture evaluated by argmax, the letter of the most probable branch. Returns 0
+   after an error. */
 static int stx__par_kind(const stx_par *m, size_t l) {
     const int mixed = stx_training(m->ctx) || m->desc.gate_eval != STX_PAR_EVAL_ARGMAX;
     if (m->block[l].kind != 'g' || mixed) return m->block[l].kind;
@@ -3377,9 +3392,9 @@ static int stx__par_latency_fits_group(stx_ctx *x, const stx_par_desc *d) {
     return 0;
 }
 
-/* Computes w of block l for B streams of T tokens. u has the caller's uniforms on the
-   device, or is NULL. calls is that of the memory that is read. Sets job->period and
-   rows_per_draw. */
+/* Computes w of block l for B streams of T tokens. u points to the caller's uniforms on
+   the device, or is NULL. calls is the count stored in the memory that is read. Sets
+   job->period and job->rows_per_draw. */
 static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, const stx_real *u,
                                     uint64_t calls, stx__par_job *job) {
     stx_ctx *x = m->ctx;
@@ -3478,7 +3493,8 @@ static int stx__par_segment_fits(const stx_par *m, const stx_tensor *h, const st
         return 0;
     }
     if (pad && (pad->B != B || pad->T != T)) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_par_segment: expected pad (%zu,%zu) like h, got (%zu,%zu)",
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_par_segment: expected pad (%zu,%zu), as in h, got (%zu,%zu)",
                  B, T, pad->B, pad->T);
         return 0;
     }
@@ -3489,26 +3505,28 @@ static int stx__par_segment_fits(const stx_par *m, const stx_tensor *h, const st
     }
     if (other && other->B != B) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "stx_par_segment: expected a memory with B = %zu streams like h, got %zu", B,
-                 other->B);
+                 "stx_par_segment: expected a memory with B = %zu streams, as in h, got %zu",
+                 B, other->B);
         return 0;
     }
     return 1;
 }
 
-/* What the blocks of a forward pass share. */
+/* State shared by the blocks of a forward pass */
 typedef struct stx__par_call {
     size_t         B, T, span, clamp;
-    uint64_t       calls;       /* calls of the memory that is read */
+    uint64_t       calls;       /* number of calls stored in the memory that is read */
     const stx_ids *pad;
     stx_tensor    *keep;        /* see stx__par_job */
-    stx_tensor    *sines;       /* after dropout; those of the last block that used any */
-    const stx_real *u;          /* the caller's uniforms, or NULL */
+    stx_tensor    *sines;       /* after dropout, as most recently computed for a block; NULL until
+                                   then */
+    const stx_real *u;          /* the caller's uniforms, on the device; or NULL */
     const stx_memory *memory;   /* memory to read, or NULL */
 } stx__par_call;
 
-/* Prepares the attention of a block: its memory, its mask and its positions. in and
-   count are the inputs of stx__par_run. Returns 0 after an error. */
+/* Prepares the attention of a block: its memory, its mask and its positions. If the
+   memory is an input of stx__par_run, appends it to in[] and increments *count. Returns
+   0 after an error. */
 static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_job *job,
                                       stx_tensor **in, int *count) {
     stx_ctx *x = m->ctx;
@@ -3531,7 +3549,7 @@ static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_
     job->pos = stx__par_positions_for(m, call->clamp, keys);
     if (!job->pos) return 0;
 
-    /* blocks with the same number of keys share the dropout of positions */
+    /* blocks with the same number of keys share one dropout mask of the positions */
     if (job->pos->sines && (!call->sines || call->sines->dim[0] != keys)) {
         stx_tensor *sines = stx__par_position_rows(m, job->pos->sines, keys);
         call->sines = stx_dropout_replicated(x, sines, m->desc.pos_dropout);
@@ -3540,7 +3558,7 @@ static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_
     return 1;
 }
 
-/* Runs block l: h (B,T,D) -> h of the next block */
+/* Runs block l: h (B,T,D) -> h (B,T,D), the input of the next block */
 static stx_tensor *stx__par_block_of(stx_par *m, size_t l, stx_tensor *h, stx__par_call *call) {
     stx_ctx *x = m->ctx;
     const stx_par_desc *d = &m->desc;
@@ -3725,7 +3743,8 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
         key = stx_key_add(key, (uint64_t)s->same_length);
     }
 
-    /* add what an evaluation depends on, unless training wrote the memory */
+    /* add what an evaluation depends on, unless the last write to the memory was
+       training */
     if (!m->gates || (s && s->training)) return key;
     key = stx_key_add(key, (uint64_t)m->desc.gate_eval);
     if (m->desc.gate_eval == STX_PAR_EVAL_NOISE) return stx_key_add(key, s ? s->calls : 0);
@@ -3767,7 +3786,7 @@ STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M) {
     g->cache = stx_cache_create(x, L, B, m->vocab_io ? m->desc.vocab : 1);
     g->pos = (stx_real **)stx_block(x, stx_bytes_of(L, sizeof *g->pos, 1));
     g->kind = (char *)stx_block(x, L + 1);
-    /* M + 1 rows, so that it is not empty if M = 0 */
+    /* M + 1 rows, so that the buffer is not empty if M = 0 */
     g->pad = (int32_t *)stx_block(x, stx_bytes_of(B, M + 1, sizeof *g->pad));
     for (l = 0; stx_ok(x) && l < L; l++) {
         if (!stx__par_attends(m->block[l].kind)) continue;
@@ -3885,7 +3904,7 @@ STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
         if (rows != SIZE_MAX && n != rows) {
             stx_fail(x, STX_ERR_ARG,
                      "stx_par_gen_set: expected the same number of rows in all blocks, got %zu in "
-                     "block %zu and %zu before it", n, l, rows);
+                     "block %zu, but %zu in earlier blocks", n, l, rows);
             return 0;
         }
         rows = n;
@@ -3896,7 +3915,7 @@ STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
 }
 
 /* Returns the mask (B,n + T) of a call with T new tokens: nonzero for cached rows from
-   before a stream's reset. Also moves g->pad by T rows. NULL after an error. */
+   before a stream's reset. Also shifts g->pad by T rows. NULL after an error. */
 static const stx_ids *stx__par_gen_mask(stx_par_gen *g, size_t T) {
     stx_ctx *x = g->model->ctx;
     const size_t n = g->rows, M = g->M, stay = T < M ? M - T : 0;
@@ -3946,7 +3965,7 @@ static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
         job.span = span;
         job.mask = mask;
         job.gen = g;
-        if (!M && g->pos[l]) g->cache->layer[l].len = 0;    /* it has 1 row even if M = 0 */
+        if (!M && g->pos[l]) g->cache->layer[l].len = 0;    /* the layer has 1 row even if M = 0 */
         in[0] = h;
         if (job.kind == 'g') {
             job.gate_input = 1;

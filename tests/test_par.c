@@ -1994,10 +1994,10 @@ static void errors(void) {
     fails(x, "expected h (B,T,16), got (2,2,8)");
     h = stx_input(x, v, 2, 2, D, 0);
     CHECK(!stx_par_segment(m, h, stx_tokens(x, t, 2, 3), NULL, NULL), "pad of 3 tokens");
-    fails(x, "expected pad (2,2) like h, got (2,3)");
+    fails(x, "expected pad (2,2), as in h, got (2,3)");
     h = stx_input(x, v, 1, 2, D, 0);
     CHECK(!stx_par_segment(m, h, NULL, s, s), "one stream of two");
-    fails(x, "expected a memory with B = 1 streams like h, got 2");
+    fails(x, "expected a memory with B = 1 streams, as in h, got 2");
     h = stx_input(x, v, 2, 2, D, 0);
     CHECK(!stx_par_segment(bare, h, NULL, s, s), "a memory of another model");
     fails(x, "expected a memory of this model");
@@ -2022,7 +2022,7 @@ static void errors(void) {
     CHECK(!stx_par_gen_set(g, NULL), "NULL");
     fails(x, "stx_par_gen_set");
     CHECK(!stx_par_gen_set(g, o), "different numbers of rows");
-    fails(x, "expected the same number of rows in all blocks, got 0 in block 2 and 2 before");
+    fails(x, "expected the same number of rows in all blocks, got 0 in block 2, but 2 in earlier");
     stx_par_gen_reset_stream(g, 2);
     fails(x, "expected a stream below B = 2, got 2");
     CHECK(!stx_par_gen_step(g, stx_input(x, v, 1, 1, D, 0)), "one stream of two");
