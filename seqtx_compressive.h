@@ -70,7 +70,7 @@
                                                         oldest first;
                                                         dist = i + c + n - j >= 0
        with glu:         W2 (gelu(p_1) p_2), the two halves of p = W1 LN(x') + b1
-       with norm_after:  h = x, and x' = LN(gate(x, o)); the feed-forward likewise
+       with norm_after:  h = x, and x' = LN(gate(x, o)); the same in the feed-forward
        with STX_COMP_POSITIONS_XL:
                          s_ij = ((q_i + u).k_j + (q_i + vb).(Wpos sine_dist)) / sqrt(hd)
 
@@ -792,8 +792,9 @@ STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h);
 
 /* Hidden states (B,T,D) and targets (B,T) -> (1): mean negative log-likelihood, in nats
-   per token. Negative targets and padding do not count (pad as in stx_comp_segment;
-   with STX_COMP_LITERAL_MASK, padding counts). The result is 0 if no target counts. */
+   per token. Negative targets and padding are ignored (pad as in stx_comp_segment; with
+   STX_COMP_LITERAL_MASK, padding is not ignored). The result is 0 if all targets are
+   ignored. */
 STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targets,
                                  const stx_ids *pad);
 
@@ -938,8 +939,8 @@ STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const 
                          before dropout
        usage[b][j][1] += number of queries i
 
-   Queries whose own key is padding (a->pad at S - T + i) do not count. All queries must
-   come after the n keys. usage (B,n,2), in full precision, has a stride of
+   Padded queries (marked in a->pad at S - T + i) are ignored. All queries must come
+   after the n keys. usage (B,n,2), in full precision, has a stride of
    usage_batch_stride elements between streams. */
 STX_KERNEL(stx_comp_usage, (stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
                             const stx_attention_args *a, size_t first, size_t n))
@@ -1876,8 +1877,8 @@ static int stx__comp_dropout(stx_ctx *x, const char *field, double p) {
     return (p >= 0 && p < 1) || stx__comp_bad(x, field, p, "0 <= p < 1");
 }
 
-/* Computes M and C of layer l from a desc whose sizes have their defaults filled in.
-   Returns 1 if it is a memory layer. */
+/* Computes M and C of layer l from a desc with the default sizes filled in. Returns 1
+   if it is a memory layer. */
 static int stx__comp_sizes(const stx_comp_desc *d, size_t l, size_t *M, size_t *C) {
     int memory = !d->no_memory && !d->memory_layers;
     size_t i;

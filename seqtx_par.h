@@ -45,7 +45,7 @@
        E  width of the embedding             v  position bias, (H,dh)
        J  tails (see Adaptive vocabulary)    al parameters of a gate, (3)
        N  rows of an elementwise kernel      p  probabilities of the branches, (3)
-       C  channels of such a row             w  weights of the branches, (3)
+       C  channels of an elementwise kernel  w  weights of the branches, (3)
        R  draws per gate
    In the code, x is the context, m a model, d a desc, and a the arguments of a kernel.
 
@@ -560,8 +560,8 @@ typedef struct stx_par_desc {
     double div_val;         /* cluster c has width floor(E / div_val^c); 0: 1 */
     double proj_factor;     /* STX_PAR_OUT_REF: cluster c >= 1 has width
                                max(floor(D / proj_factor^c), 1); 0: 4 */
-    size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* widths that override those of proj_factor; 0: no
-                                                   override */
+    size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* widths of the tails, which override proj_factor;
+                                                   0: no override */
     int    tie_words;       /* 1: adaptive input and output share tables */
     int    tie_projs;       /* adaptive input and output share no projections (STX_PAR_TIE_NONE),
                                all (_ALL), or all but the first (_BUT_FIRST) */
@@ -672,7 +672,7 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *d);
 STX_DEF stx_params *stx_par_params(stx_par *m);
 
 /* Returns the number of weights of a model with this desc, without creating it. Tied
-   weights count once, and the 3 L parameters of a supernet's gates do not count.
+   weights count once. The 3 L parameters of a supernet's gates are not included.
    Returns 0, without setting an error, if the desc is invalid, and SIZE_MAX if the
    number does not fit in size_t. */
 STX_DEF size_t stx_par_count(const stx_par_desc *d);
@@ -1006,7 +1006,7 @@ typedef struct stx_par_gate_args {
     const stx_real *al;             /* (3) */
     const stx_real *tau;            /* (1) */
     const stx_real *uniforms;       /* (R,..), or NULL */
-    const stx_real *cost, *before;  /* (3) (1); a NULL before counts as 0 */
+    const stx_real *cost, *before;  /* (3) (1); before can be NULL, which means 0 */
     stx_real *w, *y;                /* (R,3); y may alias w unless hard is set */
     stx_real *lat;                  /* (1). NULL in both kernels: no latency, and cost, before,
                                        dlat and dbefore are not used */
@@ -2222,8 +2222,7 @@ static size_t stx__par_ref_width(const stx_par_desc *d, size_t c) {
     return stx__par_divided_width(d->dim, d->proj_factor, c);
 }
 
-/* Describes the embedding and the output head of a desc whose defaults are filled
-   in. */
+/* Describes the embedding and the output head of a resolved desc. */
 static void stx__par_vocab_desc(const stx_par_desc *d, stx_vocab_io_desc *w) {
     const int ref = d->words_out == STX_PAR_OUT_REF, xl = d->init == STX_PAR_INIT_XL;
     size_t c;
