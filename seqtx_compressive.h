@@ -1874,7 +1874,7 @@ static int stx__comp_allowed(stx_ctx *x, const char *field, double got, int allo
 }
 
 static int stx__comp_dropout(stx_ctx *x, const char *field, double p) {
-    return (p >= 0 && p < 1) || stx__comp_bad(x, field, p, "0 <= p < 1");
+    return (p >= 0 && p < 1) || stx__comp_bad(x, field, p, "at least 0 and below 1");
 }
 
 /* Computes M and C of layer l from a desc with the default sizes filled in. Returns 1

@@ -2061,11 +2061,11 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
         return stx__sru_bad(x, "norm", d->norm, "STX_SRU_NORM_NONE, _BEFORE or _AFTER");
     if (!stx__sru_check_literal(x, d)) return 0;
     if (!(d->dropout >= 0 && d->dropout < 1))
-        return stx__sru_bad(x, "dropout", d->dropout, "0 <= p < 1");
+        return stx__sru_bad(x, "dropout", d->dropout, "at least 0 and below 1");
     if (!(d->rnn_dropout >= 0 && d->rnn_dropout < 1))
-        return stx__sru_bad(x, "rnn_dropout", d->rnn_dropout, "0 <= p < 1");
+        return stx__sru_bad(x, "rnn_dropout", d->rnn_dropout, "at least 0 and below 1");
     if (!(d->attn_dropout >= 0 && d->attn_dropout < 1))
-        return stx__sru_bad(x, "attn_dropout", d->attn_dropout, "0 <= p < 1");
+        return stx__sru_bad(x, "attn_dropout", d->attn_dropout, "at least 0 and below 1");
     if (!(fabs(d->highway_bias) <= 80))
         return stx__sru_bad(x, "highway_bias", d->highway_bias, "-80 to 80");
     if (!(d->v_init > 0 && d->v_init < 1e6) && d->v_init != -1)
@@ -2786,11 +2786,11 @@ static int stx__sru_lm_check(stx_ctx *x, const stx_sru_lm_desc *d) {
         return 0;
     }
     if (!(d->dropout >= 0 && d->dropout < 1))
-        return stx__sru_lm_bad(x, "dropout", d->dropout, "0 <= p < 1");
+        return stx__sru_lm_bad(x, "dropout", d->dropout, "at least 0 and below 1");
     if (!(d->io_dropout < 1))
         return stx__sru_lm_bad(x, "io_dropout", d->io_dropout, "p < 1");
     if (!(d->emb_dropout >= 0 && d->emb_dropout < 1))
-        return stx__sru_lm_bad(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
+        return stx__sru_lm_bad(x, "emb_dropout", d->emb_dropout, "at least 0 and below 1");
     if (d->tied && d->adapt_io)
         return stx__sru_lm_bad(x, "tied", d->tied,
                                "0 with adapt_io, which always shares its tables");
