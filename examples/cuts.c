@@ -75,7 +75,7 @@ static double time_of(void *user, size_t columns, size_t inner, double share) {
     return t > g->floor ? t : g->floor;
 }
 
-/* Multiplies (rows,inner) by (inner,columns) several times and returns the shortest time
+/* Multiplies (rows,inner) by (inner,columns) several times. Returns the shortest time
    in seconds, or 0 after an error. */
 static double shortest(stx_ctx *x, const stx_real *data, size_t rows, size_t inner,
                        size_t columns) {
@@ -96,7 +96,7 @@ static double shortest(stx_ctx *x, const stx_real *data, size_t rows, size_t inn
     return stx_ok(x) ? best : 0;
 }
 
-/* Fits g->fixed and g->slope to measured times t by least squares. Weights of 1 / t^2
+/* Fits g->fixed and g->slope to measured times t by least squares. The weights 1 / t^2
    minimise the relative errors. */
 static void fit(gemm_time *g, stx_ctx *x, const stx_real *data) {
     static const size_t shape[6][2] = {     /* inner, columns */
@@ -171,8 +171,8 @@ static int reserve(counts *c, size_t i, const char *path, char err[TR_ERR]) {
     return 1;
 }
 
-/* Adds one number, which ends before byte `at` of the file: a count, or an id to be
-   counted. Returns 0 and sets err on failure. */
+/* Adds one number, which ends before byte `at` of the file: either a count, or an id to
+   be counted. Returns 0 and sets err on failure. */
 static int add(counts *c, const char *number, int ids, const char *path, uint64_t at,
                char err[TR_ERR]) {
     const uint64_t limit = opt.vocab ? opt.vocab : 1u << 30;
@@ -193,8 +193,8 @@ static int add(counts *c, const char *number, int ids, const char *path, uint64_
     return 1;
 }
 
-/* Reads counts, or counts ids, which are separated by white space. A byte-order mark at
-   the start is skipped. Returns 0 and sets err on failure. */
+/* Reads numbers that are separated by white space: counts or, if ids is 1, ids to be
+   counted. Skips a byte-order mark at the start. Returns 0 and sets err on failure. */
 static int read_counts(counts *c, const char *path, int ids, char err[TR_ERR]) {
     static const unsigned char mark[3] = {0xEF, 0xBB, 0xBF};
     const char *option = ids ? "ids" : "counts";
@@ -234,8 +234,8 @@ static int read_counts(counts *c, const char *path, int ids, char err[TR_ERR]) {
     return ok;
 }
 
-/* Counts each token of a text. Returns 0 and sets err, or the context's error, on
-   failure. */
+/* Counts each token of a text. On failure, sets err or the context's error and returns
+   0. */
 static int count_text(counts *c, const stx_vocab *v, stx_corpus *text, char err[TR_ERR]) {
     const size_t size = stx_corpus_size(text);
     int32_t id[4096];
@@ -285,7 +285,7 @@ static int falling(const void *a, const void *b) {
 
 // >>cost
 
-/* Computes the share of the text that is in each cluster. */
+/* Computes the share of the text in each cluster. */
 static void shares(const counts *c, const size_t *cut, size_t cuts, double *share) {
     double sum[STX_MAX_CLUSTERS] = {0}, all = 0;
     size_t i, k = 0;
@@ -302,8 +302,9 @@ static size_t words_in(const counts *c, const size_t *cut, size_t cuts, size_t k
     return (k < cuts ? cut[k] : c->size) - (k ? cut[k - 1] : 0);
 }
 
-/* Returns the cost of cutoffs as seqtx_par.h defines it. widths: the widths of the tails,
-   or NULL to derive them from --factor. time: NULL unless --cost is time. */
+/* Returns the cost of cutoffs as seqtx_par.h defines it. widths contains the widths of
+   the tails, or is NULL to derive them from --factor. time is NULL unless --cost is
+   time. */
 static double cost_of(const counts *c, const size_t *cut, size_t cuts, const size_t *widths,
                       gemm_time *time, const double *share) {
     const size_t D = (size_t)opt.dim;
@@ -382,7 +383,7 @@ static int read_against(job *j, size_t words, char err[TR_ERR]) {
                        "commas", opt.against, words - 1);
     if (j->widths && j->againsts && j->widths != j->againsts)
         return tr_fail(err, TR_ERR,
-                       "--against %.100s: expected %zu cutoffs, as many as --proj-dims has widths",
+                       "--against %.100s: expected %zu cutoffs, one for each width in --proj-dims",
                        opt.against, j->widths);
     return 1;
 }

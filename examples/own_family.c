@@ -47,7 +47,7 @@ static stx_tensor *param(conv *m, int l, const char *field, int init, double a, 
     return stx_param(m->params, init, a, name, d0, d1, 0, 0);
 }
 
-/* Errors stay in the context; callers check it once. */
+/* Errors stay in the context; callers check it only once. */
 static conv conv_create(stx_ctx *x) {
     conv m;
     double a = 1 / sqrt(2.0 * D);
@@ -83,8 +83,8 @@ static stx_memory *conv_memory(const conv *m, size_t B) {
     return s;
 }
 
-/* Computes logits (B,T,V) from ids (B,T). Reads the memory `in` and writes the memory
-   after these tokens to `out`, which can be the same one, or NULL. */
+/* Computes logits (B,T,V) from ids (B,T). Reads the memory `in`. Writes the memory
+   after these tokens to `out`, which can be the same memory, or NULL. */
 static stx_tensor *conv_forward(const conv *m, const stx_ids *ids, const stx_memory *in,
                                 stx_memory *out) {
     stx_ctx *x = m->x;
@@ -116,14 +116,15 @@ static stx_tensor *conv_loss(const conv *m, const stx_ids *ids, const stx_ids *n
 
 #ifdef SEQTX_DOUBLE
 
-/* Returns the loss of text[1 .. n], given text[0 .. n-1]. */
+/* Returns the loss of text[1 .. n], predicted from text[0 .. n-1]. */
 static stx_tensor *loss_of(const conv *m, const int32_t *text, size_t n, const stx_memory *in,
                            stx_memory *out) {
     return conv_loss(m, stx_tokens(m->x, text, 1, n), stx_tokens(m->x, text + 1, 1, n), in, out);
 }
 
-/* Compares about eight elements of parameter p's gradient with central differences of the
-   loss. Returns the largest error, relative to the largest element of the gradient. */
+/* Compares about eight elements of the gradient of parameter p with central differences
+   of the loss. Returns the largest error, relative to the largest element of the
+   gradient. */
 static double gradient_error(const conv *m, size_t p, const int32_t *text, size_t n,
                              const stx_memory *memory) {
     static stx_real value[V * D], grad[V * D];
@@ -155,7 +156,8 @@ static double gradient_error(const conv *m, size_t p, const int32_t *text, size_
     return error;
 }
 
-/* Checks the gradients, and that a text that is read in two parts has the same loss. */
+/* Checks the gradients, and checks that a text that is read in two parts has the same
+   loss. */
 int main(void) {
     enum { T = 64, PART = 40 };
 
@@ -212,7 +214,7 @@ int main(int argc, char **argv) {
 
     for (int step = 1; step <= steps && stx_ok(x); step++) {
         if (stx_batches_next(batches, in, next) == STX_BATCH_FRESH) {
-            /* the text starts again */
+            /* the next pass over the text begins with an empty memory */
             stx_memory_free(memory);
             memory = conv_memory(&m, B);
         }

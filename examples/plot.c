@@ -109,7 +109,7 @@ static double *add_row(rows *t) {
     return row_of(t, t->n++);
 }
 
-/* Removes the records after `step`, at which a run was resumed. */
+/* Removes the records after `step`, the step at which a run was resumed. */
 static void go_back(run *r, double step) {
     rows *t[1 + LISTS + SPLITS];
     size_t k, n = 0;
@@ -120,7 +120,7 @@ static void go_back(run *r, double step) {
         while (t[k]->n && row_of(t[k], t[k]->n - 1)[0] > step) t[k]->n--;
 }
 
-/* Returns the seconds of the last record that has them, or 0. */
+/* Returns the seconds in the last record that contains them, or 0. */
 static double so_far(const run *r) {
     size_t n = r->train.n;
     while (n && isnan(row_of(&r->train, n - 1)[SECONDS])) n--;
@@ -157,7 +157,8 @@ static double number_of(const member *m) {
     return svg_read(m->value, &x) == m->p ? x : (double)NAN;
 }
 
-/* Copies a string without its quotes, truncated to fit. Escapes are not decoded. */
+/* Copies a string without its quotes, truncated to fit in out. Does not decode
+   escapes. */
 static void text_of(const member *m, char *out, size_t size) {
     size_t n = *m->value == '"' ? (size_t)(m->p - m->value) - 2 : 0;
     if (n >= size) n = size - 1;
@@ -205,8 +206,8 @@ static void configure(run *r, const char *config) {
                  word);
 }
 
-/* Returns the metric of a record, in the unit of the run, which is the unit of the run's
-   first record. */
+/* Returns the metric of a record in the unit of the run, which the run's first record
+   determines. */
 static double metric_of(run *r, const double *v, const int *there) {
     int k;
     for (k = 0; r->unit < 0 && k < UNITS; k++)
@@ -214,16 +215,16 @@ static double metric_of(run *r, const double *v, const int *there) {
     return r->unit >= 0 ? v[r->unit] : (double)NAN;
 }
 
-/* The content of a line of a log. */
+/* The content of one line of a log. */
 typedef struct record {
     char event[16], split[16];
     double v[COLUMNS];              /* NaN: not in the line */
     double metric[UNITS];
-    int there[UNITS];               /* whether metric[k] is in the line */
+    int there[UNITS];               /* nonzero if metric[k] is in the line */
     const char *list[LISTS];        /* the text of a list, or NULL */
 } record;
 
-/* Adds another run that starts in the same log. Returns 0 if memory runs out. */
+/* Adds another run from the same log. Returns 0 if memory runs out. */
 static int start_run(runs *all) {
     run *more = (run *)realloc(all->v, (all->n + 1) * sizeof *more), *r;
     char number[32];
@@ -266,9 +267,8 @@ static void read_record(run *r, const char *line, record *c) {
     if (!(c->v[SECONDS] >= 0 && c->v[SECONDS] < 1e12)) c->v[SECONDS] = (double)NAN;
 }
 
-/* Inserts an evaluation in the order of steps, because an older checkpoint can be
-   evaluated later. It replaces an earlier evaluation of the same step. Returns 0 if
-   memory runs out. */
+/* Inserts an evaluation by step, because an older checkpoint can be evaluated later. It
+   replaces an earlier evaluation of the same step. Returns 0 if memory runs out. */
 static int add_evaluation(rows *t, double step, double metric) {
     double *row;
     size_t i;
@@ -286,12 +286,12 @@ static int add_evaluation(rows *t, double step, double metric) {
     return 1;
 }
 
-/* Changes the seconds of a training record, which begin when a run starts or resumes, to
-   those since the run first started. If there are none, estimates them from the tokens
-   per second. */
+/* Converts the seconds of a training record, which begin when a run starts or resumes,
+   to seconds since the run first started. If the record has no seconds, estimates them
+   from the tokens per second. */
 static void set_seconds(run *r, double *v) {
     if (isfinite(v[SECONDS])) {
-        /* time went backwards: the run was resumed, but no record says so */
+        /* time went backwards: the run was resumed, but no record reports it */
         if (v[SECONDS] < r->clock) r->before = so_far(r);
         r->clock = v[SECONDS];
         v[SECONDS] += r->before;
@@ -323,7 +323,7 @@ static int add_list(run *r, int k, const record *c) {
     return 1;
 }
 
-/* Adds a training record. Returns the same values as take. */
+/* Adds a training record. Has the return values of take. */
 static int add_training(run *r, record *c) {
     double *row;
     int k;
@@ -379,8 +379,8 @@ static void free_run(run *r) {
     for (k = 0; k < SPLITS; k++) free(r->eval[k].v);
 }
 
-/* Reads the runs of a log, which has one run per record of a start. Returns 1, or 0
-   with a message in err. */
+/* Reads the runs of a log. Each "start" record begins a run. Returns 1, or 0 with a
+   message in err. */
 static int read_log(runs *all, const char *path, const char *name, char err[TR_ERR]) {
     FILE *in = strcmp(path, "-") ? fopen(path, "rb") : stdin;
     char *line = NULL;
@@ -464,8 +464,8 @@ enum { COLOURS = sizeof colour / sizeof *colour };
 static const char *const dash[] = {"", " stroke-dasharray=\"6 3\"", " stroke-dasharray=\"2 2\"",
                                    " stroke-dasharray=\"8 3 2 3\""};
 
-/* series.style: a smoothed line; an unsmoothed line; a line with dots; diamonds without a
-   line */
+/* series.style: a smoothed line; an unsmoothed line; an unsmoothed line with dots;
+   diamonds without a line */
 enum { NOISY, PLAIN, DOTS, DIAMONDS };
 
 typedef struct series {
@@ -475,7 +475,7 @@ typedef struct series {
     const char *colour, *dash;
 } series;
 
-/* panel.log_y: a logarithmic axis if the values are widely spread (see spread) */
+/* panel.log_y: logarithmic only if the values are widely spread (see spread) */
 enum { MAYBE = 2 };
 
 typedef struct panel {
@@ -486,11 +486,11 @@ typedef struct panel {
     const char *title, *below;
     int log_x, log_y;
     int zero;     /* the vertical axis starts at 0 unless it is logarithmic */
-    svg_axis *as; /* a vertical axis to share: used if it has a range, otherwise set; NULL:
-                     none */
+    svg_axis *as; /* a vertical axis to share with other panels: used if it has a range,
+                     otherwise set; NULL: none */
 } panel;
 
-/* Set if an allocation for the picture fails. Then no picture is written. */
+/* Set if an allocation for the picture fails. In this case, no picture is written. */
 static int no_memory;
 
 /* Adds an empty series with capacity for n points. Returns NULL if n is 0 or memory runs
@@ -527,9 +527,9 @@ static void free_panel(panel *p) {
     memset(p, 0, sizeof *p);
 }
 
-/* Computes the mean of about N points around each point. Near the ends there are fewer,
-   because both sides have the same number of points. If logs is 1, the means are
-   geometric. On a logarithmic axis of steps the first points are far apart, so fewer of
+/* Computes the mean of about N points around each point. Near the ends, fewer points
+   are averaged, because both sides have the same number. If logs is 1, the means are
+   geometric. On a logarithmic step axis, the first points are far apart, so fewer of
    them are averaged. */
 static void smooth(series *s, int logs) {
     size_t n = s->n, N = opt.smooth ? (size_t)opt.smooth : n / 40, i, k;
@@ -549,8 +549,8 @@ static void smooth(series *s, int logs) {
     free(sum);
 }
 
-/* The points of a series that are drawn within BIN pixels: their range and mean. falls is
-   1 if the highest point comes before the lowest. */
+/* The points of a series that are drawn within BIN pixels: their range and mean. falls
+   is 1 if the highest point precedes the lowest. */
 typedef struct bin {
     double x, lo, hi, mean;
     int falls;
@@ -558,7 +558,7 @@ typedef struct bin {
 
 enum { BIN = 2, MOST_BINS = 1000 };
 
-/* Collects the points of a series in bins b and returns the number of bins. */
+/* Collects the points of a series in the bins b and returns the number of bins. */
 static size_t gather(const series *s, const svg_axis *x, bin *b) {
     size_t i, n = 0, count = 0;
     double at = -1e9;
@@ -595,7 +595,7 @@ static int ascending(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Nonzero if more than 3 % of the values are above 20 times the median, so that a
+/* Nonzero if more than 3 % of the values exceed 20 times the median, so that a
    logarithmic axis shows more. */
 static int spread(const panel *p) {
     size_t n = 0, i;
@@ -623,7 +623,7 @@ static int falling(const void *a, const void *b) {
     return ascending(&((const weighted *)b)->v, &((const weighted *)a)->v);
 }
 
-/* Sets the range of the vertical axis: from the lowest to the highest value, except that
+/* Sets the range of the vertical axis, from the lowest to the highest value. However,
    outliers on up to 3 % of the width, such as those of the first steps, are cut off if
    the rest is then drawn much larger. Returns 0 if there is nothing to draw. */
 static int range(const panel *p, const svg_axis *x, bin *b, svg_axis *y) {
@@ -770,8 +770,8 @@ typedef struct page {
     const runs *all;
 } page;
 
-/* Returns the colour of run i. If there is only one run, its evaluations have another
-   colour. */
+/* Returns the colour of run i. If there is only one run, its evaluations have a
+   different colour. */
 static const char *ink(const page *g, size_t i, int evaluation) {
     return colour[(g->all->n == 1 && evaluation ? 1 : i) % COLOURS];
 }
@@ -787,7 +787,7 @@ static void by_step(const page *g, panel *p) {
     p->below = "steps";
 }
 
-/* Sets an axis to the steps of one run. */
+/* Sets an axis to the range of one run's steps. */
 static void own_steps(const rows *t, svg_axis *x) {
     const double first = row_of(t, 0)[0], last = row_of(t, t->n - 1)[0];
     x->hi = last > 0 ? last : 1;
@@ -796,8 +796,8 @@ static void own_steps(const rows *t, svg_axis *x) {
     x->log = opt.log_x;
 }
 
-/* Returns the time of a step in seconds, interpolated between two records, or NaN if it
-   is unknown. */
+/* Returns the time of a step in seconds, interpolated between two records, or NaN if
+   the time is unknown. */
 static double when(const run *r, double step) {
     size_t lo = 0, hi = r->train.n;
     const double *a, *b;
@@ -816,8 +816,8 @@ static double when(const run *r, double step) {
     return a[SECONDS] + (b[SECONDS] - a[SECONDS]) * (step - a[STEP]) / (b[STEP] - a[STEP]);
 }
 
-/* Adds the losses of the runs whose unit is unit[of]. time is the length of the unit of
-   time in seconds, or 0 to draw by steps. Returns 0 if there are no losses. */
+/* Adds the losses of the runs with the unit unit[of]. time is the number of seconds per
+   unit of the time axis, or 0 to draw by steps. Returns 0 if there are no losses. */
 static int loss_panel(page *g, panel *p, int of, double time) {
     size_t i, k;
     int split, some = 0;
@@ -872,8 +872,8 @@ static void draw_losses(page *g) {
             p.w = timed ? WIDTH / 2 - 4 - EDGE / 2 : WIDTH - EDGE;
             q.w = WIDTH / 2 - 4 - EDGE / 2;
             p.h = q.h = 270;
-            /* with logarithmic steps, the large first values need a larger range, which
-               the panel by time does not share */
+            /* on a logarithmic step axis, the large first values require a larger
+               range, which the panel by time does not share */
             p.as = q.as = opt.log_x ? NULL : &y;
             p.title = unit[of].title;
             q.hi = g->last_second / units[k].seconds;
@@ -935,7 +935,7 @@ static void draw_columns(page *g) {
     g->y += 150.0 * ((n + across - 1) / across);
 }
 
-/* Writes a title, with the name of the run if there are several. */
+/* Writes a title. If there are several runs, adds the name of the run. */
 static void heading(page *g, const char *title, const run *r) {
     svg_add(&g->out,
             "<text x=\"%n\" y=\"%n\" font-size=\"12\"><tspan font-weight=\"bold\">%t</tspan>",
@@ -962,7 +962,7 @@ static const char *shade(char out[8], double t) {
     return out;
 }
 
-/* Returns the height of one row of the map of spans if it has R rows. */
+/* Returns the row height of a span map with R rows. */
 static double row_height(size_t R) {
     if (R <= 16) return 14;
     if (R <= 40) return 9;
@@ -970,12 +970,12 @@ static double row_height(size_t R) {
     return R <= 200 ? 3 : 2;
 }
 
-/* The map of spans has one row of cells per head. Cells are CELL pixels wide and have one
-   of SHADES colours, or NO_SHADE if there is no value. */
+/* A span map has one row of cells per head. Cells are CELL pixels wide and have one of
+   SHADES colours, or NO_SHADE if there is no value. */
 enum { CELL = 4, SHADES = 32, NO_SHADE = 255 };
 
-/* Sets each cell (columns,R) to the shade of the mean span in its column, and *most to
-   the largest span. Returns 0 if memory runs out. */
+/* Sets each cell (columns,R) to the shade of the mean span in its column. *most
+   receives the largest span. Returns 0 if memory runs out. */
 static int span_cells(const rows *t, const svg_axis *x, size_t columns, unsigned char *cell,
                       double *most) {
     const size_t R = t->width - 1;
@@ -997,8 +997,8 @@ static int span_cells(const rows *t, const svg_axis *x, size_t columns, unsigned
     }
     if (!(*most > 0)) *most = 1;
     for (c = 0; ok && c < columns; c++) {
-        /* a column between two records has the colours of the later record; a column
-           after the last record is empty */
+        /* a column between two records has the colours of the later record, and a
+           column after the last record is empty */
         size_t from = c;
         while (from < columns && !count[from]) from++;
         for (k = 0; k < R; k++) {
@@ -1042,7 +1042,7 @@ static void draw_shade(page *g, const unsigned char *cell, size_t columns, size_
     if (any) svg_add(&g->out, "\"/>\n");
 }
 
-/* Draws the scale of the shades, from 0 to bar->hi, at x. */
+/* Draws the scale of the shades at x. The scale extends from 0 to bar->hi. */
 static void draw_bar(page *g, const svg_axis *bar, double x) {
     double tick[SVG_TICKS], step;
     char hex[8], text[32];
@@ -1058,8 +1058,8 @@ static void draw_bar(page *g, const svg_axis *bar, double x) {
                  svg_tick_text(text, bar, tick[i], step, tick[n - 1]));
 }
 
-/* Draws a map of the spans of all heads by step. Adjacent cells of the same colour are
-   drawn as one stroke to keep the file small. */
+/* Draws the span map: the spans of all heads, by step. Adjacent cells of the same
+   colour are drawn as one stroke to keep the file small. */
 static void draw_spans(page *g, const run *r) {
     const rows *t = &r->list[SPANS];
     size_t R = t->width - 1, layers = r->layers && R % r->layers == 0 ? r->layers : 1,
@@ -1105,7 +1105,7 @@ static void draw_spans(page *g, const run *r) {
     g->y = (h < 90 ? bar.from : y0 + h) + 34;
 }
 
-/* Draws the losses of compression, with one line per layer that has a compressed
+/* Draws the compression losses, with one line per layer that has a compressed
    memory. */
 static void draw_compression(page *g, const run *r) {
     static const char *const title[2] = {"compression loss",
@@ -1162,7 +1162,8 @@ static void draw_compression(page *g, const run *r) {
     g->y += 36 + 180;
 }
 
-/* Writes the title, and one line per run: model, size, last step and results. */
+/* Writes the title and, for each run, a line with the model, its size, the last step
+   and the results. */
 static void draw_head(page *g, const char **title) {
     size_t i;
     int same = 1, split, tests = 0, evals = 0, k;
@@ -1318,7 +1319,7 @@ static int work(char **in, size_t n, char err[TR_ERR]) {
     for (i = 0; ok && i < n; i++) {
         const char *name = strrchr(in[i], '/');
         name = name && name[1] ? name + 1 : in[i];
-        for (k = 0; k < n; k++) { /* files with the same name are shown with directories */
+        for (k = 0; k < n; k++) { /* files with the same name are shown with their directories */
             const char *other = strrchr(in[k], '/');
             if (k != i && strcmp(other && other[1] ? other + 1 : in[k], name) == 0) {
                 name = in[i];

@@ -22,9 +22,9 @@ enum { LINE = 4096, ANSWER = 40 };
 typedef struct agent {
     stx_ctx *x;
     stx_span *model;
-    stx_span_state *memory; /* of all tokens but the last */
+    stx_span_state *memory; /* memory of all tokens but the last */
     uint64_t last;          /* the last token, which the model reads next */
-    char identity[32];      /* checksum of the model's file: a memory belongs to one model */
+    char identity[32];      /* checksum of the model file: a memory belongs to one model */
 } agent;
 
 static void train(agent *a, const char *path, int steps) {
@@ -104,7 +104,7 @@ static int memory_load(agent *a, const char *path) {
     return ok;
 }
 
-/* Reads n bytes and returns how many bits each took, on average. */
+/* Feeds n bytes to the model and returns the mean number of bits per byte. */
 static double read_text(agent *a, const char *text, size_t n) {
     static int32_t tokens[LINE + 1];
     stx_ctx *x = a->x;
@@ -117,8 +117,8 @@ static double read_text(agent *a, const char *text, size_t n) {
     return stx_item(x, nll) / 0.69314718;
 }
 
-/* Returns the most likely next byte, which the model reads next. Each byte takes a
-   forward pass over one token. For long texts stx_span_gen_feed is faster, because it
+/* Returns the most likely next byte, which the model reads next. Each byte requires a
+   forward pass over one token. For long texts, stx_span_gen_feed is faster, because it
    caches keys and values, but its memory cannot be saved. */
 static int generate_byte(agent *a) {
     int32_t in = (int32_t)a->last;

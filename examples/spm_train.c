@@ -94,8 +94,8 @@ static int train(char err[TR_ERR]) {
     return tr_fail(err, TR_ERR, "--text: %s", why);
 }
 
-/* Prints the ids of one line (n bytes). ids is a buffer of *capacity elements, enlarged
-   when needed. Errors go to the context. */
+/* Prints the ids of one line (n bytes). *ids is a buffer of *capacity elements, which
+   is enlarged when necessary. Errors are set in the context. */
 static void encode_line(stx_ctx *x, const stx_vocab *v, int first, const char *line, size_t n,
                         int32_t **ids, size_t *capacity) {
     /* only the first line can begin with a byte-order mark */

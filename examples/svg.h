@@ -35,8 +35,9 @@ TR_DEF const char *svg_number(char out[32], double x, int decimals) {
     return out;
 }
 
-/* Appends the decimal digits at p to *m, drops those beyond the precision of a double,
-   and counts both kinds. Returns the position after the digits. */
+/* Appends the decimal digits at p to *m, without those beyond the precision of a
+   double. *kept and *dropped receive the numbers of digits. Returns the position after
+   the digits. */
 TR_DEF const char *svg_digits(const char *p, double *m, int *kept, int *dropped) {
     for (*kept = *dropped = 0; *p >= '0' && *p <= '9'; p++) {
         if (*m < 1e17) {
@@ -49,16 +50,16 @@ TR_DEF const char *svg_digits(const char *p, double *m, int *kept, int *dropped)
     return p;
 }
 
-/* Returns m 10^e. If e is negative, divides by 10^-e, which is exact, whereas 10^e is
-   not: 3 / 10 is 0.3, but 3 * 0.1 is not. */
+/* Returns m 10^e. For a negative e, divides by 10^-e, because that is exact, whereas
+   10^e is not: 3 / 10 is 0.3, but 3 * 0.1 is not. */
 TR_DEF double svg_times_power(double m, int e) {
     if (e >= 0) return m * pow(10, e);
     if (e >= -300) return m / pow(10, -e);
     return m / pow(10, 300) / pow(10, -e - 300);
 }
 
-/* Reads the JSON number at p. null becomes NaN, and so does a number that does not fit in
-   a double. Returns the position after the number, or NULL if there is no number. */
+/* Reads the JSON number at p. null, and a number that does not fit in a double, become
+   NaN. Returns the position after the number, or NULL if there is no number. */
 TR_DEF const char *svg_read(const char *p, double *x) {
     double m = 0;
     int e, kept, dropped, digits, exponent = 0, minus = *p == '-', down;
@@ -88,8 +89,8 @@ TR_DEF const char *svg_read(const char *p, double *x) {
     return p;
 }
 
-/* Reads the list of numbers "[..]" at p and stores the first `room` of them in out.
-   Returns how many there are, or SIZE_MAX if p is not a list of numbers. */
+/* Reads the list of numbers "[..]" at p and stores up to `room` of them in out. Returns
+   the length of the whole list, or SIZE_MAX if p is not a list of numbers. */
 TR_DEF size_t svg_numbers(const char *p, double *out, size_t room) {
     size_t n = 0;
     double x;
@@ -152,14 +153,15 @@ TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
     va_end(args);
 }
 
-/* Appends a text element. `look` is "" or more attributes, each preceded by a blank. */
+/* Appends a text element. `look` is "" or contains more attributes, each preceded by a
+   blank. */
 TR_DEF void svg_text(tr_buf *b, double x, double y, const char *look, const char *text) {
     svg_add(b, "<text x=\"%n\" y=\"%n\"%s>%t</text>\n", x, y, look, text);
 }
 
-/* Writes the picture whose elements are in `body`. Replaces a regular file (tr_replace),
-   and writes to terminals, pipes and standard output ("-") directly. Sets err and returns
-   0 on failure. */
+/* Writes a picture that consists of the elements in `body`. Replaces a regular file
+   (tr_replace), and writes to terminals, pipes and standard output ("-") directly. Sets
+   err and returns 0 on failure. */
 TR_DEF int svg_save(const char *path, const char *title, double width, double height,
                     const tr_buf *body, char *err, size_t size) {
     tr_buf b;
@@ -203,8 +205,8 @@ typedef struct svg_axis {
     int    log;
 } svg_axis;
 
-/* Returns the coordinate of a value. Values far outside the axis are moved closer to it:
-   they are clipped anyway, and the lines to them hardly change their direction. */
+/* Returns the coordinate of a value. Values far outside the axis are moved closer to
+   it: they are clipped anyway, and the lines to them hardly change direction. */
 TR_DEF double svg_at(const svg_axis *a, double v) {
     double t = -1;
     if (!a->log) t = (v - a->lo) / (a->hi - a->lo);
@@ -216,8 +218,8 @@ TR_DEF double svg_at(const svg_axis *a, double v) {
 
 enum { SVG_TICKS = 16 };
 
-/* Finds the values m 10^k on a logarithmic axis, for each m in list (up to 8; a 0 ends a
-   shorter list). Returns the number of values, at most SVG_TICKS. */
+/* Finds the values m 10^k on a logarithmic axis, for each m in list (up to 8 values; a
+   0 ends a shorter list). Returns the number of values found, at most SVG_TICKS. */
 TR_DEF size_t svg_log_ticks(const svg_axis *a, const double list[8], double tick[SVG_TICKS]) {
     double slack = 1e-9 * (a->hi - a->lo);
     int decade = (int)floor(log10(a->lo));
@@ -234,8 +236,9 @@ TR_DEF size_t svg_log_ticks(const svg_axis *a, const double list[8], double tick
     return n;
 }
 
-/* Finds about `target` round values on the axis and returns their number. Sets *step to
-   the distance between two of them or, on a logarithmic axis, to the smallest one. */
+/* Finds about `target` round values on the axis and returns their number. *step
+   receives the distance between two of them; on a logarithmic axis, the smallest
+   distance. */
 TR_DEF size_t svg_ticks(const svg_axis *a, double target, double tick[SVG_TICKS], double *step) {
     static const double list[3][8] = {{1}, {1, 2, 5}, {1, 1.5, 2, 3, 4, 5, 6, 8}};
     static const double factor[4] = {1, 2, 5, 10}, limit[3] = {1.0001, 2.0001, 5.0001};
@@ -260,8 +263,8 @@ TR_DEF size_t svg_ticks(const svg_axis *a, double target, double tick[SVG_TICKS]
     return n;
 }
 
-/* Writes the value of a tick, such as 20k, 1.5M or 2e-4, with as many digits as are
-   required to distinguish ticks at this distance. */
+/* Writes the label of a tick, such as 20k, 1.5M or 2e-4, with as many digits as are
+   required to distinguish ticks at the distance `step`. */
 TR_DEF const char *svg_tick_text(char out[32], const svg_axis *a, double v, double step,
                                  double largest) {
     static const char *const suffix[] = {"", "k", "M", "G", "T"};
@@ -291,7 +294,8 @@ TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double target) {
     double tick[SVG_TICKS], step;
     size_t n = svg_ticks(x, target, tick, &step), i;
     static const char *const look[3] = {"", " text-anchor=\"start\"", " text-anchor=\"end\""};
-    /* narrow panels have close neighbours: align the outermost labels inwards */
+    /* labels in narrow panels are close to those of the next panel: align the outermost
+       ones inwards */
     int narrow = x->to - x->from < 200;
     char text[32];
     svg_add(b, "<g text-anchor=\"middle\" fill=\"#555\">\n");
@@ -339,7 +343,7 @@ TR_DEF void svg_frame(tr_buf *b, const svg_axis *x, const svg_axis *y, const cha
 static const char *const svg_share[3] = {"#0072B2", "#E69F00", "#D9D9D9"};
 
 /* Appends the area between the lower edge and the sum of the first k probabilities of
-   block l. Skips steps that are less than one pixel after the previous one. */
+   block l. Skips steps that are less than one pixel from the previous one. */
 TR_DEF void svg_area(tr_buf *b, const double *data, size_t n, size_t L, size_t l, size_t k,
                      const svg_axis *x, const svg_axis *y) {
     size_t i, j;
@@ -357,10 +361,10 @@ TR_DEF void svg_area(tr_buf *b, const double *data, size_t n, size_t L, size_t l
     svg_add(b, " %p,%p\"/>\n", here, y->from);
 }
 
-/* Appends one panel per block, from left to right, with the probabilities of
-   attention, feed-forward and identity by step. Each of the n rows of data is a step,
-   followed by three probabilities for each of the L blocks. `steps` specifies lo, hi and
-   log of the step axis. Returns the total height of the panels. */
+/* Appends one panel per block, from left to right, with the probabilities of attention,
+   feed-forward and identity at each step. Each of the n rows of data contains a step
+   and three probabilities for each of the L blocks. `steps` specifies lo, hi and log of
+   the step axis. Returns the total height of the panels. */
 TR_DEF double svg_shares(tr_buf *b, const double *data, size_t n, size_t L,
                          const svg_axis *steps, double x0, double y0, double width) {
     const double gap = 12, h = 64;

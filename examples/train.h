@@ -67,22 +67,23 @@
    Command line
        An option is written --name value or --name=value. A flag is written --name or
        --no-name. A set (TR_SET) is written --name, --name a,b or --no-name. Underscores
-       in names are equivalent to dashes. A number must be the whole word, without blanks.
-       It must be decimal, finite and within the option's range. If an option is given
-       twice, the last one counts. --preset NAME is applied before all other options,
-       wherever it appears. A value that begins with two dashes must be written as
-       --name=value.
+       in names are equivalent to dashes. A numeric value must be decimal, finite, within
+       the option's range, and not surrounded by blanks or other characters. If an option
+       is given twice, the last value counts. --preset NAME is applied before all other
+       options, wherever it appears. A value that begins with two dashes must be written
+       as --name=value.
 
    Precedence
        The command line overrides the preset, the preset overrides the checkpoint
        (tr_options_adopt, when a run resumes), and the checkpoint overrides the defaults.
-       `from` of each option holds the source of its value. Defaults and presets are
-       written like a command line without the leading dashes, such as "nlayers=4
-       adapt-span no-fast", and are read by the same code. So are the options stored in a
-       checkpoint.
+       The field `from` of each option records where its value came from. Defaults and
+       presets are written like a command line without the leading dashes, such as
+       "nlayers=4 adapt-span no-fast". The code that reads the command line also reads
+       these, and the options stored in a checkpoint.
 
    Resuming
-       Each option has a class, its second column, which says how checkpoints treat it:
+       Each option has a class, given in the second column of the table, which determines
+       how checkpoints treat the option:
 
        class      stored  value if the option is not given  if it is given, and differs
        ---------  ------  --------------------------------  ---------------------------
@@ -93,24 +94,24 @@
                                                             accepted otherwise
        TR_MODEL   yes     from the checkpoint               error
 
-       TR_LOCAL is for options of one start on one machine: threads, device, log files.
+       TR_LOCAL is for options of a single start: threads, device, log files.
        TR_HINT is for the location of the data. TR_FREE is for options that may change
        during a run. TR_MODEL is for options without which the stored weights have no
        meaning. A run that only starts from the weights of another run (TR_INIT) takes the
        options of class TR_MODEL, and those with TR_KEPT added, from the checkpoint.
 
    Files
-       tr_replace either replaces a whole file or leaves it unchanged; logs are trimmed
-       that way. tr_claim_open gives a run the exclusive right to write a file, by a lock
-       on FILE.lock next to the file.
+       tr_replace either replaces a whole file or leaves it unchanged; it is also used to
+       trim logs. tr_claim_open gives a run the exclusive right to write a file. It locks
+       FILE.lock in the same directory.
 
    Errors
-       A function that can fail returns 0 and writes one sentence to err[TR_ERR]. It says
-       what was attempted, on which path, and why it failed. No function exits, except
-       that a second signal ends the process while the first is being handled, and that
-       truncating a watched text ends it (tr_watch). A failing log or event file does not
-       stop training: the first failure is reported once, the incomplete line is removed,
-       and nothing more is written.
+       A function that can fail returns 0 and writes one sentence to err[TR_ERR], which
+       says what was attempted, on which path, and why it failed. No function ends the
+       process, with two exceptions: a second signal while the first is being handled, and
+       the truncation of a watched text (tr_watch). A failing log or event file does not
+       stop training: only the first failure is reported, the incomplete line is removed,
+       and nothing more is written to that file.
 
    Sections, marked with >> in the code: buffer, json, options, files, log, formats,
    clock, terminal, board, signals, sampling, lm */
@@ -193,7 +194,8 @@ TR_DEF void tr_buf_free(tr_buf *b) {
     memset(b, 0, sizeof *b);
 }
 
-/* Makes space for n more bytes and a zero. Returns 0 if memory runs out. */
+/* Reserves space for n more bytes and a terminating zero. Returns 0 if memory runs
+   out. */
 TR_DEF int tr_buf_reserve(tr_buf *b, size_t n) {
     size_t room = b->room ? b->room : 128;
     char *s;
@@ -226,7 +228,7 @@ TR_DEF void tr_buf_fill(tr_buf *b, char c, size_t count) {
     while (count-- > 0) tr_buf_put(b, &c, 1);
 }
 
-/* Appends as printf does. */
+/* Appends formatted text, as printf does. */
 TR_DEF TR_PRINTF(2, 3) void tr_buf_printf(tr_buf *b, const char *fmt, ...) {
     va_list args;
     int n;
@@ -241,13 +243,13 @@ TR_DEF TR_PRINTF(2, 3) void tr_buf_printf(tr_buf *b, const char *fmt, ...) {
     b->n += (size_t)n;
 }
 
-/* Returns the ending of a noun after the number n: "1 layer", "2 layers". */
+/* Returns the plural ending of a noun for a count of n: "1 layer", "2 layers". */
 TR_DEF const char *tr_s(uint64_t n) {
     return n == 1 ? "" : "s";
 }
 
-/* The FNV-1a hash of a text, computed in parts. Pass TR_HASH_BEGIN as h for the first
-   part. */
+/* FNV-1a hash of a text that is passed in parts. h is the hash of the preceding parts,
+   or TR_HASH_BEGIN for the first part. */
 #define TR_HASH_BEGIN ((uint64_t)14695981039346656037u)
 
 TR_DEF uint64_t tr_hash(uint64_t h, const char *s, size_t n) {
@@ -337,8 +339,8 @@ TR_DEF const char *tr_json_past_string(const char *p) {
     return p + 1;
 }
 
-/* Returns the position after the value at p, or NULL if the value is incomplete.
-   Brackets are counted; their kinds are not compared. */
+/* Returns the position after the value at p, or NULL if the value is incomplete. Counts
+   brackets without checking that they match in kind. */
 TR_DEF const char *tr_json_past_value(const char *p) {
     size_t depth = 0, n;
     if (*p == '"') return tr_json_past_string(p);
@@ -371,7 +373,7 @@ TR_DEF int tr_json_hex4(const char *p, unsigned long *out) {
     return 1;
 }
 
-/* Encodes the code point c as UTF-8 and returns its length. */
+/* Encodes the code point c as UTF-8 in out and returns the length in bytes. */
 TR_DEF size_t tr_utf8_encode(unsigned long c, char out[4]) {
     size_t len = 1, i;
     if (c < 0x80) {
@@ -390,9 +392,9 @@ TR_DEF size_t tr_utf8_encode(unsigned long c, char out[4]) {
     return len;
 }
 
-/* Decodes the escape sequence at p, which begins after the backslash. Stores the bytes
-   in out and their number in *len. Returns the position after it, or NULL if it is
-   malformed. */
+/* Decodes an escape sequence. p points just after its backslash. Stores the bytes in
+   out and their number in *len. Returns the position after the sequence, or NULL if it
+   is malformed. */
 TR_DEF const char *tr_json_escape(const char *p, const char *end, char out[4], size_t *len) {
     const char *from = "\"\\/bfnrt", *to = "\"\\/\b\f\n\r\t", *at;
     unsigned long c, low;
@@ -435,10 +437,10 @@ TR_DEF int tr_json_unescape(const char *p, const char *end, char *out, size_t si
 }
 
 /* Looks up a key among the top-level members of a JSON object and copies its value to
-   out: strings without quotes and escapes, anything else as written. If a key occurs
-   twice, the first one counts. The whole object is always scanned. Returns 1 if the
-   key was found, 0 if it is absent, and -1 if the object is malformed or the value
-   does not fit. */
+   out: a string without its quotes and with escapes decoded, any other value as
+   written. If a key occurs twice, the first one counts. The whole object is always
+   scanned. Returns 1 if the key was found, 0 if it is absent, and -1 if the object is
+   malformed or the value does not fit. */
 TR_DEF int tr_json_find(const char *json, const char *key, char *out, size_t size) {
     const char *p = tr_json_blank(json), *name, *value, *end;
     size_t key_len = strlen(key);
@@ -506,23 +508,24 @@ enum { TR_AS_FITS = -1, TR_ALL = INT_MAX };     /* "auto" and "on" as values of 
 enum { TR_EVERY = 1 << 30, TR_REMOVED = 15 };
 
 typedef struct {
-    const char *name;       /* without leading dashes; the heading of a group */
+    const char *name;       /* without leading dashes; for a group: its heading */
     int         type;       /* TR_T_... */
-    void       *to;         /* int, uint64_t, double, const char *; int for a flag, a choice
-                               (its index) and a set (its bits) */
+    void       *to;         /* variable that receives the value: int, uint64_t, double,
+                               const char *. A flag, a choice (its index) and a set (its
+                               bits) are int */
     const char *help;
-    double      min, max;   /* inclusive bounds. Both 0: only those of the type; TR_INF:
-                               unbounded. A flag with a max is a TR_SOME */
+    double      min, max;   /* inclusive bounds. Both 0: the range of the type; TR_INF:
+                               unbounded. A flag with max > 0 is a TR_SOME */
     int         open;       /* real: TR_OPEN_MIN, TR_OPEN_MAX or both; set: see TR_SET */
     const char *choices;    /* choice, set: "adagrad|sgd|adam"; other types: alternative names */
     int         keep;       /* class: TR_LOCAL .. TR_MODEL, plus TR_LATER and TR_KEPT */
-    int         from;       /* out: TR_FROM_... */
-    char       *own;        /* out: copy of a text; see tr_options_free */
+    int         from;       /* out: source of the value, TR_FROM_... */
+    char       *own;        /* out: copy of a text value; see tr_options_free */
 } tr_opt;
 
 #define TR_INF HUGE_VAL
 
-/* Returns `to`, and does not compile unless it points to this type. */
+/* Returns `to`. Does not compile unless `to` points to this type. */
 #define TR_TO(type, to) ((void *)(1 ? (to) : (type *)NULL))
 
 /* A row of the table. The macros below fill in the fields that a type does not use. */
@@ -540,8 +543,8 @@ typedef struct {
 #define TR_TEXT_ALSO(name, also, keep, to, help) \
     TR_ROW(name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, also, keep)
 
-/* A comma-separated list. If it is given several times on the command line, the values
-   are joined. Its max of 1 distinguishes it from a text. */
+/* A comma-separated list. If the option is given several times on the command line, the
+   values are joined. A max of 1 distinguishes a list from a text. */
 #define TR_LIST_ALSO(name, also, keep, to, help) \
     TR_ROW(name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 1, 0, also, keep)
 
@@ -564,12 +567,12 @@ typedef struct {
 #define TR_SOME(name, keep, to, max, help) \
     TR_ROW(name, TR_T_FLAG, TR_TO(int, to), help, 0, max, 0, NULL, keep)
 
-/* --NAME a,c selects some of the names "a|b|c", as an int in which bit k stands for name
-   k. --NAME alone selects every name that applies, TR_EVERY. --NAME-a adds one name, and
-   --no-NAME-a removes it; --NAME all,no-a selects every other one. `training` holds the
-   bits that affect only training: evaluation, and a run that starts from the weights,
-   need not agree with the checkpoint in those. A set without names ("") cannot be
-   switched on; its `help` says why. */
+/* --NAME a,c selects some of the names "a|b|c". The value is an int in which bit k
+   represents name k. --NAME alone selects every name that applies, TR_EVERY. --NAME-a
+   adds one name, and --no-NAME-a removes it; --NAME all,no-a selects all others.
+   `training` holds the bits that affect only training: in these bits, an evaluation or
+   a run that starts from a checkpoint's weights may differ from the checkpoint. A set
+   without names ("") cannot be switched on; its `help` says why. */
 #define TR_SET(name, keep, to, names, training, help) \
     TR_ROW(name, TR_T_SET, TR_TO(int, to), help, 0, 0, training, names, keep)
 
@@ -585,8 +588,9 @@ typedef struct {
     const char      *program, *about;
     tr_opt          *opt;               /* terminated by TR_END */
     const tr_preset *preset;            /* terminated by TR_PRESET_END; NULL if there are none */
-    const char      *defaults;          /* like `set` of a preset. An option that is not listed
-                                           is 0, off, none or its first choice */
+    const char      *defaults;          /* default values, in the form of tr_preset.set.
+                                           An option that is not listed is 0, off, none or
+                                           its first choice */
     const char      *after;             /* last paragraph of the help; may be NULL */
     char             preset_used[64];   /* out: name of the preset, or "" */
 } tr_options;
@@ -636,8 +640,8 @@ TR_DEF int tr_set_bit(const tr_opt *p, const char *name, size_t n) {
     return k < 0 ? 0 : 1 << k;
 }
 
-/* Returns the bit that the word "literal-rows" selects in a TR_SET called literal, or
-   0. */
+/* For a word that joins the name of the TR_SET p and one of its members, such as
+   "literal-rows", returns the bit of the member. Otherwise, returns 0. */
 TR_DEF int tr_set_member(const tr_opt *p, const char *word, size_t n) {
     size_t len = strlen(p->name);
     if (p->type != TR_T_SET || n < len + 2) return 0;
@@ -645,17 +649,18 @@ TR_DEF int tr_set_member(const tr_opt *p, const char *word, size_t n) {
     return tr_set_bit(p, word + len + 1, n - len - 1);
 }
 
-/* Returns the bits of the names that are removed from "all that apply". */
+/* Returns the bits of the names that are excluded from TR_EVERY. */
 TR_DEF int tr_set_removed(int v) {
     return v & TR_EVERY ? v >> TR_REMOVED & ((1 << TR_REMOVED) - 1) : 0;
 }
 
-/* Returns the value without the bits of removed names. */
+/* Returns the value without the bits that exclude names from TR_EVERY. */
 TR_DEF int tr_set_given(int v) {
     return v & (TR_EVERY | ((1 << TR_REMOVED) - 1));
 }
 
-/* Returns the bits of the names that a TR_SET selects if all of its names apply. */
+/* Returns the bits of the names that the value v of a TR_SET selects if all of its
+   names apply. */
 TR_DEF int tr_set_bits(const tr_opt *p, int v) {
     size_t len;
     int n = 0;
@@ -664,8 +669,8 @@ TR_DEF int tr_set_bits(const tr_opt *p, int v) {
     return ((1 << n) - 1) & ~tr_set_removed(v);
 }
 
-/* Finds an option by its name, an alternative name, or a name of a set,
-   "literal-rows". Returns NULL if there is none. */
+/* Finds an option by its name, an alternative name, or the name of a set with one of
+   its members, as in "literal-rows". Returns NULL if there is none. */
 TR_DEF tr_opt *tr_find_option(const tr_options *o, const char *name, size_t n) {
     tr_opt *p;
     for (p = o->opt; p->type != TR_T_END; p++)
@@ -678,7 +683,8 @@ TR_DEF tr_opt *tr_find_option(const tr_options *o, const char *name, size_t n) {
     return NULL;
 }
 
-/* Like tr_find_option, but also accepts "no-NAME", for which *no becomes 1. */
+/* Like tr_find_option, but also accepts "no-NAME". *no receives 1 for such a word, and
+   0 otherwise. */
 TR_DEF tr_opt *tr_find_word(const tr_options *o, const char *word, size_t n, int *no) {
     tr_opt *p = tr_find_option(o, word, n);
     *no = 0;
@@ -703,7 +709,7 @@ TR_DEF int tr_given(const tr_options *o, const char *name) {
 
 /* Returns the Levenshtein distance of a and b: the least number of insertions,
    deletions and replacements that turn a into b. Only one row of the table is stored.
-   Names of more than 63 characters count as infinitely far apart. */
+   If a name has more than 63 characters, the distance is infinite. */
 TR_DEF size_t tr_distance(const char *a, size_t na, const char *b, size_t nb) {
     size_t row[64], i, j;
     if (na > 63 || nb > 63) return SIZE_MAX;
@@ -722,7 +728,8 @@ TR_DEF size_t tr_distance(const char *a, size_t na, const char *b, size_t nb) {
     return row[nb];
 }
 
-/* The candidate with the nearest spelling, if it is near enough for a typing error. */
+/* The candidate with the nearest spelling, if it is near enough to explain a typing
+   error. */
 typedef struct {
     const char *name;
     size_t      len, distance;
@@ -738,7 +745,7 @@ TR_DEF void tr_consider(tr_nearest *best, const char *got, size_t got_len, const
     }
 }
 
-/* Considers all names in "a|b|c". */
+/* Considers each name in "a|b|c" as a candidate. */
 TR_DEF void tr_consider_choices(tr_nearest *best, const char *got, size_t n, const char *choices) {
     const char *name;
     size_t len;
@@ -870,7 +877,7 @@ TR_DEF int tr_in_range(const tr_opt *p, double v) {
     return 1;
 }
 
-/* Writes "a number" and the range of a TR_T_REAL. */
+/* Writes the values that a TR_T_REAL accepts, such as "a number above 0". */
 TR_DEF void tr_expected_real(const tr_opt *p, char *out, size_t size) {
     int bounded = !(p->min == 0 && p->max == 0);
     int has_min = bounded && p->min >= -DBL_MAX, has_max = bounded && p->max <= DBL_MAX;
@@ -933,7 +940,7 @@ TR_DEF int tr_refuse(const tr_opt *p, const char *value, const tr_nearest *best,
     return tr_fail(err, size, "--%s: expected %s, got '%.80s'%s", p->name, expected, value, hint);
 }
 
-/* Stores a copy of a text. A list that was already given is extended. */
+/* Stores a copy of a text in the option. A list that was already given is extended. */
 TR_DEF int tr_set_copy(tr_opt *p, const char *value, int from) {
     int extend = p->max > 0 && from == TR_FROM_ARGS && p->from == from && p->own && *p->own;
     size_t len = extend ? strlen(p->own) + 1 : 0;
@@ -994,9 +1001,9 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
     return 1;
 }
 
-/* Names of our options in nanoGPT, the Hugging Face Trainer, llama.cpp and other
-   programs. If a name is in several rows, the first row whose option this program has
-   counts. */
+/* Names that nanoGPT, the Hugging Face Trainer, llama.cpp and other programs have for
+   our options. If a name is in several rows, the first row whose option exists in this
+   program applies. */
 static const struct {
     const char *ours, *theirs;
 } tr_foreign[] TR_UNUSED = {
@@ -1048,17 +1055,17 @@ static const struct {
     {"weights",            "quantize"}
 };
 
-/* Nonzero if only one of two names is negated. A name that begins with "no" can be a
-   misspelt "no-". */
+/* Nonzero if exactly one of two names is negated. A typed name that begins with "no"
+   may be a misspelt "no-". */
 TR_DEF int tr_is_opposite(const char *got, size_t n, const char *name) {
     if (tr_same(name, "no-", 3)) return !(n > 2 && tr_same(got, "no", 2));
     return n > 3 && tr_same(got, "no-", 3);
 }
 
-/* Returns the option that an unknown name probably means: the one that has this name
-   in other programs, or else the shortest one that begins with the name, or else one
-   with nearly the same spelling, or else the longest one with which the name begins.
-   Returns NULL if there is none. */
+/* Returns the option that an unknown name probably means: the option that has this name
+   in other programs, or else the shortest option that begins with the name, or else an
+   option with nearly the same spelling, or else the longest option with which the name
+   begins. Returns NULL if there is none. */
 TR_DEF const char *tr_guess_option(const tr_options *o, const char *name, size_t n) {
     tr_nearest best = {NULL, 0, 0};
     const tr_opt *p;
@@ -1178,8 +1185,8 @@ TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, in
                    "--%s=%.80s)", p->name, expected, next, p->name, next);
 }
 
-/* Copies the next word of a line "name=value flag no-flag" and moves the line past it.
-   Returns 0 at the end, and -1 with *line unchanged if the word is too long. */
+/* Copies the next word of a line "name=value flag no-flag" and advances *line past the
+   word. Returns 0 at the end, and -1 with *line unchanged if the word is too long. */
 TR_DEF int tr_next_word(const char **line, char *word, size_t size) {
     const char *at = *line != NULL ? *line + strspn(*line, " ") : "";
     size_t n = strcspn(at, " ");
@@ -1242,7 +1249,7 @@ TR_DEF int tr_reset(tr_options *o, char *err, size_t size) {
     return 1;
 }
 
-/* Frees the copies of texts. */
+/* Frees the copies of text values. */
 TR_DEF void tr_options_free(tr_options *o) {
     tr_opt *p;
     for (p = o->opt; p->type != TR_T_END; p++) {
@@ -1294,7 +1301,7 @@ TR_DEF void tr_set_text(const tr_opt *p, char out[64]) {
     }
 }
 
-/* Writes the current value as in JSON, but without quotes. For a text option, writes
+/* Writes the current value in JSON form but without quotes. For a text option, writes
    "". */
 TR_DEF void tr_value(const tr_opt *p, char out[64]) {
     size_t len = 0;
@@ -1369,8 +1376,8 @@ TR_DEF int tr_try_option(const tr_options *o, const char *word, char *err, size_
 }
 
 /* Checks the option table itself: no name occurs twice or is reserved, defaults are in
-   range, and all presets can be parsed. tr_parse calls this first, so a mistake in a
-   table shows at the first start and not when a preset is used. */
+   range, and all presets can be parsed. tr_parse calls this first, so that a mistake in
+   a table is found at the first start and not when a preset is used. */
 TR_DEF int tr_check_table(const tr_options *o, char *err, size_t size) {
     const tr_opt *p;
     const tr_preset *preset;
@@ -1425,11 +1432,11 @@ TR_DEF size_t tr_columns(int fd) {
     return 80;
 }
 
-/* The widest value that fits in the default column. After a wider one, the help text
+/* The widest value that fits in the default column. If a value is wider, the help text
    begins on the next line. */
 #define TR_HELP_DEFAULT 12
 
-/* Widths of the columns of the help, and of the whole text. */
+/* Column widths of the help, and the width of the whole text. */
 typedef struct {
     size_t name, value, width;
 } tr_help_layout;
@@ -1455,7 +1462,7 @@ TR_DEF void tr_help_name(const tr_opt *p, char name[96]) {
     snprintf(name, 96, "--%s%s", p->name, takes);
 }
 
-/* Returns the current value for the default column; `value` is storage for it. */
+/* Returns the current value for the default column. `value` is a buffer for it. */
 TR_DEF const char *tr_help_value(const tr_opt *p, char value[64]) {
     const char *text = p->type == TR_T_TEXT ? *(const char **)p->to : NULL;
     if (p->type == TR_T_TEXT) return text != NULL && *text ? text : "-";
@@ -1465,7 +1472,8 @@ TR_DEF const char *tr_help_value(const tr_opt *p, char value[64]) {
     return strcmp(value, "false") == 0 ? "off" : value;
 }
 
-/* Writes the meaning of an option. */
+/* Writes the description of an option: its help, its choices and how to switch it
+   off. */
 TR_DEF void tr_help_text(const tr_opt *p, tr_buf *text) {
     text->n = 0;
     tr_buf_puts(text, p->help != NULL ? p->help : "");
@@ -1489,8 +1497,8 @@ TR_DEF void tr_help_presets(const tr_preset *preset, tr_buf *b, size_t width) {
     }
 }
 
-/* Appends the help text to b. The "default" column shows current values: those of the
-   preset after --preset NAME. */
+/* Appends the help text to b. The "default" column shows the current values, so that
+   after --preset NAME it shows the preset's values. */
 TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
     const char *head = o->preset_used[0] ? "value" : "default";
     const tr_opt *p;
@@ -1624,10 +1632,10 @@ TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, const char **pres
     return 1;
 }
 
-/* Parses the command line. Returns 1 if the program should continue; 0 on error, with
-   the message in err, to be printed before exiting with status 2 (1 if ferror(stdout):
-   the help could not be printed); 2 if the help was printed to standard output, to exit
-   with status 0. */
+/* Parses the command line. Returns 1 if the program should continue. Returns 2 if the
+   help was printed to standard output and the program should exit with status 0. On
+   error, returns 0 with a message in err, which the program should print before it
+   exits with status 2 (or 1 if ferror(stdout): the help could not be printed). */
 TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size) {
     const char *preset = NULL;
     int i, used, help = 0;
@@ -1648,11 +1656,11 @@ TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size
     return 1;
 }
 
-/* An option that has an effect only if a condition holds. Giving it otherwise is an
-   error, unless its value is 0 or off. */
+/* An option that has an effect only under a condition. If the condition does not hold,
+   giving the option is an error, unless its value is 0 or off. */
 typedef struct tr_only {
     const char *name;
-    int         counts;     /* the condition holds */
+    int         counts;     /* nonzero if the condition holds */
     const char *with;       /* the condition in words, for the error */
 } tr_only;
 
@@ -1716,13 +1724,14 @@ TR_DEF char *tr_options_json(const tr_options *o, int kept) {
 /* The result of tr_options_adopt, as text such as "--lr 0.03 (0.003), --steps 900
    (800)", or "" if there is nothing to report. */
 typedef struct {
-    tr_buf changed;     /* TR_FREE options that were given and differ from the checkpoint:
-                           the value (and the checkpoint's) */
+    tr_buf changed;     /* TR_FREE options that were given and differ from the checkpoint,
+                           each with the new value and, in parentheses, the checkpoint's
+                           value */
     tr_buf json;        /* the same as JSON, {"lr":[0.003,0.03],..}, the checkpoint's value
                            first */
     tr_buf given;       /* options that the checkpoint lacks and that were given */
-    tr_buf missing;     /* options that the checkpoint lacks and that were not given: training
-                           must not resume with mere defaults */
+    tr_buf missing;     /* options that the checkpoint lacks and that were not given:
+                           training must not resume with their defaults */
 } tr_adopted;
 
 TR_DEF void tr_adopted_free(tr_adopted *a) {
@@ -1732,9 +1741,9 @@ TR_DEF void tr_adopted_free(tr_adopted *a) {
     tr_buf_free(&a->missing);
 }
 
-/* Reads a checkpoint that stores a TR_SET as one flag per name, such as
-   "literal-rows":true. Writes the names that are on, or "false", to list. Returns 1, 0 if
-   there is no such flag, or -1 if the checkpoint is malformed. */
+/* Reads a TR_SET from a checkpoint that stores it as one flag per name, such as
+   "literal-rows":true. Writes the names that are on, or "false", to list. Returns 1, 0
+   if there is no such flag, or -1 if the checkpoint is malformed. */
 TR_DEF int tr_find_flags(const tr_opt *p, const char *json, char *list, size_t size) {
     char key[160], text[16];
     const char *name;
@@ -1753,8 +1762,8 @@ TR_DEF int tr_find_flags(const tr_opt *p, const char *json, char *list, size_t s
     return some;
 }
 
-/* Nonzero if a TR_SET agrees with the checkpoint. `all` includes the bits that affect
-   only training. */
+/* Nonzero if a TR_SET agrees with the checkpoint. If `all` is 0, bits that affect only
+   training are not compared. */
 TR_DEF int tr_set_agrees(const tr_opt *p, const char *saved, int all) {
     tr_nearest none = {NULL, 0, 0};
     int theirs, differ;
@@ -1763,8 +1772,8 @@ TR_DEF int tr_set_agrees(const tr_opt *p, const char *saved, int all) {
     return (differ & ~(all ? 0 : p->open)) == 0;
 }
 
-/* Reports a value that differs from the checkpoint's and cannot be used. A value of NULL
-   means that there is no text. */
+/* Reports a value that differs from the checkpoint's and cannot be used. now and saved
+   are NULL for a text option without a text. */
 TR_DEF int tr_conflict(const tr_options *o, const tr_opt *p, const char *now, const char *saved,
                        int why_opened, char *err, size_t size) {
     int preset = p->from == TR_FROM_PRESET;
@@ -1777,8 +1786,8 @@ TR_DEF int tr_conflict(const tr_options *o, const tr_opt *p, const char *now, co
                                          : "resume that run, or name another checkpoint file");
 }
 
-/* Records that a TR_FREE option differs from the checkpoint. A value of NULL means that
-   there is no text. */
+/* Records that a TR_FREE option differs from the checkpoint. now and saved are NULL for
+   a text option without a text. */
 TR_DEF void tr_changed(const tr_opt *p, const char *now, const char *saved, tr_adopted *a) {
     tr_buf_printf(&a->changed, "%s--%s %s (%s)", a->changed.n ? ", " : "", p->name,
                   now != NULL ? now : "none", saved != NULL ? saved : "none");
@@ -1792,7 +1801,7 @@ TR_DEF void tr_changed(const tr_opt *p, const char *now, const char *saved, tr_a
     tr_buf_puts(&a->json, "]");
 }
 
-/* Does the work of tr_options_adopt for one option. Returns 0 on error. */
+/* Applies tr_options_adopt to one option. Returns 0 on error. */
 TR_DEF int tr_adopt(const tr_options *o, tr_opt *p, const char *json, int why_opened,
                     tr_adopted *a, char *err, size_t size) {
     const int keep = p->keep & ~(TR_LATER | TR_KEPT), given = p->from >= TR_FROM_PRESET;
@@ -1825,7 +1834,7 @@ TR_DEF int tr_adopt(const tr_options *o, tr_opt *p, const char *json, int why_op
         return tr_fail(err, size, "the checkpoint's configuration is invalid: %.900s", why);
     }
 
-    /* accept a value that was given if it agrees or may differ */
+    /* a value that was given is accepted if it agrees or may differ */
     tr_value(p, value);
     if (p->type == TR_T_TEXT) now = *(const char **)p->to;
     if (now == NULL && saved == NULL) return 1;
@@ -1838,9 +1847,9 @@ TR_DEF int tr_adopt(const tr_options *o, tr_opt *p, const char *json, int why_op
 }
 
 /* Takes options from a checkpoint. json is the object written by tr_options_json;
-   why_opened is TR_LOOK, TR_RESUME or TR_INIT. An option that is not TR_LOCAL gets the
-   checkpoint's value, keeps the value that was given, or causes an error, depending on
-   its class: see "Resuming" in the manual. An option in the preset counts as given. */
+   why_opened is TR_LOOK, TR_RESUME or TR_INIT. An option that is not TR_LOCAL takes the
+   checkpoint's value, keeps the given value, or causes an error, depending on its
+   class: see "Resuming" in the manual. An option that a preset sets counts as given. */
 TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_adopted *a,
                             char *err, size_t size) {
     char preset[sizeof o->preset_used];
@@ -1867,8 +1876,8 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_
 
 // >>files: replacing whole files, exclusive access, appending, directories --------------
 
-/* Calls write(2) until everything is written. It restarts after EINTR, because our
-   signal handlers interrupt system calls (no SA_RESTART); stdio would lose data then.
+/* Calls write(2) until everything is written. Restarts after EINTR, because our signal
+   handlers (without SA_RESTART) interrupt system calls; stdio would then lose data.
    Returns 0 with errno set on failure. */
 TR_DEF int tr_write_all(int fd, const void *bytes, size_t n) {
     const char *p = (const char *)bytes;
@@ -1886,8 +1895,8 @@ TR_DEF int tr_write_all(int fd, const void *bytes, size_t n) {
     return 1;
 }
 
-/* Removes an open file. On POSIX, this happens before the file is closed, so that no
-   other process can lock it in between. Windows removes only closed files. */
+/* Removes an open file. On POSIX, the file is removed before it is closed, so that no
+   other process can lock it in between. Windows can remove only closed files. */
 TR_DEF void tr_unlink_open(const char *path, int *fd) {
 #ifdef _WIN32
     if (*fd >= 0) close(*fd);
@@ -1898,10 +1907,10 @@ TR_DEF void tr_unlink_open(const char *path, int *fd) {
     unlink(path);
 }
 
-/* Opens closed standard streams, so that the next file that is opened does not get the
-   number of one of them and receive the program's output. Reads and writes on these
-   streams fail, so lost output remains an error. Call this at the start of main. (Windows
-   reserves the three numbers.) */
+/* Connects closed standard streams to /dev/null, so that the next file that is opened
+   does not get one of their descriptors and receive the program's output. Reads and
+   writes on these streams fail, so lost output is still reported as an error. Call this
+   at the start of main. (Windows reserves the three descriptors.) */
 TR_DEF void tr_standard_streams(void) {
 #ifndef _WIN32
     int fd;
@@ -1918,8 +1927,8 @@ TR_DEF const char *tr_name_of(const char *path) {
     return slash != NULL ? slash + 1 : path;
 }
 
-/* Returns "dir/." for "dir/name", and "." for "name". The caller frees it. NULL if
-   memory runs out. */
+/* Returns "dir/." for "dir/name", and "." for "name". The caller frees it. Returns NULL
+   if memory runs out. */
 TR_DEF char *tr_dir_of(const char *path) {
     size_t n = (size_t)(tr_name_of(path) - path);
     char *dir = (char *)malloc(n + 2);
@@ -1942,8 +1951,8 @@ TR_DEF size_t tr_name_max(const char *path) {
     return n > 0 ? (size_t)n : 255;
 }
 
-/* Returns the path of a file next to another one: its name followed by mark. If the
-   name would be too long, a hash replaces its end. The caller frees it. NULL if memory
+/* Returns path with mark appended. If the file name would become too long, a hash
+   replaces the end of the old name. The caller frees the result. Returns NULL if memory
    runs out. */
 TR_DEF char *tr_path_next_to(const char *path, const char *mark) {
     const char *name = tr_name_of(path);
@@ -1954,15 +1963,16 @@ TR_DEF char *tr_path_next_to(const char *path, const char *mark) {
     if (n + k > most && most > k + 16) {
         snprintf(hash, sizeof hash, "~%08" PRIx32, (uint32_t)tr_hash(TR_HASH_BEGIN, name, n));
         n = most - k - strlen(hash);
-        /* cut between characters */
+        /* do not cut inside a UTF-8 sequence */
         while (n > 0 && ((unsigned char)name[n] & 0xC0) == 0x80) n--;
     }
     snprintf(out, room, "%.*s%s%s", (int)(dir + n), path, hash, mark);
     return out;
 }
 
-/* Returns the file at the end of a chain of symbolic links; it need not exist. The
-   caller frees it. NULL with errno set on failure. (realpath is not in base POSIX.) */
+/* Returns the path at the end of a chain of symbolic links; the file need not exist.
+   The caller frees it. Returns NULL with errno set on failure. (realpath is not in base
+   POSIX.) */
 TR_DEF char *tr_resolve_links(const char *path) {
     size_t room = strlen(path) + 4097, dir;
     char *here = (char *)malloc(room), *next;
@@ -1979,7 +1989,7 @@ TR_DEF char *tr_resolve_links(const char *path) {
             return NULL;
         }
 
-        /* a relative link starts from its own directory */
+        /* a relative target starts from the directory of the link */
         link[n] = 0;
         dir = link[0] != '/' ? (size_t)(tr_name_of(here) - here) : 0;
         if (dir + (size_t)n >= room) {
@@ -1998,10 +2008,10 @@ TR_DEF char *tr_resolve_links(const char *path) {
     return NULL;
 }
 
-/* Locks an open file until this process closes any descriptor of it, or ends. Returns
-   1 if the file is locked, 0 if another process holds the lock, and -1 if the file
-   system does not support locks. *pid becomes the process that holds the lock, or 0 if
-   it is unknown. */
+/* Locks an open file until this process closes any descriptor of the file, or ends.
+   Returns 1 if the file is locked, 0 if another process holds the lock, and -1 if the
+   file system does not support locks. *pid receives the process that holds the lock, or
+   0 if it is unknown. */
 TR_DEF int tr_lock(int fd, long *pid) {
 #ifdef _WIN32
     *pid = 0;
@@ -2042,8 +2052,8 @@ TR_DEF int tr_lock_read_only(int fd, long *pid) {
 #endif
 }
 
-/* Creates a new file and locks it. An existing regular file that no process has locked
-   was left behind by a killed process, and is removed. Returns -1 with errno set on
+/* Creates a new file and locks it. Removes an existing regular file that no process has
+   locked, because a killed process left it behind. Returns -1 with errno set on
    failure; EEXIST means that the name is in use. */
 TR_DEF int tr_open_new(const char *path, int mode) {
     struct stat st;
@@ -2052,7 +2062,8 @@ TR_DEF int tr_open_new(const char *path, int mode) {
     for (round = 0; round < 3; round++) {
         fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
         if (fd >= 0) {
-            /* if this fails, another process locked and removed the file first */
+            /* otherwise, another process has already locked and removed the new file:
+               retry */
             if (tr_lock(fd, &pid) != 0 && fstat(fd, &st) == 0 && st.st_nlink > 0) return fd;
             close(fd);
             continue;
@@ -2068,7 +2079,7 @@ TR_DEF int tr_open_new(const char *path, int mode) {
     return -1;
 }
 
-/* Makes a rename durable, if the system can flush directories. */
+/* Makes a rename durable if the system can flush directories. */
 TR_DEF void tr_flush_dir_of(const char *path) {
 #ifndef _WIN32
     char *dir = tr_dir_of(path);
@@ -2084,9 +2095,9 @@ TR_DEF void tr_flush_dir_of(const char *path) {
 }
 
 /* Creates a file or replaces its contents. After a kill, a full disk or an error, the
-   file has either its old or its new contents. Links are followed, and the mode is
-   kept. The new contents are first written to NAME.<n>.tmp in the same directory. Such
-   a file that a killed process left behind is removed. */
+   file has either its old or its new contents. Symbolic links are followed, and the
+   file mode is kept. The new contents are first written to NAME.<n>.tmp in the same
+   directory. A file of this kind that a killed process left behind is removed. */
 TR_DEF int tr_replace(const char *path, const void *bytes, size_t n, char *err, size_t size) {
     struct stat st;
     char mark[16], *real = tr_resolve_links(path), *temp = NULL;
@@ -2117,7 +2128,7 @@ TR_DEF int tr_replace(const char *path, const void *bytes, size_t n, char *err, 
         why = errno;
     }
     if (!ok && fd >= 0) tr_unlink_open(temp, &fd);
-    if (fd >= 0) close(fd);     /* last: closing it releases the lock */
+    if (fd >= 0) close(fd);     /* last, because closing the file releases the lock */
 
     if (ok)
         tr_flush_dir_of(real);
@@ -2174,15 +2185,16 @@ TR_DEF int tr_refuse_not_lock(const char *option, const char *path, const char *
                    "output file", option, path, lock);
 }
 
-/* Returns 1, or sets err and returns 0 if another process has claimed the file, or if
-   FILE.lock is another kind of file. Does not claim or write anything. */
+/* Returns 1 if the file can be claimed. If another process has claimed it, or if
+   FILE.lock is another kind of file, sets err and returns 0. Does not claim or write
+   anything. */
 TR_DEF int tr_unclaimed(const char *option, const char *path, char *err, size_t size) {
     const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
     char *lock = tr_claim_path(path);
     long pid = 0;
     int fd = -1, ok = 1, reads;
     if (lock != NULL) fd = open(lock, O_RDWR | flags);
-    reads = lock != NULL && fd < 0 && errno == EACCES;      /* another user's lock */
+    reads = lock != NULL && fd < 0 && errno == EACCES;      /* the lock of another user */
     if (reads) fd = open(lock, O_RDONLY | flags);
     if (fd >= 0) {
         if (!tr_is_lock(fd)) ok = tr_refuse_not_lock(option, path, lock, err, size);
@@ -2199,9 +2211,10 @@ TR_DEF int tr_refuse_lock(const tr_claim *c, const char *option, int why, char *
                    strerror(why));
 }
 
-/* Removes the lock file of another user, which this process cannot write, if that user's
-   run has ended. Returns -1 if it was removed; otherwise, sets err and returns 0. The
-   shared lock prevents another run from claiming the file in the meantime. */
+/* Removes a lock file that this process cannot write because it belongs to another
+   user, if that user's run has ended. Returns -1 if it was removed; otherwise, sets err
+   and returns 0. A shared lock prevents other runs from claiming the file in the
+   meantime. */
 TR_DEF int tr_claim_from_user(const tr_claim *c, const char *option, const char *path, char *err,
                               size_t size) {
     struct stat st;
@@ -2214,7 +2227,7 @@ TR_DEF int tr_claim_from_user(const tr_claim *c, const char *option, const char 
     }
     if (fd >= 0) {
         got = tr_lock_read_only(fd, &pid);
-        /* without a link, another run has already removed it */
+        /* if st_nlink is 0, another run has already removed the file */
         if (got > 0 && fstat(fd, &st) == 0 && st.st_nlink > 0 && unlink(c->path) != 0) got = -1;
         why = errno;
         close(fd);
@@ -2227,8 +2240,8 @@ TR_DEF int tr_claim_from_user(const tr_claim *c, const char *option, const char 
                    option, c->path, strerror(why));
 }
 
-/* Tries to claim once. Returns 1; 0 with err set; or -1 to try again, because the lock
-   of a run that has ended was removed. */
+/* Tries to claim once. Returns 1 on success, and 0 with err set if the file cannot be
+   claimed. Returns -1 if the lock of a run that has ended was removed: try again. */
 TR_DEF int tr_claim_try(tr_claim *c, const char *option, const char *path, char *err, size_t size) {
     struct stat st;
     long pid = 0;
@@ -2310,12 +2323,12 @@ TR_DEF int tr_mkdirs(const char *dir, char *err, size_t size) {
     return 1;
 }
 
-/* Checks in advance that a file can be written, so that this does not fail after hours
-   of training. The directory must exist and be writable, and there must be space for
-   the names of temporary files. An existing file must be a regular file; if streams is
-   1, it can also be a pipe or a device. */
+/* Checks in advance that a file can be written, so that saving does not fail after
+   hours of training. The directory must exist and be writable, and the path must be
+   short enough for the names of temporary files. An existing file must be a regular
+   file; if streams is 1, it can also be a pipe or a device. */
 TR_DEF int tr_can_write(const char *option, const char *path, int streams, char *err, size_t size) {
-    const size_t longest = 4096 - 64;           /* leaves space for the names of locks etc. */
+    const size_t longest = 4096 - 64;           /* leaves space for suffixes such as .lock */
     struct stat link, target;
     char *dir;
     int why = 0;
@@ -2345,8 +2358,8 @@ TR_DEF int tr_can_write(const char *option, const char *path, int streams, char 
 }
 
 /* Inserts mark before the extension: "dir/run.st" and ".best" give "dir/run.best.st".
-   A name without an extension gets it at the end. The caller frees the result. NULL if
-   memory runs out. */
+   If the name has no extension, appends mark. The caller frees the result. Returns NULL
+   if memory runs out. */
 TR_DEF char *tr_path_with(const char *path, const char *mark) {
     size_t n = strlen(path), k = strlen(mark);
     const char *name = tr_name_of(path), *dot = strrchr(name, '.');
@@ -2361,16 +2374,17 @@ TR_DEF char *tr_path_with(const char *path, const char *mark) {
 }
 
 /* A file to which whole records are appended. If a record cannot be written completely
-   (disk full), its beginning is removed, so that the file remains readable, and nothing
-   more is written. */
+   (disk full), the part that was written is removed, so that the file remains readable,
+   and nothing more is written. */
 typedef struct {
     int   fd;           /* -1 if closed, unused or failed */
-    int   regular;      /* a partial record can be removed */
+    int   regular;      /* 1: a regular file, from which a partial record can be removed */
     off_t end;
     char *path;
 } tr_appender;
 
-/* Returns 1, or 0 if this is the first record that fails; later records are ignored. */
+/* Returns 1, or 0 if this is the first record that cannot be written; later records are
+   dropped. */
 TR_DEF int tr_append(tr_appender *a, const void *bytes, size_t n, char *err, size_t size) {
     int why;
     if (a->fd < 0) return 1;
@@ -2449,8 +2463,8 @@ typedef struct {
 } tr_log;
 
 /* Nonzero if this line must be removed when a run resumes after `step`: its "step" is
-   later, or the line is incomplete because the process was killed. Other lines,
-   including those that are not JSON objects, stay. */
+   later, or the line is incomplete because the process was killed. Other lines are
+   kept, even if they are not JSON objects. */
 TR_DEF int tr_log_is_stale(const char *line, size_t n, uint64_t step) {
     char text[32];
     uint64_t at;
@@ -2463,8 +2477,8 @@ TR_DEF int tr_log_unreadable(const char *path, char *err, size_t size) {
     return tr_fail(err, size, "%s: cannot read the existing log: %s", path, strerror(errno));
 }
 
-/* Rewrites the log without the lines that tr_log_is_stale selects. If there are none, the
-   file is not touched. */
+/* Rewrites the log without the lines that tr_log_is_stale selects. If there are none,
+   the file is not changed. */
 TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) {
     struct stat st;
     FILE *in;
@@ -2511,9 +2525,9 @@ TR_DEF int tr_log_here(const char *path, char *err, size_t size) {
                         "that is not a log: choose another name", path);
 }
 
-/* Opens a log for appending. path may be NULL, for no log. resume_step is the step
-   after which the run resumes: lines of later steps are removed, because they will be
-   written again. TR_KEEP_ALL keeps every complete line. */
+/* Opens a log for appending. If path is NULL, nothing is logged. resume_step is the
+   step after which the run resumes: lines of later steps are removed, because they will
+   be written again. TR_KEEP_ALL keeps every complete line. */
 TR_DEF int tr_log_open(tr_log *l, const char *path, uint64_t resume_step, char *err, size_t size) {
     memset(l, 0, sizeof *l);
     l->out.fd = -1;
@@ -2653,7 +2667,7 @@ TR_DEF const char *tr_fixed(char out[TR_TEXT_MAX], double x, int decimals) {
 
 // >>clock
 
-/* Returns the seconds of a monotonic clock. Only differences are meaningful. */
+/* Returns the time of a monotonic clock in seconds. Only differences are meaningful. */
 TR_DEF double tr_seconds(void) {
     struct timespec t;
     if (clock_gettime(CLOCK_MONOTONIC, &t) != 0) return 0;
@@ -2675,7 +2689,7 @@ TR_DEF uint64_t tr_peak_rss(void) {
 // >>terminal: one line that is redrawn; plain lines in pipes and files ------------------
 
 /* Smoothed training speed. Time, steps and tokens decay with the same weight, so that
-   their ratios are correct after the first step and adapt to a new pace within about
+   their ratios are correct from the first step on and adapt to a new pace within about
    TR_RATE_MEMORY seconds. */
 #define TR_RATE_MEMORY 20.0
 
@@ -2688,7 +2702,8 @@ TR_DEF void tr_rate_start(tr_rate *r, double now) {
     r->last = now;
 }
 
-/* Excludes the time since the last call, which was spent on evaluating or saving. */
+/* Excludes the time since the last call of tr_rate_add or tr_rate_skip, which was spent
+   on evaluating or saving. */
 TR_DEF void tr_rate_skip(tr_rate *r, double now) {
     r->last = now;
 }
@@ -2707,7 +2722,7 @@ TR_DEF double tr_rate_tokens(const tr_rate *r) {
     return r->seconds > 0 ? r->tokens / r->seconds : 0;
 }
 
-/* Returns the seconds that `steps` more steps will take, or -1 if that is not known
+/* Returns the seconds that `steps` more steps will take, or -1 if this is not known
    yet. */
 TR_DEF double tr_rate_left(const tr_rate *r, uint64_t steps) {
     return r->seconds > 0 && r->steps > 0 ? (double)steps * r->seconds / r->steps : -1;
@@ -2748,7 +2763,7 @@ enum {
 
 typedef char tr_part[96];
 
-/* Writes all parts. The bar gets its minimum of 5 cells and is not filled yet. */
+/* Writes all parts. The bar has its minimum of 5 cells, which are not filled yet. */
 TR_DEF void tr_progress_parts(const tr_progress *p, double share, tr_part part[TR_PARTS]) {
     const size_t size = sizeof part[0];
     char text[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
@@ -2770,7 +2785,7 @@ TR_DEF void tr_progress_parts(const tr_progress *p, double share, tr_part part[T
     if (p->extra != NULL) snprintf(part[TR_PART_EXTRA], size, "%s", p->extra);
 }
 
-/* Returns the number of columns of all parts, with two blanks between them. */
+/* Returns the total number of columns of all parts, with two blanks between parts. */
 TR_DEF size_t tr_progress_width(tr_part part[TR_PARTS]) {
     size_t need = 0, i;
     for (i = 0; i < TR_PARTS; i++)
@@ -2848,12 +2863,12 @@ typedef struct {
     FILE  *f;
     int    tty;
     int    shown;           /* a progress line is on the screen, with the cursor after it */
-    int    failed;          /* a write failed, which was reported on standard error */
+    int    failed;          /* a write failed; the failure was reported on standard error */
     double drawn;           /* time of the last drawing, in seconds */
     char   line[512];
 } tr_term;
 
-/* f may be NULL, to show nothing. */
+/* If f is NULL, nothing is shown. */
 TR_DEF void tr_term_open(tr_term *t, FILE *f) {
     const char *kind = getenv("TERM");
     memset(t, 0, sizeof *t);
@@ -2939,8 +2954,8 @@ TR_DEF void tr_term_close(tr_term *t) {
        Summary     1: repeated Value, with 1: string tag   2: float simple_value
        SessionLog  1: status, with START = 1 */
 
-/* CRC-32C (Castagnoli), with the reflected polynomial 0x82F63B78, bit by bit: the
-   record of a scalar has only about sixty bytes. */
+/* CRC-32C (Castagnoli), with the reflected polynomial 0x82F63B78. Computed bit by bit,
+   because the record of a scalar has only about sixty bytes. */
 TR_DEF uint32_t tr_crc32c(const void *bytes, size_t n) {
     const unsigned char *p = (const unsigned char *)bytes;
     uint32_t crc = 0xFFFFFFFFu;
@@ -2952,8 +2967,8 @@ TR_DEF uint32_t tr_crc32c(const void *bytes, size_t n) {
     return crc ^ 0xFFFFFFFFu;
 }
 
-/* Returns the CRC, masked as in the TFRecord format, which does so because data can
-   itself contain CRCs. */
+/* Returns the CRC in the masked form of TFRecord files. The mask is needed because the
+   data can itself contain CRCs. */
 TR_DEF uint32_t tr_crc32c_masked(const void *bytes, size_t n) {
     uint32_t crc = tr_crc32c(bytes, n);
     return ((crc >> 15) | (crc << 17)) + 0xA282EAD8u;
@@ -3023,9 +3038,9 @@ TR_DEF int tr_board_close(tr_board *b) {
     return tr_append_close(&b->out, b->err, sizeof b->err);
 }
 
-/* Opens a new event file in dir, which is created if necessary. dir may be NULL, for
-   no file. resume_step is the step after which a run resumes, or 0 for a new run. It
-   makes TensorBoard ignore later points in earlier files of the directory. */
+/* Opens a new event file in dir, which is created if necessary. If dir is NULL, no file
+   is written. resume_step is the step after which a run resumes, or 0 for a new run.
+   TensorBoard then ignores later points in earlier files of the directory. */
 TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, char *err,
                          size_t size) {
     char host[256], *path, *c;
@@ -3044,7 +3059,7 @@ TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, cha
     path = (char *)malloc(room);
     if (path == NULL)
         return tr_fail(err, size, "%s: out of memory: cannot create an event file", dir);
-    /* if a file of the same second already exists, add a number to the name */
+    /* if there is already a file from the same second, add a number to the name */
     for (i = 0; i < 1000; i++) {
         int n = snprintf(path, room, "%s/events.out.tfevents.%010lld.%s.%ld", dir,
                          (long long)time(NULL), host, (long)getpid());
@@ -3070,9 +3085,9 @@ TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, cha
     return ok;
 }
 
-/* Adds one point to the curve tag ("train/loss"). It is in the file when the function
-   returns. Returns 0 once, when writing fails for the first time; b->err then says
-   why. */
+/* Adds one point to the curve `tag`, such as "train/loss". The point is in the file
+   when the function returns. Returns 0 once, when writing fails for the first time;
+   b->err then says why. */
 TR_DEF int tr_board_scalar(tr_board *b, const char *tag, uint64_t step, double x) {
     float f = (float)HUGE_VAL;
     uint32_t bits;
@@ -3092,15 +3107,15 @@ TR_DEF int tr_board_scalar(tr_board *b, const char *tag, uint64_t step, double x
 
 // >>signals: an orderly stop
 
-/* After the first SIGINT, SIGTERM or SIGHUP, the training loop finishes its step,
-   saves and exits. A second signal ends the process immediately, with status 128 + its
+/* After the first SIGINT, SIGTERM or SIGHUP, the training loop finishes its step, saves
+   and exits. A second signal ends the process immediately, with status 128 + its
    number. If stopping would lose the run (tr_signals with ask = 1), the first SIGINT
-   only warns, and a second one within TR_ASK_SECONDS counts. */
+   only prints a warning, and a second one within TR_ASK_SECONDS requests the stop. */
 
 #define TR_ASK_SECONDS 5
 
 static volatile sig_atomic_t tr_stop_signal TR_UNUSED = 0;
-static volatile sig_atomic_t tr_ask TR_UNUSED = 0;      /* warn before a SIGINT counts */
+static volatile sig_atomic_t tr_ask TR_UNUSED = 0;      /* 1: the first SIGINT only warns */
 static struct timespec tr_asked TR_UNUSED;                /* time of the warning; 0 if none */
 
 TR_DEF void tr_on_signal(int sig) {
@@ -3126,9 +3141,9 @@ TR_DEF void tr_on_signal(int sig) {
     errno = why;
 }
 
-/* Installs the handlers. They are installed without SA_RESTART: a blocking read or
-   wait returns with EINTR, and the loop notices the request. Each handler blocks the
-   other signals. */
+/* Installs the handlers without SA_RESTART, so that a blocking read or wait returns
+   with EINTR and the loop notices the request. Each handler blocks the other
+   signals. */
 TR_DEF int tr_signals(int ask, char *err, size_t size) {
 #ifdef SIGUSR1
     /* mpirun forwards SIGUSR1, and srun --signal can send it */
@@ -3153,7 +3168,7 @@ TR_DEF int tr_signals(int ask, char *err, size_t size) {
     return 1;
 }
 
-/* Returns the signal that requested a stop, or 0. */
+/* Returns the number of the signal that requested a stop, or 0. */
 TR_DEF int tr_stop_requested(void) {
     return (int)tr_stop_signal;
 }
@@ -3163,13 +3178,13 @@ TR_DEF void tr_stop_done(void) {
     tr_stop_signal = 0;
 }
 
-/* Memory-mapped files, which must keep their length. If one is truncated, reads after
+/* Memory-mapped files, whose length must not change. If one is truncated, reads after
    its new end return zeros or raise SIGBUS. */
 enum { TR_WATCHED = 3 };
 
 static struct {
     const char *program, *path[TR_WATCHED];
-    struct stat at[TR_WATCHED];     /* when watching began */
+    struct stat at[TR_WATCHED];     /* status of each file when watching began */
     int         n;
 } tr_watched TR_UNUSED;
 
@@ -3188,8 +3203,8 @@ TR_DEF const char *tr_cut_short(void) {
 }
 
 #ifdef SIGBUS
-/* Calls only async-signal-safe functions. A SIGBUS for another reason ends the process
-   as usual. */
+/* Handles SIGBUS; calls only async-signal-safe functions. A SIGBUS for another reason
+   ends the process as usual. */
 TR_DEF void tr_on_bus(int sig) {
     const char *path = tr_cut_short();
     const char *const said[] = {
@@ -3207,7 +3222,7 @@ TR_DEF void tr_on_bus(int sig) {
 }
 #endif
 
-/* Watches a file. path is kept, not copied. Sets err and returns 0 on failure. */
+/* Watches a file. The string path is not copied. Sets err and returns 0 on failure. */
 TR_DEF int tr_watch(const char *program, const char *path, char *err, size_t size) {
 #ifdef SIGBUS
     if (tr_watched.n == TR_WATCHED || stat(path, &tr_watched.at[tr_watched.n]) != 0)
@@ -3227,12 +3242,12 @@ TR_DEF int tr_watch(const char *program, const char *path, char *err, size_t siz
 
 // >>sampling: the repetition penalty and the end of a generated text
 
-/* Counts each token among the last `window` tokens, or among all tokens if window is
-   0. */
+/* Counts how often each token occurs among the last `window` tokens, or among all
+   tokens if window is 0. */
 typedef struct {
     uint32_t *count;                /* [vocab + 1] */
     int32_t  *ring;                 /* [window + 1], the last `window` tokens */
-    size_t    vocab, window, n;     /* n: tokens so far */
+    size_t    vocab, window, n;     /* n: number of tokens so far */
 } tr_recent;
 
 TR_DEF int tr_recent_open(tr_recent *r, size_t vocab, size_t window) {
@@ -3265,10 +3280,10 @@ TR_DEF void tr_recent_add(tr_recent *r, int32_t token) {
     r->n++;
 }
 
-/* The repetition penalty of CTRL (arXiv:1909.05858, section 4.1). For each token with
-   a count above 0, however large, the logit x is divided by the penalty if it is
-   positive and multiplied by it if it is negative. This depends on the origin of the
-   logits, which are defined only up to a constant, and log-probabilities are all
+/* The repetition penalty of CTRL (arXiv:1909.05858, section 4.1). For each token with a
+   count above 0, however large, a positive logit is divided by the penalty, and a
+   negative one is multiplied by it. The result depends on the origin of the logits,
+   which are defined only up to a constant; log-probabilities, for example, are all
    negative. Therefore the mean is subtracted first. (Training leaves the mean of the
    logits near its initial value of 0, so this hardly changes the logits of a plain
    output head.) */
@@ -3300,7 +3315,8 @@ TR_DEF void tr_unescape(char *s) {
     *out = 0;
 }
 
-/* Nonzero if text contains `stop` with its end after the first `seen` bytes. */
+/* Nonzero if text contains an occurrence of `stop` that ends after the first `seen`
+   bytes. */
 TR_DEF int tr_stops(const tr_buf *text, size_t seen, const char *stop) {
     size_t k = strlen(stop), at = seen + 1 > k ? seen + 1 - k : 0;
     for (; k > 0 && at + k <= text->n; at++)
@@ -3340,12 +3356,12 @@ typedef struct {
     double      max_memory, temperature, top_p, repetition_penalty;
 } tr_lm_opt;
 
-/* The beginning of every trainer's defaults. */
+/* The first part of every trainer's defaults. */
 #define TR_LM_DEFAULTS \
     "seed=1 temperature=0.8 top-p=0.95 repetition-penalty=1 repetition-window=64 " \
     "sample-prime=256 sample-length=500 "
 
-/* Rows of the table of options; o is the trainer's tr_lm_opt. */
+/* Rows of the option table; o is the trainer's tr_lm_opt. */
 #define TR_LM_DATA(o) \
     TR_GROUP("Data"), \
     TR_TEXT("data", TR_HINT, &(o).data, \
@@ -3368,8 +3384,8 @@ typedef struct {
         "unit of the results: bits per byte, perplexity per token, or perplexity per word. auto: " \
         "perplexity per token if tokens are words or pieces, otherwise bits per byte")
 
-/* How the text is read and when parameters are updated, for trainers that call
-   tr_lm_next and use t->share and t->update. */
+/* Options for how the text is read and when parameters are updated, for trainers that
+   call tr_lm_next and read t->share and t->update. */
 #define TR_LM_PACE(o) \
     TR_SIZE("update-every", TR_FREE, &(o).update_every, 1, 1u << 20, \
         "number of steps per parameter update, which uses the mean of the steps' gradients"), \
@@ -3379,8 +3395,9 @@ typedef struct {
         "read segments of this many blocks from random positions of the text, each starting with " \
         "an empty memory; 0: read the whole text in parallel streams")
 
-/* zero: meaning of 0 as the number of steps between saves or evaluations; whole:
-   meaning of 0 as the number of blocks of an evaluation. */
+/* Strings for the help: zero describes the value 0 of the number of steps between saves
+   or evaluations, and whole describes the value 0 of the number of evaluation
+   blocks. */
 #define TR_LM_SAVING(o, zero, whole) \
     TR_GROUP("Running"), \
     TR_TEXT("out", TR_LOCAL, &(o).out, \
@@ -3498,7 +3515,7 @@ typedef struct {
         "end a text or an answer after this string, in which \\n, \\t and \\\\ are a newline, a " \
         "tab and a backslash. Without it, only --generate limits a text; <eos> does not end it")
 
-/* Samples during training. */
+/* Options for samples during training. */
 #define TR_LM_SAMPLING(o) \
     TR_SIZE("sample-every", TR_FREE | TR_LATER, &(o).sample_every, 0, TR_INF, \
         "number of training steps between samples, which are written to standard error; 0: no " \
@@ -3527,31 +3544,34 @@ typedef struct tr_lm tr_lm;
 /* What the trainer of a model family provides. Functions return 1, or 0 with t->err or
    the context's error set. */
 typedef struct {
-    const char  *format;        /* of its checkpoints: "seqtx.sru.1" */
-    const char  *states;        /* name of a state in checkpoints: "state" */
-    const int   *adapt_io;      /* the option --adapt-io, or a 0. If set, the sizes of a step
-                                   depend on its tokens, so steps cannot be replayed */
-    const char **cutoffs;       /* the option --adapt-io-cutoffs; NULL: there is none */
-    int          order, eos_first;      /* order of words with adapt_io, as in stx_vocab_desc.
-                                           Otherwise it is the order of occurrence */
-    const char  *sized[3];      /* changes of the defaults for a text of up to 1e5 tokens, up
-                                   to 2e6, and for a longer one */
+    const char  *format;        /* format name in its checkpoints, such as "seqtx.sru.1" */
+    const char  *states;        /* name of a state in checkpoints, such as "state" */
+    const int   *adapt_io;      /* the value of --adapt-io, or a constant 0. If 1, the
+                                   sizes of a step depend on its tokens, so steps cannot
+                                   be replayed */
+    const char **cutoffs;       /* the value of --adapt-io-cutoffs; NULL: no such option */
+    int          order, eos_first;      /* the order of words with --adapt-io, as in
+                                           stx_vocab_desc. Otherwise, words are in the
+                                           order of occurrence */
+    const char  *sized[3];      /* changes to the defaults for texts of up to 1e5 tokens,
+                                   of up to 2e6, and longer */
 
     int        (*check)(tr_lm *t);      /* refuses incompatible options */
     void       (*plan)(tr_lm *t);       /* sets t->steps, t->schedule, and when and how to
                                            save and evaluate */
-    size_t     (*count)(tr_lm *t, size_t vocab);        /* number of parameters; 0: t->err */
+    size_t     (*count)(tr_lm *t, size_t vocab);        /* number of parameters; 0: see t->err */
     void       (*shape)(const tr_lm *t, char *line, size_t size, double *states);
-                                        /* --dry-run: writes the second line, and the
-                                           number of elements in the states */
+                                        /* for --dry-run: writes the second line to
+                                           line, and the number of elements in the
+                                           states to *states */
     int        (*make)(tr_lm *t);       /* creates t->lm, and calls tr_lm_make in training */
     void       (*train)(tr_lm *t);      /* the training loop */
     void       (*learned)(const tr_lm *t, FILE *out);   /* prints what the model learned */
-    size_t       size;          /* of the trainer's struct, which begins with a tr_lm */
+    size_t       size;          /* size of the trainer's struct, which begins with a tr_lm */
 } tr_lm_kind;
 
-/* Sizes of one text. Padding (--pad-id) counts only in `all`: it has no loss, bytes or
-   words. */
+/* Sizes of one text. Padding (--pad-id) is included only in `all`: it has no loss,
+   bytes or words. */
 typedef struct tr_lm_counts {
     double all, tokens, bytes, words;
 } tr_lm_counts;
@@ -3559,11 +3579,12 @@ typedef struct tr_lm_counts {
 /* Results of an evaluation other than the mean loss. */
 typedef struct tr_lm_scored {
     double tokens;              /* number of tokens with a loss */
-    double batch_ppl;           /* mean of the batches' perplexities, as TensorFlow reports
-                                   it; with mean_of_all, their losses include padding */
+    double batch_ppl;           /* mean of the perplexities of the batches, as TensorFlow
+                                   reports it; with mean_of_all, padding is included in
+                                   the losses of the batches */
 } tr_lm_scored;
 
-/* The state of a run. A trainer's own struct begins with it. */
+/* The state of a run. The trainer's struct begins with it. */
 struct tr_lm {
     tr_options       *options;
     const tr_lm_opt  *opt;
@@ -3599,18 +3620,20 @@ struct tr_lm {
     size_t       parts;         /* number of parts of a batch (--batch-split) */
     size_t       pieces;        /* number of pieces of an update. Part p of block k is
                                    in[k parts + p] and out[k parts + p] */
-    void       **state;         /* (parts) the memory of this rank's streams of each part */
-    stx_ids    **in, **out;     /* (pieces) tokens and targets of an update */
+    void       **state;         /* (parts) for each part, the memory of this rank's streams */
+    stx_ids    **in, **out;     /* (pieces) tokens and targets for one update */
     int32_t     *tokens, *targets;      /* tokens and targets of all ranks, on the host,
                                            block after block, as from stx_batches_next */
 
     /* evaluation and saving, set by plan */
-    size_t       eval_block;    /* T of an evaluation */
-    size_t       eval_window;   /* `window` of the states of evaluation and generation */
+    size_t       eval_block;    /* tokens per stream in an evaluation block */
+    size_t       eval_window;   /* argument `window` for creating evaluation and
+                                   generation states */
     int          eval_literal;  /* evaluate as the reference does */
-    int          blocks_see_more;       /* blocks see more of the past than generation does */
+    int          blocks_see_more;       /* a token read in a block sees more of the past
+                                           than one read singly, as in generation */
     uint64_t     log_every, eval_every, save_every;     /* in steps; 0: never */
-    uint64_t     eval_blocks;   /* blocks of an evaluation; 0: the whole text */
+    uint64_t     eval_blocks;   /* number of blocks in an evaluation; 0: the whole text */
 
     /* progress */
     uint64_t     logged;        /* updates since the last log record */
@@ -3618,19 +3641,20 @@ struct tr_lm {
     size_t       bad_updates;   /* consecutive updates that were not finite */
     size_t       packed;        /* bytes of the matrices with --weights */
     int          unk_added;     /* an <unk> was added because a text required one */
-    double       sum;           /* of the losses since the last log record */
-    double       loss;          /* of the last step */
-    uint64_t     first, step, steps;    /* steps: where this process began, now, at the end */
-    double       lr;            /* of this step */
+    double       sum;           /* sum of the losses since the last log record */
+    double       loss;          /* loss of the last step */
+    uint64_t     first, step, steps;    /* step at which this process began; current step;
+                                           last step of the run */
+    double       lr;            /* learning rate of this step */
 
     /* --recompute */
     size_t       layers, recompute;     /* number of layers; the last `recompute` of them are
                                            recomputed */
     size_t       predicted;     /* with auto: the predicted peak, in bytes; otherwise 0 */
     size_t       overhead;      /* memory outside the model and its training, in bytes */
-    void        *before_make;   /* a copy of this struct from before kind->make was called */
-    int          rehearsal;     /* number of ranks of a rehearsal (tr_lm_rehearse); 0: a real
-                                   run */
+    void        *before_make;   /* a copy of this struct, made before the call of kind->make */
+    int          rehearsal;     /* number of ranks in a rehearsal (tr_lm_rehearse); 0: a
+                                   real run */
     size_t       peak, settled; /* in a rehearsal: the peak in bytes, and the number of steps
                                    since it last rose */
 
@@ -3647,21 +3671,21 @@ struct tr_lm {
                                    train the weights; 0: all */
 
     /* set by the trainer's make or plan */
-    int        (*save_more)(tr_lm *t, stx_writer *w);   /* more entries of a checkpoint, or NULL */
+    int        (*save_more)(tr_lm *t, stx_writer *w);   /* writes more entries; may be NULL */
     int        (*load_more)(tr_lm *t, const stx_file *f);
     int          no_evaluation; /* without training, only kind->learned is printed */
-    int          more_figures;  /* with perplexity per token, also report the perplexity per
-                                   word and the mean of the batches' perplexities */
+    int          more_figures;  /* with perplexity per token, also report the perplexity
+                                   per word and the mean perplexity of the batches */
     int32_t      pad_id;        /* the token that has no loss; -1: none */
-    int          mean_of_all;   /* mean losses include padding, whose losses are 0 */
+    int          mean_of_all;   /* mean losses also count padding, whose losses are 0 */
 
     /* results */
-    tr_lm_counts counts[3];     /* of each text */
+    tr_lm_counts counts[3];     /* sizes of each text */
     int          unit;          /* TR_BPC, TR_PPL or TR_WORD_PPL */
     double       best;          /* best evaluation for --best; NaN: none */
     double       best_seen;     /* best evaluation of the validation text; NaN: none */
     uint64_t     evaluated, blocks;     /* step and number of blocks of the last evaluation */
-    int          last;          /* evaluations are now the results of the run */
+    int          last;          /* evaluations now give the results of the run */
     char         result[200];   /* the line that reports the last evaluation */
     int          not_replayed;  /* consecutive steps that ran without a CUDA graph */
     int          note_reported; /* the reason for not_replayed was reported */
@@ -3670,15 +3694,15 @@ struct tr_lm {
     int          lost;          /* generated text could not be written */
     int          begun;         /* log and event file are open: an error is now a failure of
                                    the run (exit code 1), not of its start (2) */
-    tr_claim     claim[3];      /* claims of the files of tr_lm_output, if begun */
+    tr_claim     claim[3];      /* claims on the files that tr_lm_output lists, once begun is 1 */
     char         found_seal[32];        /* checksum of --checkpoint when opened; "": no file */
-    char        *config;        /* the options in a checkpoint, as JSON */
+    char        *config;        /* the options as JSON, for the checkpoint */
     char        *made_dir;      /* the directory of --out, if this run created it */
     char        *stop;          /* --stop, without escapes */
     char        *prompt;        /* --prompt */
     size_t       prompt_len;
     tr_adopted   adopted;       /* options from the checkpoint */
-    tr_buf       sized;         /* options that the size of the text determined, as text */
+    tr_buf       sized;         /* as text: the options that the size of the text determined */
     tr_log       log;
     tr_term      term;
     tr_board     board;
@@ -3690,7 +3714,8 @@ struct tr_lm {
 
 // >>lm: ranks
 
-/* Returns the number of ranks, which in a rehearsal is that of the rehearsed run. */
+/* Returns the number of ranks. In a rehearsal, this is the number of ranks of the real
+   run. */
 TR_DEF int tr_lm_ranks(const tr_lm *t) {
     return t->rehearsal ? t->rehearsal : stx_ranks(t->x);
 }
@@ -3701,8 +3726,8 @@ TR_DEF int tr_lm_stop(const tr_lm *t) {
     return tr_lm_ranks(t) > 1 ? t->agreed : tr_stop_requested();
 }
 
-/* Replaces the n values of v by their sums over all ranks, and shares a signal that
-   any rank received. Collective. Returns 0 on an error of the group. */
+/* Replaces the n values of v by their sums over all ranks, and informs all ranks of a
+   signal that any rank received. Collective. Returns 0 on an error of the group. */
 TR_DEF int tr_lm_agree(tr_lm *t, double *v, size_t n) {
     double sig = tr_stop_requested();
     if (tr_lm_ranks(t) < 2) return 1;
@@ -3744,7 +3769,7 @@ TR_DEF int tr_lm_lost(const tr_lm *t) {
     return t->lost || ferror(stdout);
 }
 
-/* Prints t->err and returns the exit code of bad input. */
+/* Prints t->err and returns the exit code for invalid input (1 if output was lost). */
 TR_DEF int tr_lm_refuse(const tr_lm *t) {
     return tr_lm_end(t, t->err, tr_lm_lost(t) ? 1 : 2);
 }
@@ -3752,7 +3777,8 @@ TR_DEF int tr_lm_refuse(const tr_lm *t) {
 
 // >>lm: errors of the library, in terms of the options
 
-/* A phrase of the library's error messages, and its equivalent for the options. */
+/* A phrase in the library's error messages, and its replacement in terms of the
+   options. */
 typedef struct tr_word {
     const char *from, *to;
 } tr_word;
@@ -3873,7 +3899,7 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     text += n;
     at = (size_t)snprintf(line, sizeof line, "--%s", o->name);
 
-    /* names instead of its value and of an expected 0 */
+    /* replace the value and an expected 0 by names */
     got = strstr(text, ", got ");
     if (got && (o->type == TR_T_CHOICE || o->type == TR_T_FLAG)
         && sscanf(got, ", got %d", &value) == 1) {
@@ -3905,8 +3931,8 @@ TR_DEF double tr_lm_counted(const tr_lm *t, const int32_t *ids, size_t n) {
     return (double)m;
 }
 
-/* Returns the number of bytes of the padding among these tokens, without the spaces
-   between words. */
+/* Returns the number of bytes of the padding tokens among the n tokens, without the
+   spaces between words. */
 TR_DEF double tr_lm_pad_bytes(const tr_lm *t, const int32_t *ids, size_t n) {
     double pads = t->pad_id >= 0 ? (double)n - tr_lm_counted(t, ids, n) : 0;
     size_t bytes;
@@ -3930,7 +3956,7 @@ TR_DEF double tr_lm_metric(const tr_lm *t, int part, double nll) {
     return nll / log(2.0) * t->counts[part].tokens / t->counts[part].bytes;
 }
 
-/* Returns a mean loss of training in the unit of the run. */
+/* Returns the mean loss of training, converted to the unit of the run. */
 TR_DEF double tr_lm_train_metric(const tr_lm *t, double loss) {
     const tr_lm_counts *c = &t->counts[0];
     return tr_lm_metric(t, 0, t->mean_of_all ? loss * c->all / c->tokens : loss);
@@ -3941,8 +3967,9 @@ TR_DEF const char *tr_lm_unit(const tr_lm *t) {
     return t->unit == TR_PPL ? "ppl" : "word_ppl";
 }
 
-/* Returns the number of words that begin in a piece of text. White space separates words.
-   *inside is 1 if the text up to here ends inside a word. */
+/* Returns the number of words that begin in a piece of text. White space separates
+   words. *inside is 1 if the preceding text ends inside a word, and is updated for the
+   next piece. */
 TR_DEF double tr_lm_words_in(const char *s, size_t len, int *inside) {
     double words = 0;
     size_t k;
@@ -3954,10 +3981,10 @@ TR_DEF double tr_lm_words_in(const char *s, size_t len, int *inside) {
     return words;
 }
 
-/* Returns the number of words of a text with any kind of tokens. White space separates
-   words. If the tokens are words or pieces, a word begins at each token that begins with
-   U+2581 (SentencePiece's mark of a new word). If there are no such marks, every token
-   except <eos> is a word. */
+/* Returns the number of words in a text, for any kind of token. White space separates
+   words. If the tokens are words or pieces, a word begins at each token that begins
+   with U+2581 (SentencePiece's mark of a new word). If there are no such marks, every
+   token except <eos> is a word. */
 TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
     const int by_token = stx_vocab_kind(t->vocab) >= STX_TOK_WORDS;
     const int32_t eos = stx_vocab_eos(t->vocab);
@@ -4033,7 +4060,7 @@ TR_DEF int tr_lm_context(tr_lm *t) {
     return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
 
-/* Joins the group of ranks, in the final context. */
+/* Joins the group of ranks. The context must be final. */
 TR_DEF int tr_lm_join(tr_lm *t) {
     stx_group_desc g;
     if ((!t->training && !t->evaluating) || t->start.ranks < 2) return 1;
@@ -4084,8 +4111,8 @@ TR_DEF int tr_lm_decided(const tr_lm *t, const char *name) {
     return p && p->from > TR_FROM_TEXT;
 }
 
-/* Sets an option to the value that the size of the text suggests, unless it was set
-   otherwise. */
+/* Sets an option to the value that the size of the text suggests, unless the option is
+   already set. */
 TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value) {
     char word[96];
     if (!tr_find_option(t->options, name, strlen(name))) return 1;
@@ -4111,7 +4138,7 @@ TR_DEF uint64_t tr_lm_fingerprint(const stx_corpus *c) {
 }
 
 /* Refuses text in UTF-16 and UTF-32, unless --tokens was given: about half of its bytes
-   are zeros, so it is hardly meant to be read as bytes. */
+   are zeros, so it was probably not meant to be read as bytes. */
 TR_DEF int tr_lm_check_encoding(tr_lm *t, const char *path) {
     const tr_lm_opt *o = t->opt;
     char first[4096];
@@ -4139,8 +4166,8 @@ TR_DEF size_t tr_lm_unmark(const tr_lm *t, char *text, size_t len) {
     return len - 3;
 }
 
-/* The location of the training, validation and test texts: three files, or three ranges
-   of bytes in one file. */
+/* Location of the training, validation and test texts: three files, or three byte
+   ranges in one file. */
 typedef struct tr_lm_source {
     char     path[3][4096];
     uint64_t begin[3], end[3];
@@ -4218,8 +4245,8 @@ TR_DEF int tr_lm_build_vocab(tr_lm *t, const tr_lm_source *from) {
     return t->vocab ? 1 : tr_lm_why(t);
 }
 
-/* Opens the texts. Validation and test texts of a directory are optional. On error, sets
-   t->err, stores the number of the text in *failed, and returns 0. */
+/* Opens the texts. Validation and test texts of a directory are optional. On error,
+   sets t->err and returns 0, and *failed receives the index of the text. */
 TR_DEF int tr_lm_open_texts(tr_lm *t, const tr_lm_source *from, int *failed) {
     struct stat st;
     int part;
@@ -4248,7 +4275,7 @@ TR_DEF int tr_lm_add_unk(tr_lm *t, const tr_lm_source *from) {
            && tr_lm_open_texts(t, from, &part);
 }
 
-/* Stores the paths of memory-mapped texts and watches whether the files are truncated. */
+/* Stores the paths of memory-mapped texts, and watches the files for truncation. */
 TR_DEF int tr_lm_watch_texts(tr_lm *t, const tr_lm_source *from) {
     int part;
     if (stx_vocab_kind(t->vocab) != STX_TOK_BYTES) return 1;
@@ -4263,9 +4290,9 @@ TR_DEF int tr_lm_watch_texts(tr_lm *t, const tr_lm_source *from) {
     return 1;
 }
 
-/* Opens the three texts, and builds the vocabulary unless a checkpoint contained it. If
-   the validation or test text has words or characters that the training text lacks, the
-   vocabulary gets an <unk>. */
+/* Opens the three texts, and builds the vocabulary unless a checkpoint provided it. If
+   the validation or test text has words or characters that the training text lacks, an
+   <unk> is added to the vocabulary. */
 TR_DEF int tr_lm_data(tr_lm *t) {
     static const char *const names[3] = {"training", "validation", "test"};
     const tr_lm_opt *o = t->opt;
@@ -4338,9 +4365,10 @@ TR_DEF int tr_lm_shrink_batch(tr_lm *t, double n) {
     }
 }
 
-/* Chooses sizes for the text, unless there is a preset. A short text gets a smaller
-   model and more dropout, and is read up to 20 times, for up to 5 million tokens. A
-   longer text is read once, up to 20 million tokens. */
+/* Chooses sizes for the text, unless there is a preset. For a short text, the model is
+   smaller and dropout is higher, and the text is read up to 20 times, but no more than
+   5 million tokens in all. A longer text is read once, up to a total of 20 million
+   tokens. */
 TR_DEF int tr_lm_size(tr_lm *t) {
     static const char *const report[] = {
         "nlayers", "hid-sz", "dropout", "batch-sz", "block-sz", "steps"
@@ -4408,8 +4436,9 @@ TR_DEF int tr_lm_long_enough(tr_lm *t, uint64_t freq, uint64_t T) {
     return 1;
 }
 
-/* Creates what training needs, once t->lm exists: batches, the optimiser, a state for
-   each part of the batch, and buffers for the `freq` blocks of an update. */
+/* Creates the objects that training requires, once t->lm exists: batches, the
+   optimiser, a state for each part of the batch, and buffers for the `freq` blocks of
+   an update. */
 TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     const uint64_t B = tr_lm_number(t, "batch-sz", 1), T = tr_lm_number(t, "block-sz", 1);
     const size_t tokens = (size_t)(freq * B * T);
@@ -4443,8 +4472,8 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
 // >>lm: checkpoint. One file contains parameters, optimiser, states, step, random state,
 // position in the text, vocabulary and options.
 
-/* Returns the number of steps since the last update, whose gradients are accumulated for
-   the next one. */
+/* Returns the number of steps since the last update. Their gradients are accumulated
+   for the next update. */
 TR_DEF uint64_t tr_lm_pending(const tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     if (o->update_every < 2 || t->step <= o->update_after) return 0;
@@ -4571,7 +4600,7 @@ TR_DEF int tr_lm_save_state(tr_lm *t, stx_writer *w, const void *state, const ch
     return t->lm.state_save(w, whole, prefix);
 }
 
-/* Loads this rank's streams of a state that tr_lm_save_state saved. */
+/* Loads this rank's streams from a state that tr_lm_save_state saved. */
 TR_DEF int tr_lm_load_state(tr_lm *t, const stx_file *f, void *state, const char *prefix) {
     size_t rows = t->in[0]->B;
     void *whole;
@@ -4616,16 +4645,16 @@ TR_DEF int tr_lm_ranks_are_equal(tr_lm *t) {
     return 0;
 }
 
-/* Sends this rank's shard of the optimiser's state to rank 0, which saves it. Does
-   nothing without --shard. Called by the other ranks. Collective. */
+/* Sends this rank's shard of the optimiser's state to rank 0, which saves it. Called on
+   all ranks except rank 0. Does nothing without --shard. Collective. */
 TR_DEF int tr_lm_save_optim(const tr_lm *t, const stx_optim *o, const char *prefix) {
     return !t->opt->shard || tr_lm_ranks(t) < 2 || stx_optim_save_as(NULL, o, prefix);
 }
 
-/* Replaces the accumulated gradients, which differ between the ranks, by their mean,
-   which is saved. Training continues with the mean on every rank. This does not change
-   the next update, because averaging is linear: the mean of equal gradients, plus what
-   each rank adds later, is the gradient of the whole batch. Collective. */
+/* Replaces the accumulated gradients, which differ between the ranks, by their mean, so
+   that it can be saved. Training continues with the mean on every rank. This does not
+   change the next update, because averaging is linear: the mean of equal gradients,
+   plus what each rank adds later, is the gradient of the whole batch. Collective. */
 TR_DEF int tr_lm_average_grads(tr_lm *t) {
     size_t at, i, n;
     stx_real part[1024];
@@ -4693,7 +4722,7 @@ TR_DEF int tr_lm_check_format(tr_lm *t, const stx_file *f, const char *path) {
     return 1;
 }
 
-/* Takes the options from the configuration of a checkpoint. */
+/* Adopts the options in the configuration of a checkpoint. */
 TR_DEF int tr_lm_adopt(tr_lm *t, const char *config, const char *path) {
     const char *missing;
     int how = t->training ? TR_RESUME : TR_LOOK;
@@ -4706,9 +4735,9 @@ TR_DEF int tr_lm_adopt(tr_lm *t, const char *config, const char *path) {
                    path, missing, strchr(missing, ',') ? "those options" : "that option");
 }
 
-/* Opens --init-from, if it is given, or --checkpoint. Checks the format, and adopts the
-   options and the vocabulary. If they require a different context, creates it. *f becomes
-   NULL if there is no checkpoint yet. */
+/* Opens --init-from if it is given, otherwise --checkpoint. Checks the format, and
+   adopts the options and the vocabulary. If they require a different context, creates
+   it. *f receives the open file, or NULL if there is no checkpoint yet. */
 TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     const char *own = t->opt->checkpoint, *from = t->opt->init_from, *path = from ? from : own;
     const stx_entry *vocab;
@@ -4765,7 +4794,7 @@ TR_DEF int tr_lm_load_grads(tr_lm *t, const stx_file *f) {
     return stx_entry_upload(e, t->grads, e->count);
 }
 
-/* Reads a real number from the metadata, if it exists. */
+/* Reads a real number from the metadata, if the key exists. */
 TR_DEF int tr_lm_meta_real(tr_lm *t, const stx_file *f, const char *key, double *v) {
     const char *text = stx_file_meta(f, key);
     if (!text || tr_read_real(text, v)) return 1;
@@ -4773,7 +4802,7 @@ TR_DEF int tr_lm_meta_real(tr_lm *t, const stx_file *f, const char *key, double 
     return 0;
 }
 
-/* Checks that the checkpoint belongs to this seed and training text. */
+/* Checks that the checkpoint was written with this seed and training text. */
 TR_DEF int tr_lm_check_origin(tr_lm *t, const stx_file *f) {
     const char *data = t->opt->data;
     uint64_t seed, tokens, fingerprint;
@@ -4801,8 +4830,8 @@ TR_DEF int tr_lm_check_origin(tr_lm *t, const stx_file *f) {
     return 1;
 }
 
-/* Loads parameters and the step from an open checkpoint, and for training everything
-   else. For --init-from, loads parameters only. */
+/* Loads the parameters and the step from an open checkpoint and, for training,
+   everything else. For --init-from, loads only the parameters. */
 TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     stx_ctx *x = t->x;
     stx_batches_state pos;
@@ -4957,8 +4986,8 @@ TR_DEF int tr_lm_check_unclaimed(tr_lm *t) {
     return 1;
 }
 
-/* Claims the output files. Refuses the checkpoint if another run has written it since
-   this run opened it, because this run would overwrite the other one's progress. */
+/* Claims the output files. Refuses the checkpoint if another run has written to it
+   since this run opened it, because saving would overwrite that run's progress. */
 TR_DEF int tr_lm_claim(tr_lm *t) {
     const char *path, *name, *seal;
     struct stat st;
@@ -5121,7 +5150,7 @@ TR_DEF void tr_lm_close(tr_lm *t) {
 
 // >>lm: progress and log records
 
-/* Unless ok is 1, prints why the log or the event file failed. The run continues. */
+/* If ok is 0, prints why the log or the event file failed. The run continues. */
 TR_DEF void tr_lm_note(tr_lm *t, const char *what, int ok) {
     if (!ok) tr_say(&t->term, "%s: %s", t->options->program, what);
 }
@@ -5147,8 +5176,8 @@ TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
     tr_show(&t->term, &p, due);
 }
 
-/* So many consecutive steps without a CUDA graph are normal, because the first steps of a
-   run allocate memory and the sizes of a step change while a memory fills. */
+/* This many consecutive steps without a CUDA graph are normal: the first steps of a run
+   allocate memory, and the sizes of a step change while a memory fills. */
 enum { TR_NOT_REPLAYED = 64 };
 
 /* Runs a step with stx_step_run. If steps persistently run without a CUDA graph, reports
@@ -5171,7 +5200,7 @@ TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
 
 /* Begins a "train" record. loss is the mean since the previous record. The trainer adds
    its values and calls tr_lm_logged. grad_norm is null in a step without an update.
-   seconds counts from the start of training in this process, and includes evaluation and
+   seconds is the time since training began in this process, including evaluation and
    saving. */
 TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
     const double metric = tr_lm_train_metric(t, loss), seconds = tr_seconds() - t->began;
@@ -5194,8 +5223,8 @@ TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
     tr_lm_point(t, "train/tokens_per_s", tr_rate_tokens(&t->rate));
 }
 
-/* Nonzero if this evaluation is the best so far, which is then recorded. The result of an
-   interrupted evaluation is NaN, which is never the best. */
+/* Nonzero if this evaluation is the best so far; if so, also records it. An interrupted
+   evaluation has the result NaN, which is never the best. */
 TR_DEF int tr_lm_better(tr_lm *t, double nll) {
     if (!(isnan(t->best) ? !isnan(nll) : nll < t->best)) return 0;
     t->best = nll;
@@ -5233,9 +5262,9 @@ TR_DEF int tr_lm_pass_stops(const tr_lm *t) {
     return t->share_pass == TR_PASS_RANK0 ? tr_stop_requested() : tr_lm_stop(t);
 }
 
-/* Evaluates one block of `rows` streams of n tokens each. Writes the sum of the losses,
-   the number of tokens over which a mean is taken, and the number of tokens with a loss
-   to v. Returns the mean loss. */
+/* Evaluates one block of `rows` streams of n tokens each. v receives the sum of the
+   losses, the number of tokens over which the mean is taken, and the number of tokens
+   with a loss. Returns the mean loss. */
 TR_DEF double tr_lm_pass_block(tr_lm *t, const int32_t *in, const int32_t *out, size_t rows,
                                size_t n, void *state, double v[3]) {
     stx_ids *ids, *targets;
@@ -5252,16 +5281,16 @@ TR_DEF double tr_lm_pass_block(tr_lm *t, const int32_t *in, const int32_t *out, 
     return nll;
 }
 
-/* Returns the mean loss over a text, in nats per token that has a loss. It uses a
-   separate state, so training is not affected. blocks = 0 means the whole text.
-   Returns NaN on error or when a signal ends the pass. */
+/* Returns the mean loss over a text, in nats per token that has a loss. Training is not
+   affected, because the evaluation has a separate state. If blocks is 0, the whole text
+   is evaluated. Returns NaN on error or when a signal ends the pass. */
 TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks,
                          tr_lm_scored *scored) {
     const int shared = t->share_pass == TR_PASS_SHARED;
     const size_t ranks = shared ? (size_t)tr_lm_ranks(t) : 1;
     const size_t rank = shared ? (size_t)stx_rank(t->x) : 0;
     const size_t first = B * rank / ranks;                      /* this rank's first stream */
-    const size_t rows = B * (rank + 1) / ranks - first;         /* and their number, or 0 */
+    const size_t rows = B * (rank + 1) / ranks - first;         /* number of this rank's streams */
     const size_t size = stx_corpus_size(text);
     const size_t window = t->eval_window < size ? t->eval_window : size;
     int32_t *in = (int32_t *)malloc(B * T * sizeof *in);
@@ -5368,8 +5397,8 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scor
     return 1;
 }
 
-/* Returns the mean loss over text `part` (0, 1, 2: training, validation, test), computed
-   by tr_lm_pass. */
+/* Returns the mean loss over text `part` (0, 1, 2: training, validation, test), as
+   computed by tr_lm_pass. */
 TR_DEF double tr_lm_nll(tr_lm *t, int part, uint64_t blocks, tr_lm_scored *scored) {
     size_t B = (size_t)t->opt->eval_batch_sz, T = t->eval_block;
     double nll;
@@ -5381,7 +5410,8 @@ TR_DEF double tr_lm_nll(tr_lm *t, int part, uint64_t blocks, tr_lm_scored *score
     return nll;
 }
 
-/* Evaluates a text, if it exists, and reports the result. */
+/* Evaluates text `part`, if it exists, and reports the result. *nll receives the mean
+   loss, or NaN. */
 TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
     tr_lm_scored scored;
     *nll = (double)NAN;
@@ -5396,13 +5426,14 @@ TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
 enum {
     TR_SMALL            = 4096, /* maximum size of a parameter that is copied, in elements */
     TR_SETTLED          = 4,    /* steps without a new peak after which a rehearsal ends */
-    TR_SETTLED_WORDS    = 64,   /* the same number with an adaptive vocabulary */
+    TR_SETTLED_WORDS    = 64,   /* TR_SETTLED for an adaptive vocabulary */
     TR_REHEARSED        = 4096, /* maximum number of steps in a rehearsal */
     TR_REHEARSED_BLOCKS = 256   /* number of blocks in the evaluation of a rehearsal */
 };
 
-/* Counts a step of a rehearsal. Returns 1 while the peak can still rise, because memories
-   are filling or because, with an adaptive vocabulary, it depends on the tokens. */
+/* Records a step of a rehearsal. Returns 1 while the peak can still rise, because
+   memories are filling or because, with an adaptive vocabulary, the peak depends on the
+   tokens. */
 TR_DEF int tr_lm_rehearsed(tr_lm *t) {
     const size_t settled = *t->kind->adapt_io ? TR_SETTLED_WORDS : TR_SETTLED;
     const size_t peak = stx_peak_bytes(t->x);
@@ -5427,12 +5458,12 @@ TR_DEF void tr_lm_rehearse_params(tr_lm *t, const stx_params *from, int widest) 
     }
 }
 
-/* Returns the peak memory in bytes of a training that recomputes n layers. If it does not
-   fit in `limit` bytes (as desc.max_bytes) or an error occurs, returns 0 and writes the
-   reason to why (TR_ERR bytes). Creates the model and the optimiser in a dry context,
-   which only counts memory, then trains and evaluates on the text. *made becomes the
-   memory reserved before the first step. If widest is 1, all spans have their maximum
-   length. */
+/* Returns the peak memory in bytes of a training run that recomputes n layers. If the
+   run does not fit in `limit` bytes (the value for desc.max_bytes) or an error occurs,
+   returns 0 and writes the reason to why (TR_ERR bytes). Creates the model and the
+   optimiser in a dry context, which only counts memory, then trains and evaluates on
+   the text. *made receives the number of bytes reserved before the first step. If
+   widest is 1, all spans have their maximum length. */
 TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_t *made,
                              char *why) {
     const stx_params *params = t->lm.params;
@@ -5485,8 +5516,8 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
 }
 
 /* Reports that training does not fit even if all layers are recomputed, and which
-   --max-memory suffices. Searches for this limit, because more memory is reserved than
-   used. Returns 0. */
+   --max-memory suffices. This limit is found by search, because more memory is reserved
+   than used. Returns 0. */
 TR_DEF int tr_lm_nothing_fits(tr_lm *t) {
     char has[TR_TEXT_MAX], needs[TR_TEXT_MAX], why[TR_ERR];
     size_t made = 0, n, peak = tr_lm_rehearse(t, t->layers, 0, 0, &made, why);
@@ -5503,9 +5534,9 @@ TR_DEF int tr_lm_nothing_fits(tr_lm *t) {
                    needs, t->layers, has);
 }
 
-/* --recompute auto: chooses the smallest number of recomputed layers with which training
-   fits. If there is none, sets t->err and returns 0. All ranks choose the same number, so
-   that they send their gradients in the same order. */
+/* --recompute auto: chooses the smallest number of recomputed layers with which
+   training fits. If training never fits, sets t->err and returns 0. All ranks choose
+   the same number, so that they send their gradients in the same order. */
 TR_DEF int tr_lm_choose(tr_lm *t) {
     size_t limit = stx_ctx_desc(t->x)->max_bytes, from = 0, to = t->layers + 1, n, made = 0, peak;
     double best;
@@ -5522,7 +5553,7 @@ TR_DEF int tr_lm_choose(tr_lm *t) {
         if (tr_lm_rehearse(t, n, limit, 1, &made, why)) to = n;
         else from = n + 1;
     }
-    if (to == 1 && t->layers > 1) to = 2;       /* recomputing one layer saves nothing */
+    if (to == 1 && t->layers > 1) to = 2;       /* recomputing only one layer saves nothing */
     if (to > t->layers) to = t->layers;
     peak = tr_lm_rehearse(t, to, limit, 0, &made, why);
 
@@ -5535,10 +5566,10 @@ TR_DEF int tr_lm_choose(tr_lm *t) {
     return 1;
 }
 
-/* Chooses again after a step that used more memory than predicted, because spans grew or
-   words of other clusters occurred. The choice settles, because the new prediction is at
-   least a twentieth above the peak and the number of layers never falls. If no number of
-   layers fits, the choice remains unchanged. */
+/* Chooses again after a step that used more memory than predicted, because spans grew
+   or words of other clusters occurred. The repetition ends, because each new prediction
+   is at least a twentieth above the peak, and the number of layers never falls. If no
+   number of layers fits, the choice remains unchanged. */
 TR_DEF void tr_lm_choose_again(tr_lm *t) {
     size_t before = t->recompute, peak = stx_peak_bytes(t->x);
     if (!t->predicted || peak <= t->predicted || tr_lm_ranks(t) > 1) return;
@@ -5553,15 +5584,15 @@ TR_DEF void tr_lm_choose_again(tr_lm *t) {
 
 // >>lm: generating one text, at the end or as a sample during training
 
-/* A text that is being read and generated: the model's memory of it, and the state that
-   the draws depend on. */
+/* A text that is being read and generated: the model's memory of the text, and the
+   state on which the draws depend. */
 typedef struct tr_gen {
     void           *gen;
     const stx_real *logits;     /* logits of the next token; NULL: nothing was read yet */
     tr_recent       recent;     /* recent tokens for --repetition-penalty */
     double         *penalised;  /* (V) */
     stx_real       *work;       /* (2,V): logits to draw from, and work space of stx_sample */
-    tr_buf          written;    /* for --stop: the text that the current answer has so far */
+    tr_buf          written;    /* for --stop: the text of the current answer so far */
     uint64_t        hash;       /* hash of everything read and written */
     char            end;        /* last byte read or written */
     int             failed;     /* errno of a failed write; 0: none failed */
@@ -5608,7 +5639,7 @@ TR_DEF int tr_gen_open(tr_lm *t, tr_gen *g) {
     return g->gen && stx_ok(t->x);
 }
 
-/* Forgets the text. */
+/* Returns to the state before any text was read. */
 TR_DEF void tr_gen_reset(tr_lm *t, tr_gen *g) {
     t->lm.gen_reset(g->gen);
     tr_recent_clear(&g->recent);
@@ -5626,7 +5657,7 @@ TR_DEF int tr_gen_read(tr_lm *t, tr_gen *g, const int32_t *ids, size_t n) {
     return g->logits != NULL;
 }
 
-/* Writes tokens as text, without the space of a piece at the beginning of a line. */
+/* Writes tokens as text. Omits the space of a piece at the beginning of a line. */
 TR_DEF void tr_gen_write(tr_lm *t, tr_gen *g, FILE *to, const int32_t *ids, size_t n) {
     const int pieces = stx_vocab_kind(t->vocab) > STX_TOK_WORDS;
     char text[4096];
@@ -5655,7 +5686,7 @@ TR_DEF const stx_real *tr_gen_logits(tr_lm *t, tr_gen *g) {
     return g->work;
 }
 
-/* Draws up to n tokens, and writes each one and feeds it to the model immediately. Ends
+/* Draws up to n tokens. Each token is immediately written and fed to the model. Ends
    early after the string `stop`, unless it is NULL. */
 TR_DEF void tr_gen_draw(tr_lm *t, tr_gen *g, uint64_t n, uint64_t seed, FILE *to,
                         const char *stop) {
@@ -5686,10 +5717,10 @@ TR_DEF void tr_gen_draw(tr_lm *t, tr_gen *g, uint64_t n, uint64_t seed, FILE *to
 
 // >>lm: steps, in the order of the training loop
 
-/* Nonzero if several ranks are between two updates and have different gradients. Saving
-   and stopping then wait for the update, so that the run resumes bit-exactly. The last
-   step and the best model, which cannot wait, are saved with the mean of the gradients
-   (tr_lm_average_grads). */
+/* Nonzero if several ranks are between two updates and therefore have different
+   gradients. Saving and stopping then wait for the update, so that the run resumes
+   bit-exactly. The last step and the best model, which cannot wait, are saved with the
+   mean of the gradients (tr_lm_average_grads). */
 TR_DEF int tr_lm_between(const tr_lm *t) {
     return tr_lm_ranks(t) > 1 && tr_lm_pending(t) > 0;
 }
@@ -5699,10 +5730,10 @@ TR_DEF int tr_lm_more(const tr_lm *t) {
     return t->step < t->steps && (!tr_lm_stop(t) || tr_lm_between(t)) && stx_ok(t->x);
 }
 
-/* Reads the next block of every stream into t->tokens and t->targets, and returns the
-   same values as stx_batches_next. With --random-segments N, reads segments of N
-   blocks. Their positions depend only on the seed and the step, so checkpoints need not
-   store them. */
+/* Reads the next block of every stream into t->tokens and t->targets. The return value
+   is that of stx_batches_next. With --random-segments N, reads segments of N blocks.
+   Their positions depend only on the seed and the step, so checkpoints need not store
+   them. */
 TR_DEF int tr_lm_next(tr_lm *t) {
     const uint64_t N = t->opt->random_segments, stream_key = 0x7069656365000000u;   /* "piece" */
     const size_t B = t->parts * t->in[0]->B * (size_t)tr_lm_ranks(t), T = t->in[0]->T;
@@ -5720,20 +5751,20 @@ TR_DEF int tr_lm_next(tr_lm *t) {
     return t->step % N ? STX_BATCH_OK : STX_BATCH_FRESH;
 }
 
-/* Copies the blocks in t->tokens and t->targets to t->in and t->out. If fresh is 1, they
-   do not continue the previous blocks, and the states are reset. Decides whether the step
-   updates the parameters. Returns the key of the step. */
+/* Copies the blocks in t->tokens and t->targets to t->in and t->out. If fresh is 1, the
+   blocks do not continue the previous ones, and the states are reset. Decides whether
+   the step updates the parameters. Returns the key of the step. */
 TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
     const uint64_t every = t->opt->update_every, after = t->opt->update_after;
     const int several = every > 1 && t->step >= after;
     uint64_t key = 0;
     size_t k;
     t->update = !several || (t->step + 1 - after) % every == 0;
-    /* a mean, as for one larger batch, so that the same --grad-clip applies */
+    /* the mean, as for one larger batch, so that the same --grad-clip applies */
     t->share = several ? 1.0 / (double)every : 1;
     if (several) key = 1 + (uint64_t)t->update;
     for (k = 0; k < t->pieces; k++) {
-        void *state = k < t->parts ? t->state[k] : NULL;        /* NULL: not the first block */
+        void *state = k < t->parts ? t->state[k] : NULL;        /* only for the first block */
         size_t n = t->in[k]->B * t->in[k]->T;
         size_t at = (k * (size_t)tr_lm_ranks(t) + (size_t)stx_rank(t->x)) * n;
         if (state && fresh) t->lm.state_reset(state);
@@ -5757,7 +5788,7 @@ TR_DEF int tr_lm_skipped(tr_lm *t, double nll) {
     return 0;
 }
 
-/* Counts a step with mean loss nll, or reports that its update was skipped, and shows
+/* Records a step with mean loss nll, or reports that its update was skipped, and shows
    progress. Returns 0 if the run ends here. Opens the files after the first step, which
    has shown that training fits in memory. */
 TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
@@ -5798,8 +5829,8 @@ TR_DEF void tr_lm_logged(tr_lm *t) {
     tr_lm_note(t, t->log.err, tr_log_end(&t->log));
 }
 
-/* --sample-every: writes a piece of the validation text (without one, of the training
-   text) and the model's continuation to standard error. */
+/* --sample-every: writes an excerpt of the validation text, or of the training text if
+   there is no validation text, and the model's continuation to standard error. */
 TR_DEF int tr_lm_show_sample(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const stx_corpus *text = t->text[1] ? t->text[1] : t->text[0];
@@ -5840,8 +5871,8 @@ TR_DEF int tr_lm_evaluate_step(tr_lm *t) {
     return 0;
 }
 
-/* Evaluates, samples and saves when due. If an error ends the run, saves what can be
-   saved and returns 0. */
+/* Evaluates, samples and saves when each is due. If an error ends the run, saves what
+   can be saved and returns 0. */
 TR_DEF int tr_lm_evaluate_and_save(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const int ends = t->step >= t->steps;
@@ -5864,7 +5895,7 @@ TR_DEF int tr_lm_evaluate_and_save(tr_lm *t) {
     return 1;
 }
 
-/* Saves the last state, after the loop. */
+/* Saves the final state after the training loop. */
 TR_DEF int tr_lm_trained(tr_lm *t) {
     if (stx_ok(t->x) && t->step > t->saved) tr_lm_save(t, t->opt->checkpoint);
     return stx_ok(t->x);
@@ -5884,8 +5915,8 @@ TR_DEF uint64_t tr_lm_random_seed(void) {
     return v % 1000000000;
 }
 
-/* Returns the seed of the draws: --seed if it was given, or a random seed, which is
-   printed. */
+/* Returns the seed of the draws: --seed if it was given, otherwise a random seed, which
+   is also printed. */
 TR_DEF uint64_t tr_lm_sampling_seed(tr_lm *t) {
     uint64_t seed = t->opt->seed;
     if (tr_given(t->options, "seed")) return seed;
@@ -5898,7 +5929,7 @@ TR_DEF uint64_t tr_lm_sampling_seed(tr_lm *t) {
 /* Returns the length of the first word, character or byte of text, depending on the kind
    of the vocabulary, or 1 for a space between words. */
 TR_DEF size_t tr_lm_unit_length(const tr_lm *t, const char *text, size_t len) {
-    static const char space[] = " \t\r\n\v\f";      /* the final zero is included, too */
+    static const char space[] = " \t\r\n\v\f";      /* includes the terminating zero */
     const int kind = stx_vocab_kind(t->vocab);
     size_t n = 0;
     if (kind == STX_TOK_WORDS)
@@ -6011,8 +6042,8 @@ TR_DEF int tr_lm_generate(tr_lm *t) {
 
 /* Reads one line of standard input without its newline. If the line ends in a
    backslash, a newline replaces the backslash, and the next line is appended. Returns 0
-   if there is no line. If the input has not ended, *why is then the errno of the failed
-   read. */
+   if there is no line. Unless the input has ended, *why then receives the errno of the
+   failed read. */
 TR_DEF int tr_lm_read_line(tr_buf *line, int terminal, int *why) {
     char *text = NULL;
     size_t size = 0;
@@ -6038,7 +6069,7 @@ TR_DEF int tr_lm_read_line(tr_buf *line, int terminal, int *why) {
     return any && !tr_stop_requested();
 }
 
-/* Nonzero if the line is this command. */
+/* Nonzero if the line consists of this command. */
 TR_DEF int tr_lm_is_command(const tr_buf *line, const char *command) {
     return line->n == strlen(command) && !memcmp(line->s, command, line->n);
 }
@@ -6057,7 +6088,7 @@ TR_DEF int tr_lm_talk_begin(tr_lm *t, tr_gen *g) {
     return !t->prompt_len || tr_gen_read_text(t, g, t->prompt, t->prompt_len, NULL) > 0;
 }
 
-/* Feeds a line to the model (after a newline if next is 1) and writes the answer.
+/* Feeds a line to the model, preceded by a newline if next is 1, and writes the answer.
    Returns 1; or 0 if the line cannot be encoded, which is reported; or -1 on other
    errors. */
 TR_DEF int tr_lm_answer(tr_lm *t, tr_gen *g, const tr_buf *line, int next, uint64_t seed) {
@@ -6092,8 +6123,8 @@ TR_DEF int tr_lm_answer(tr_lm *t, tr_gen *g, const tr_buf *line, int next, uint6
     return tr_gen_check(t, g) ? 1 : -1;
 }
 
-/* Holds a conversation. Returns 1, or 0 with the context's error set. *refused is the
-   number of lines that could not be encoded. */
+/* Holds a conversation. Returns 1, or 0 with the context's error set. *refused receives
+   the number of lines that could not be encoded. */
 TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
     const int terminal = isatty(0);
     const uint64_t seed = tr_lm_sampling_seed(t);
@@ -6123,12 +6154,12 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
             ok = answer >= 0;
             if (answer) answered = 1;
             else ++*refused;
-            /* Ctrl-C ended the answer */
+            /* Ctrl-C ends the answer, not the program */
             if (answer && terminal && tr_stop_requested() == SIGINT) tr_stop_done();
         }
     }
     if (terminal) fputs("\n", stderr);
-    if (ok && !feof(stdin) && !tr_stop_requested()) {       /* includes a lack of memory */
+    if (ok && !feof(stdin) && !tr_stop_requested()) {       /* a read error, or out of memory */
         stx_fail(t->x, STX_ERR_IO, "cannot read standard input: %s", strerror(why));
         ok = 0;
     }
@@ -6149,10 +6180,10 @@ typedef struct tr_scorer {
     int32_t        *in, *out;           /* by file: a block of T tokens, `held` of them filled */
     size_t          T, held;
     double          tokens, nats;       /* sums since the last row */
-    uint64_t        read, unknown;      /* number of tokens read, and how many became <unk> */
+    uint64_t        read, unknown;      /* numbers of tokens read, and of <unk> among them */
 } tr_scorer;
 
-/* By file: evaluates the tokens in the block and empties it. */
+/* With --score-by file: evaluates the tokens in the block and empties it. */
 TR_DEF int tr_lm_score_block(tr_lm *t, tr_scorer *s) {
     const size_t n = s->held;
     const double counted = tr_lm_counted(t, s->out, n);
@@ -6202,7 +6233,8 @@ TR_DEF int tr_lm_score_begin(tr_lm *t, tr_scorer *s) {
     return s->scores != NULL;
 }
 
-/* Prints the end of a row: tokens, bytes, nats, bits per byte and perplexity. */
+/* Prints the last columns of a row: tokens, bytes, nats, bits per byte and
+   perplexity. */
 TR_DEF void tr_lm_score_row(tr_scorer *s, double bytes) {
     printf("%.0f\t%.0f\t%.6f\t%.6f\t%.6f\n", s->tokens, bytes, s->nats,
            bytes > 0 ? s->nats / log(2.0) / bytes : 0,
@@ -6210,8 +6242,9 @@ TR_DEF void tr_lm_score_row(tr_scorer *s, double bytes) {
     s->tokens = s->nats = 0;
 }
 
-/* By tokens: prints the row of one token. In its text, newlines, tabs and backslashes are
-   printed as \n, \t and \\, and other control characters in hexadecimal, such as \x0d. */
+/* With --score-by tokens: prints the row of one token. In its text, newlines, tabs and
+   backslashes are printed as \n, \t and \\, and other control characters in
+   hexadecimal, such as \x0d. */
 TR_DEF void tr_lm_score_piece(const tr_lm *t, tr_scorer *s, uint64_t line, int32_t id) {
     size_t len = 0, i;
     const char *text = stx_vocab_piece(t->vocab, id, &len);
@@ -6232,7 +6265,7 @@ TR_DEF void tr_lm_score_piece(const tr_lm *t, tr_scorer *s, uint64_t line, int32
     s->tokens = s->nats = 0;
 }
 
-/* Scores one line, including its newline. *bytes becomes the length of its text.
+/* Scores one line, including its newline. *bytes receives the length of its text.
    Returns 0 on error. */
 TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len, uint64_t line,
                             double *bytes) {
@@ -6285,8 +6318,8 @@ TR_DEF int tr_lm_score_end(tr_lm *t, char **text, size_t *size, ssize_t *len, in
 }
 
 /* Reads a line including its newline, and removes a byte-order mark from the first
-   line. Returns the length, 0 at the end of the text, or -1 on error (which includes a
-   line that is too long for memory). */
+   line. Returns the length, 0 at the end of the text, or -1 on error, for example if a
+   line does not fit in memory. */
 TR_DEF ssize_t tr_lm_score_next(tr_lm *t, FILE *f, char **text, size_t *size, int *crlf,
                                 uint64_t line) {
     ssize_t len = getline(text, size, f);
@@ -6324,8 +6357,8 @@ TR_DEF void tr_lm_score_close(tr_lm *t, tr_scorer *s) {
     free(s->in);
 }
 
-/* Reads the first bytes of a regular file without moving its position, and returns their
-   number. Returns 0 for any other file. */
+/* Reads the first bytes of a regular file without moving the file position, and returns
+   their number. Returns 0 for any other file. */
 TR_DEF size_t tr_peek(FILE *f, char *out, size_t size) {
     struct stat st;
     size_t n;
@@ -6353,7 +6386,7 @@ TR_DEF int tr_lm_score_encoding(tr_lm *t, const char *text, size_t n) {
 
 /* Reads the text and prints the table. Returns 0 on error. */
 TR_DEF int tr_lm_score_text(tr_lm *t, tr_scorer *s, FILE *f) {
-    static const char *const head[] = {     /* of --score-by file, lines, texts and tokens */
+    static const char *const head[] = {     /* for --score-by file, lines, texts and tokens */
         "tokens\tbytes\tnats\tbpb\tppl", "line\ttokens\tbytes\tnats\tbpb\tppl",
         "line\ttokens\tbytes\tnats\tbpb\tppl", "line\tnats\ttext"
     };
@@ -6422,15 +6455,15 @@ TR_DEF stx_ctx *tr_lm_dry_context(void) {
     return stx_create(&d);
 }
 
-/* Sets *literal to the forms that --literal selects. `applied` points to those that
-   TR_EVERY selects in a model created in x, or is NULL if it could not be created.
-   Frees x. On error, sets t->err and returns 0. */
+/* Sets *literal to the forms that --literal selects. `applied` points to the forms that
+   TR_EVERY selects in a model created in x, or is NULL if that model could not be
+   created. Frees x. On error, sets t->err and returns 0. */
 TR_DEF int tr_lm_literal(tr_lm *t, int set, stx_ctx *x, const unsigned *applied,
                          unsigned *literal) {
     const int lacks_memory = !x || stx_error_code(x) == STX_ERR_MEMORY;
     if (applied) *literal = *applied & ~(unsigned)tr_set_removed(set);
     stx_destroy(x);
-    if (applied || !lacks_memory) return 1;     /* creating the model will report other errors */
+    if (applied || !lacks_memory) return 1;     /* creating the model reports others */
     return tr_fail(t->err, TR_ERR,
                    "--literal: out of memory: cannot determine which forms apply: name them");
 }
@@ -6499,7 +6532,7 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
     return tr_lm_flush(t);
 }
 
-/* Nonzero if two paths name the same file, or will do so once it is created. */
+/* Nonzero if two paths refer to the same file, or will do so once it is created. */
 TR_DEF int tr_same_file(const char *a, const char *b) {
     const char *const path[2] = {a, b}, *name[2];
     char dir[2][4096];
@@ -6510,7 +6543,7 @@ TR_DEF int tr_same_file(const char *a, const char *b) {
     if (!stat(a, &s) && !stat(b, &t))
         return S_ISREG(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
 
-    /* one of them does not exist: compare names and directories */
+    /* at least one of them does not exist: compare names and directories */
     for (i = 0; i < 2; i++) {
         const char *slash = strrchr(path[i], '/');
         name[i] = slash ? slash + 1 : path[i];
@@ -6529,7 +6562,7 @@ TR_DEF int tr_is_lock_of(const char *file, const char *path) {
     return same;
 }
 
-/* Checks that the output file of --name is not one of the run's other files. Otherwise,
+/* Checks that the output file of --name differs from the run's other files. If not,
    sets t->err and returns 0. */
 TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
     static const char *const other[] = {
@@ -6606,7 +6639,7 @@ TR_DEF int tr_lm_check_useful(tr_lm *t) {
     return tr_check_only(t->options, only, sizeof only / sizeof *only, t->err, TR_ERR);
 }
 
-/* Checks the options against each other. */
+/* Checks that the options are consistent with each other. */
 TR_DEF int tr_lm_check(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
@@ -6629,8 +6662,8 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     return t->kind->check(t);
 }
 
-/* Counts the tokens and bytes of each text, and its words if the run reports results per
-   word. */
+/* Counts the tokens and bytes of each text and, if the run reports results per word,
+   its words. */
 TR_DEF int tr_lm_count_texts(tr_lm *t) {
     const int words = t->unit == TR_WORD_PPL || (t->unit == TR_PPL && t->more_figures);
     int32_t ids[4096];
@@ -6658,9 +6691,9 @@ TR_DEF int tr_lm_count_texts(tr_lm *t) {
     return 1;
 }
 
-/* Lists, one item per line, what must be equal on all ranks before they do anything else,
-   so that they perform the same operations in the same order. Returns 0 if memory runs
-   out. */
+/* Lists the values that must be equal on all ranks before the ranks do anything else,
+   one per line, so that all ranks perform the same operations in the same order.
+   Returns 0 if memory runs out. */
 TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
     const tr_lm_opt *o = t->opt;
     const tr_opt *p;
@@ -6691,8 +6724,8 @@ TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
     return !b->oom;
 }
 
-/* Lists what must be equal on all ranks after the texts have been read. The paths of the
-   texts may differ, but not their contents. */
+/* Lists the values that must be equal on all ranks after the texts have been read. The
+   paths of the texts may differ, but not their contents. */
 TR_DEF int tr_lm_more_facts(const tr_lm *t, tr_buf *b) {
     static const char *const name[3] = {"training", "validation", "test"};
     size_t len = stx_vocab_save(t->vocab, NULL, 0);
@@ -6746,7 +6779,8 @@ TR_DEF int tr_lm_same_facts(tr_lm *t, const char *here, const char *rank0) {
                    (int)(m < 300 ? m : 300), a, (int)(n < 300 ? n : 300), b);
 }
 
-/* Refuses ranks that differ from rank 0 and reports the difference. Collective. */
+/* Refuses to run if this rank differs from rank 0, and reports the difference.
+   Collective. */
 TR_DEF int tr_lm_compare(tr_lm *t, int (*facts)(const tr_lm *t, tr_buf *b)) {
     tr_buf here;
     char *rank0 = NULL;
@@ -6770,7 +6804,7 @@ TR_DEF int tr_lm_compare(tr_lm *t, int (*facts)(const tr_lm *t, tr_buf *b)) {
     return ok;
 }
 
-/* Checks that all ranks have the same task if only rank 0 performs it, because a rank
+/* Before a task that only rank 0 performs, checks that all ranks have this task: a rank
    that trained instead would wait for the others forever. Without a group engine, ranks
    never wait for each other, so nothing is checked. */
 TR_DEF int tr_lm_agree_on_task(tr_lm *t) {
@@ -6798,7 +6832,7 @@ TR_DEF int tr_lm_file_fits(tr_lm *t, const stx_file *f, const char *path) {
                    path, params, elements);
 }
 
-/* Opens the texts, and chooses the sizes and the plan of the run. */
+/* Opens the texts, and determines the sizes and the plan of the run. */
 TR_DEF int tr_lm_prepare_text(tr_lm *t, int reads_text, int resumes) {
     const tr_lm_opt *o = t->opt;
     const char *best = o->keep_best ? "keep-best" : "best";
@@ -6831,7 +6865,7 @@ TR_DEF int tr_lm_prepare_model(tr_lm *t, const stx_file *f, const char *path) {
     return 1;
 }
 
-/* Rounds the matrices to --weights. */
+/* Rounds the weight matrices to the format of --weights. */
 TR_DEF int tr_lm_pack(tr_lm *t) {
     const int kind = t->opt->weights == 1 ? STX_WEIGHTS_BF16 : STX_WEIGHTS_INT8;
     if (!t->opt->weights) return 1;
@@ -6857,7 +6891,7 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
                        "score or sample, give the file as --checkpoint", o->init_from);
     if (!t->training && !o->checkpoint)
         return tr_fail(t->err, TR_ERR,
-                       "evaluation and generation without training require a --checkpoint");
+                       "evaluation and generation without training require --checkpoint");
     if (o->interactive || o->score) reads_text = 0;
 
     ok = tr_lm_check_unclaimed(t) && tr_lm_open_checkpoint(t, &f);
@@ -6898,8 +6932,8 @@ TR_DEF void tr_lm_report_unknown_share(tr_lm *t) {
                "--init-from lacks", 100.0 * (double)unknown / (double)n);
 }
 
-/* Trains. A run with --init-from is evaluated first, because the best model may be the
-   one before fine-tuning. Returns 0 on error. */
+/* Trains. A run with --init-from is evaluated first, because the model before
+   fine-tuning may be the best one. Returns 0 on error. */
 TR_DEF int tr_lm_run_training(tr_lm *t) {
     double nll;
     int ok = 1;
@@ -6916,7 +6950,8 @@ TR_DEF int tr_lm_run_training(tr_lm *t) {
     return tr_lm_trained(t);
 }
 
-/* Evaluates for the results of the run. If --best has just done so, prints its result. */
+/* Runs the evaluations that give the results of the run. If --best has just evaluated
+   this step, prints that result instead. */
 TR_DEF int tr_lm_run_evaluation(tr_lm *t) {
     uint64_t blocks = t->training && tr_given(t->options, "eval-blocks") ? t->opt->eval_blocks : 0;
     double nll;
@@ -6930,12 +6965,12 @@ TR_DEF int tr_lm_run_evaluation(tr_lm *t) {
     return ok;
 }
 
-/* Prints what the model learned, and checks that standard output was written. A
-   failure does not end a training run. */
+/* Prints what the model learned, and checks that standard output could be written. If
+   not, a training run only reports it. */
 TR_DEF int tr_lm_print_results(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     int ok = 1;
-    if (!tr_lm_stop(t)) ok = tr_lm_begin(t);        /* if nothing was trained or evaluated */
+    if (!tr_lm_stop(t)) ok = tr_lm_begin(t);        /* unless a step already did */
     if (ok && !tr_lm_stop(t) && !stx_rank(t->x)) {
         t->kind->learned(t, tr_lm_results(t));
         ok = stx_ok(t->x);
@@ -6986,7 +7021,7 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     if (!ok) return tr_lm_failed(t);
 
     stop = tr_lm_stop(t);
-    if (!stop && !stx_rank(t->x)) stop = tr_stop_requested();   /* while only rank 0 worked */
+    if (!stop && !stx_rank(t->x)) stop = tr_stop_requested();   /* received while only rank 0 ran */
     if (stop && !stx_rank(t->x)) tr_lm_print_stopped(t);
     return stop ? 128 + stop : 0;
 }
@@ -7035,14 +7070,15 @@ TR_DEF int tr_lm_expand_keep_best(tr_lm *t) {
     if (o->best) return tr_fail(t->err, TR_ERR, "--best and --keep-best cannot be combined");
     if (!o->checkpoint || !*o->checkpoint)
         return tr_fail(t->err, TR_ERR,
-                       "--keep-best requires a --checkpoint, because its file is named after it");
+                       "--keep-best requires --checkpoint, from which the name of the best "
+                       "model's file is derived");
     path = tr_path_with(o->checkpoint, ".best");
     ok = tr_lm_set_path(t, "best", path);
     free(path);
     return ok;
 }
 
-/* Refuses options that --interactive and --score, which do nothing else, would ignore. */
+/* --interactive and --score do nothing else: refuses options that they would ignore. */
 TR_DEF int tr_lm_check_alone(tr_lm *t, const char *name, int evaluating, const int *evaluate) {
     const tr_lm_opt *o = t->opt;
     const tr_opt *p;
@@ -7067,7 +7103,7 @@ TR_DEF int tr_lm_check_alone(tr_lm *t, const char *name, int evaluating, const i
 #define TR_NOWHERE "/dev/null"
 #endif
 
-/* Does what the options request and returns the exit code. */
+/* Dispatches to the task that the options request and returns the exit code. */
 TR_DEF int tr_lm_do(tr_lm *t, const int *evaluate) {
     const tr_lm_opt *o = t->opt;
     const int evaluating = o->eval_only || (evaluate && *evaluate);

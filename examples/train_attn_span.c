@@ -16,8 +16,8 @@
 
 // >>options
 
-/* Compile-time check: --literal without names means STX_SPAN_LITERAL, and its names have
-   the bits of the flags. */
+/* Compile-time check: --literal without names selects the same flags as
+   STX_SPAN_LITERAL, and each of its names has the bit of the corresponding flag. */
 typedef char literal_is_every[(int)STX_SPAN_LITERAL == (int)TR_EVERY && STX_SPAN_LITERAL_EPS == 1
                               && STX_SPAN_LITERAL_MEMORY == 2 ? 1 : -1];
 
@@ -46,8 +46,8 @@ static struct {
 static const int optim_kinds[] = {STX_ADAGRAD, STX_SGD, STX_ADAM, STX_ADAMW};
 static const int schedule_kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT};
 
-/* Columns: name; class, which says how checkpoints treat the option (see "Resuming" in
-   train.h); variable; limits or choices; help. */
+/* Columns: name; class, which determines how checkpoints treat the option (see
+   "Resuming" in train.h); variable; limits or choices; help. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
     TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, 4096, "number of layers"),
@@ -146,7 +146,7 @@ static tr_opt table[] = {
     "optim=adam lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 "
 
 /* The defaults of the authors' code, except that caches are only as long as the spans
-   need. */
+   require. */
 #define REFERENCE \
     "tokens=bytes nlayers=8 hid-sz=256 inner-hid-sz=1024 nheads=2 attn-span=32 " \
     "pers-mem-size=0 dropout=0.2 emb-dropout=0 " \
@@ -227,7 +227,7 @@ enum { METRIC_LOSS };       /* mean loss of a step in nats per token, without sp
 
 /* One step: a forward pass, a backward pass and an update. Everything that changes
    between steps is read from t.in, t.out and t.lr, so that a GPU can replay the step
-   (stx_step_run; train sets the learning rate of replays). The batch is processed in
+   (stx_step_run; train() sets the learning rate of replays). The batch is processed in
    parts, whose gradients are accumulated. */
 static void step(void *user) {
     run *r = (run *)user;
@@ -249,8 +249,9 @@ static void step(void *user) {
     stx_span_clamp(r->model);
 }
 
-/* Logs the span of each head (of each layer with --span-per-layer), without the ramp, as
-   a list in the log and as TensorBoard curves. span_avg and span_max include the ramp. */
+/* Logs the span of each head (of each layer with --span-per-layer), without the ramp,
+   as a list in the log and as TensorBoard curves. The log's span_avg and span_max
+   include the ramp. */
 static void log_spans(run *r) {
     size_t l, head, heads = opt.span_per_layer ? 1 : (size_t)opt.nheads;
     char text[64];
@@ -351,8 +352,9 @@ static int report_error(tr_lm *t) {
     return tr_lm_why_in(t, "stx_span_create: ", words);
 }
 
-/* Sets d->literal; the rest of d must be complete. Only the library knows which forms
-   apply to the model, so a model is created in a dry context and its desc is read. */
+/* Sets d->literal; all other fields of d must be set. Only the library knows which
+   forms apply to the model, so a model is created in a dry context and its desc is
+   read. */
 static int choose_literal(tr_lm *t, stx_span_desc *d) {
     stx_ctx *x;
     stx_span *m;
@@ -404,8 +406,8 @@ static size_t count(tr_lm *t, size_t vocab) {
     return n;
 }
 
-/* Sets line to a one-line description of the model, and *elements to the number of
-   elements of a full memory with L rows in every layer, without spare rows. */
+/* Writes a one-line description of the model to line. *elements receives the number of
+   elements in a full memory with L rows in every layer, without spare rows. */
 static void shape(const tr_lm *t, char *line, size_t size, double *elements) {
     (void)t;
     snprintf(line, size, "%llu layer%s, %llu head%s, span %llu", (unsigned long long)opt.nlayers,
@@ -434,7 +436,7 @@ static int make(tr_lm *t) {
     return tr_lm_make(t, &od, 1 /* block per update */);
 }
 
-/* Checks the options against each other before any text is read. */
+/* Checks that the options are consistent before any text is read. */
 static int check(tr_lm *t) {
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;
     const char *flag = opt.no_renorm ? "no-renorm" : "span-per-layer";
@@ -470,8 +472,8 @@ static void plan(tr_lm *t) {
     const tr_opt *niter = tr_find_option(&options, "niter", sizeof "niter" - 1);
     const uint64_t tenth = opt.nbatches < 10 ? 1 : opt.nbatches / 10;
 
-    /* --niter on the command line overrides --steps from the checkpoint; that of a preset
-       does not */
+    /* --niter on the command line overrides --steps from the checkpoint; --niter in a
+       preset does not */
     if (steps->from == TR_FROM_CHECKPOINT && niter->from == TR_FROM_ARGS) opt.lm.steps = 0;
 
     t->steps = opt.lm.steps ? opt.lm.steps : opt.niter * opt.nbatches;

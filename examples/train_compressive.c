@@ -18,7 +18,8 @@
 
 enum { MAX_LAYERS = 4096, MAX_ROWS = 1 << 30 };
 
-/* --literal without names selects the same flags as STX_COMP_LITERAL. */
+/* Compile-time check: --literal without names selects the same flags as
+   STX_COMP_LITERAL. */
 typedef char literal_is_every[(int)STX_COMP_LITERAL == (int)TR_EVERY ? 1 : -1];
 
 enum { OPTIM_ADAM, OPTIM_ADAMW, OPTIM_SGD, OPTIM_ADAGRAD };
@@ -59,7 +60,8 @@ static struct {
     tr_lm_opt   lm;         /* options shared by all trainers */
 } opt;
 
-/* The second column says how checkpoints treat the option: see "Resuming" in train.h. */
+/* The second column determines how checkpoints treat the option: see "Resuming" in
+   train.h. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
     TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, MAX_LAYERS, "number of layers"),
@@ -200,8 +202,8 @@ static tr_opt table[] = {
     "mem=512 cmem=128 gate=gru recurrence=ernie lr=0.0001 schedule=constant lr-warmup=0 " \
     "grad-clip=0.5 batch-sz=16 batch-split=4 random-segments=4 steps=400000 "
 
-/* The paper (1911.05507, sections 4 and 5, appendices). It does not report dropout or the
-   batch size of enwik8. */
+/* The paper (1911.05507, sections 4 and 5, appendices). It does not report the dropout
+   and the batch size for enwik8. */
 #define PAPER \
     BASE "positions=xl norm-after lr=0.0003 lr-start=0.000001 lr-min=0.000001 " \
     "schedule=cosine grad-clip=0.1 update-every=4 update-after=60000 " \
@@ -256,13 +258,14 @@ typedef struct run {
     stx_comp_desc desc;
     stx_comp     *model;
 
-    /* lists that desc points to, one entry per layer or memory layer */
+    /* lists to which desc points, one entry per layer or memory layer */
     size_t        memory_layers[MAX_LAYERS], mems[MAX_LAYERS], cmems[MAX_LAYERS];
 
-    /* capacities of the memories of evaluation and generation, per layer */
+    /* memory capacities in evaluation and generation, per layer */
     size_t        eval_mems[MAX_LAYERS], eval_cmems[MAX_LAYERS];
 
-    compression   reported[MAX_LAYERS];     /* layers whose compression has a loss */
+    compression   reported[MAX_LAYERS];     /* results of the layers whose compression has
+                                               a loss */
     size_t        reports;
 } run;
 
@@ -319,9 +322,10 @@ static void step(void *user) {
     if (r->t.update) stx_optim_step(r->t.optim, r->t.lr);
 }
 
-/* Reads the compression losses of the last step. With several ranks, the loss is the mean
-   over the ranks, and rel_error is the ratio of the sums over the ranks. The sum of
-   target^2 of one rank is loss / rel_error. */
+/* Reads the compression losses of the last step. With several ranks, the loss is the
+   mean over the ranks, and rel_error is the ratio of two sums over the ranks: a rank's
+   sum of (target - got)^2 is in proportion to its loss, and its sum of target^2 to loss
+   / rel_error. */
 static void read_compression(run *r) {
     const int ranks = tr_lm_ranks(&r->t);
     double sums[2 * MAX_LAYERS];
@@ -341,8 +345,8 @@ static void read_compression(run *r) {
     }
 }
 
-/* Logs loss, or rel_error, of each reported layer: as a list, and as one TensorBoard
-   curve per layer. */
+/* Logs the loss, or rel_error, of each reported layer: as a list, and as one
+   TensorBoard curve per layer. */
 static void log_list(run *r, const char *name, const char *curve, int rel_error) {
     char text[64];
     tr_buf list;
@@ -369,9 +373,9 @@ static void log_compression(run *r) {
     log_list(r, "ratio", "ratio", 1);
 }
 
-/* When a run resumes, marks the layers that --literal freeze had frozen, because the
-   checkpoint does not store this. A layer freezes at its first compression, after the
-   M / S segments that fill its memory. */
+/* When a run resumes, marks the layers that were already frozen by --literal freeze,
+   because the checkpoint does not store this. A layer freezes at its first compression,
+   after the M / S segments that fill its memory. */
 static void restore_frozen(run *r) {
     const size_t S = opt.block_sz;
     size_t l, segments = stx_batches_stream(r->t.batches) / S;     /* between two resets */
@@ -426,8 +430,8 @@ static size_t eval_batch(void) {
     return (size_t)(opt.batch_sz / opt.batch_split);
 }
 
-/* Sums of losses, by the number of blocks since the memory was empty, in buckets that end
-   at 1, 2, 4, .. blocks. */
+/* Losses and tokens, summed by the number of blocks since the memory was empty. Buckets
+   end at 1, 2, 4, .. blocks. */
 enum { BUCKETS = 64 };
 
 typedef struct buckets {
@@ -435,7 +439,7 @@ typedef struct buckets {
 } buckets;
 
 /* Evaluates the validation text in batches of B streams and T tokens, and empties the
-   memory every `document` blocks. tokens has 2 B T elements. */
+   memory every `document` blocks. tokens is a buffer of 2 B T elements. */
 static void eval_buckets(const tr_lm *t, size_t B, size_t T, size_t document, int32_t *tokens,
                          buckets *sums) {
     int32_t *next = tokens + B * T;
@@ -503,7 +507,7 @@ static void print_results(const tr_lm *t, FILE *out) {
 static run this_run;
 
 /* The functions state_create and gen_create of stx_lm. window is 1 for evaluation and
-   generation with memories of other sizes (see plan). */
+   generation with --eval-mem or --eval-cmem (see plan). */
 static void *state_create(void *m, size_t B, size_t window) {
     if (!window) return stx_comp_state_create((stx_comp *)m, B);
     return stx_comp_state_create_sized((stx_comp *)m, B, this_run.eval_mems, this_run.eval_cmems);
@@ -552,7 +556,7 @@ static int report_error(tr_lm *t) {
     return tr_lm_why_in(t, "stx_comp_create: ", words);
 }
 
-/* Reads --mems or --cmems, one number per layer. */
+/* Parses --mems or --cmems, a list of one number per layer. */
 static int per_layer(tr_lm *t, const char *name, const char *text, size_t *out,
                      const size_t **list) {
     size_t n, l;
@@ -610,14 +614,15 @@ static int read_dilations(run *r) {
                    "commas", opt.dilations, (int)STX_COMP_MAX_DILATIONS);
 }
 
-/* A dropout option that defaults to --dropout. */
+/* Resolves a dropout option: 0 selects --dropout, and a negative value no dropout. */
 static double dropout(double own) {
     if (own < 0) return 0;
     return own == 0 ? opt.dropout : own;
 }
 
-/* Sets d->literal; the rest of d must be complete. Only the library knows which forms
-   apply to the model, so a model is created in a dry context and its desc is read. */
+/* Sets d->literal; all other fields of d must be set. Only the library knows which
+   forms apply to the model, so a model is created in a dry context and its desc is
+   read. */
 static int choose_literal(tr_lm *t, stx_comp_desc *d) {
     stx_ctx *x;
     stx_comp *m;
@@ -683,8 +688,8 @@ static size_t count(tr_lm *t, size_t vocab) {
     return n;
 }
 
-/* Writes a one-line description of the model to line, and the number of elements in its
-   memories to *states. */
+/* Writes a one-line description of the model to line. *states receives the number of
+   elements in its memories. */
 static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     const stx_comp_desc *d = &((const run *)t)->desc;
     size_t l, i, rows = 0, n = 0;
@@ -705,7 +710,7 @@ static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     *states = (double)opt.batch_sz * (double)opt.hid_sz * (double)rows;
 }
 
-/* Sets and checks the capacities of the memories of evaluation and generation. */
+/* Sets and checks the memory capacities for evaluation and generation. */
 static int eval_sizes(run *r) {
     const stx_comp *m = r->model;
     const double B = (double)eval_batch(), gib = 1 << 30;
@@ -780,7 +785,7 @@ static int make(tr_lm *t) {
     return tr_lm_make(t, &od, 1);
 }
 
-/* Checks the options against each other before any text is read. */
+/* Checks that the options are consistent before any text is read. */
 static int check(tr_lm *t) {
     static const char with_bias[] =
         "a --gate with a bias: gru, output, highway, sigtanh or gtrxl";

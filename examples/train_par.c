@@ -75,9 +75,9 @@ static struct {
     tr_lm_opt   lm;         /* options shared by all trainers */
 } opt;
 
-/* The second column says how checkpoints treat the option: see "Resuming" in train.h.
-   Aliases are the names that PAR's reference code and Transformer-XL's training scripts
-   use. */
+/* The second column determines how checkpoints treat the option: see "Resuming" in
+   train.h. Aliases are the names that PAR's reference code and Transformer-XL's
+   training scripts use. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
     TR_SIZE_ALSO("nlayers", "num-layers", TR_MODEL, &opt.nlayers, 1, MAX_BLOCKS,
@@ -429,7 +429,8 @@ static tr_options options = {
 
 // >>run: the state of a run
 
-enum { PATTERN = MAX_BLOCKS + 1 };      /* the longest pattern, with its terminating 0 */
+enum { PATTERN = MAX_BLOCKS + 1 };      /* length of the longest pattern, with its
+                                           terminating 0 */
 
 typedef struct run {
     tr_lm          t;           /* context, text, optimiser, log and more: see train.h */
@@ -438,7 +439,7 @@ typedef struct run {
     char           pattern[PATTERN];    /* one letter per block; "" during a search */
     size_t         blocks;
 
-    /* the search; the parameters of the gates are model->gates */
+    /* the search; the gate parameters are in model->gates */
     stx_optim     *arch;        /* NULL for a fixed network */
     stx_par_anneal anneal;
     double         tau, arch_lr;
@@ -447,12 +448,12 @@ typedef struct run {
 
     /* --arch-share */
     stx_batches   *gate_batches;
-    void         **gate_state;  /* the memory for the gates' text, one per part of the batch */
-    size_t         gate_first;  /* the first token of that text */
+    void         **gate_state;  /* for each part of the batch, the memory for the gates' text */
+    size_t         gate_first;  /* position of the first token of that text */
 } run;
 
-/* Returns the time of a Transformer-XL with the same number of blocks, according to
-   desc.cost. */
+/* Returns the time that a Transformer-XL with the same number of blocks takes,
+   according to desc.cost. */
 static double xl_time(const run *r) {
     return (double)r->blocks / 2 * (r->desc.cost[0] + r->desc.cost[1]);
 }
@@ -504,7 +505,7 @@ static double rate(const tr_lm *t, uint64_t n) {
     return ramp < cosine ? ramp : cosine;
 }
 
-/* Decides whether the gates learn in the next step, and whether they do so alone. */
+/* Decides whether the gates learn in the next step, and whether they learn alone. */
 static void plan_step(run *r) {
     const uint64_t n = r->t.step, every = r->t.rehearsal ? 2 : opt.arch_every;
     int may = n >= opt.arch_from && (!opt.arch_until || n < opt.arch_until);
@@ -514,8 +515,8 @@ static void plan_step(run *r) {
     r->gates_learn = may && (!r->gate_batches || r->gates_only);
 }
 
-/* Sets the temperature of the next step, which is also that of an evaluation or a
-   checkpoint before it. */
+/* Sets the temperature of the next step. It also applies to an evaluation or a
+   checkpoint before that step. */
 static void cool(run *r) {
     r->tau = stx_par_tau(&r->anneal, r->t.step);
     stx_par_set_tau(r->model, r->tau);
@@ -537,7 +538,7 @@ static double expected_time(const run *r, const double *p) {
 }
 
 /* Logs the temperature, the expected time and the probabilities of each block, as a
-   list and as curves. For a fixed network, the list is empty. */
+   list and as curves. For a fixed network, the list of probabilities is empty. */
 static void log_search(run *r, double tau) {
     static const char *const branch[3] = {"attention", "feed-forward", "identity"};
     double *p = r->arch ? (double *)malloc(3 * r->blocks * sizeof *p) : NULL;
@@ -570,8 +571,8 @@ static void log_search(run *r, double tau) {
     free(p);
 }
 
-/* Reads the next batch, from the weights' or the gates' text. Returns the key of the
-   step. *fresh receives the result of stx_batches_next. */
+/* Reads the next batch, from the text of the weights or that of the gates. Returns the
+   key of the step. *fresh receives the result of stx_batches_next. */
 static uint64_t next_batch(run *r, int *fresh) {
     tr_lm *t = &r->t;
     void **state = t->state;
@@ -610,8 +611,8 @@ static void train(tr_lm *t) {
         key = stx_key_add(key, (uint64_t)(2 * r->gates_only + r->gates_learn));
         tr_lm_step(t, key, step, r);
         if (r->gates_learn && !stx_optim_sync(r->arch) && r->gates_only && stx_ok(t->x)) {
-            /* the update was skipped: the memory may contain what made the loss
-               infinite */
+            /* the update was skipped: the memory may contain the values that made the
+               loss infinite */
             size_t part;
             for (part = 0; part < t->parts; part++) t->lm.state_reset(r->gate_state[part]);
         }
@@ -650,7 +651,8 @@ static double median(double *v, size_t n) {
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
-/* Describes a network of one block like those of the run, whose inputs are vectors. */
+/* Describes a one-block network with the settings of the run's network. Its inputs are
+   vectors, not tokens. */
 static stx_par_desc block_desc(const stx_par_desc *of, const char *pattern) {
     stx_par_desc d;
     memset(&d, 0, sizeof d);
@@ -681,8 +683,8 @@ static stx_par_desc block_desc(const stx_par_desc *of, const char *pattern) {
     return d;
 }
 
-/* Returns the milliseconds of a forward pass over h (B,T,D), plus those of a backward
-   pass unless --latency-pass is forward. */
+/* Returns the time in milliseconds of a forward pass over h (B,T,D), plus that of a
+   backward pass unless --latency-pass is forward. */
 static double time_block(stx_par *m, stx_par_state *memory, const stx_real *h, size_t B, size_t T) {
     stx_ctx *x = m->ctx;
     double began = tr_seconds();
@@ -695,9 +697,9 @@ static double time_block(stx_par *m, stx_par_state *memory, const stx_real *h, s
     return 1000 * (tr_seconds() - began);
 }
 
-/* Measures the milliseconds of an attention and of a feed-forward block, less those of
-   an identity, as medians over interleaved steps of one block of each kind with a full
-   memory. Writes them to cost. Returns 0 after an error. */
+/* Measures the milliseconds that an attention block and a feed-forward block take
+   beyond an identity block, as medians over interleaved steps of one block of each kind
+   with a full memory. Writes them to cost. Returns 0 after an error. */
 static int measure(run *r, double cost[2]) {
     enum { ROUNDS = 41, WARM = 3 };
     static const char *const kind[3] = {"s", "f", "i"};
@@ -743,13 +745,15 @@ static int measure(run *r, double cost[2]) {
     return ok;
 }
 
-/* One of the networks in a race, with a memory for training and one for evaluation. */
+/* One of the networks in a race, with one memory for training and one for
+   evaluation. */
 typedef struct racer {
     stx_par       *m;
     stx_par_state *memory[2];
 } racer;
 
-/* Returns the seconds of a training step without an update, or of an evaluation. */
+/* Returns the seconds that a training step without an update, or an evaluation,
+   takes. */
 static double time_step(const racer *c, int evaluate, const int32_t *ids, size_t B, size_t T) {
     stx_ctx *x = c->m->ctx;
     stx_par_state *memory = c->memory[evaluate];
@@ -768,8 +772,8 @@ static double time_step(const racer *c, int evaluate, const int32_t *ids, size_t
 }
 
 /* --race: times interleaved steps of two networks on the first tokens of the text.
-   Writes tokens per second to speed[network][0: training, 1: evaluation]. Returns 0
-   after an error. */
+   speed[network] receives the tokens per second in [0] training and [1] evaluation.
+   Returns 0 after an error. */
 static int race(run *r, const char *const pattern[2], double speed[2][2]) {
     enum { ROUNDS = 15, WARM = 3 };
     const size_t B = (size_t)(opt.batch_sz / opt.batch_split), T = r->desc.segment;
@@ -838,8 +842,8 @@ static int expand(tr_lm *t, const char *option, const char *text, size_t L, char
         int valid = tr_read_size(text + 4, &p) && p >= 1 && p <= L;
         if (valid && stx_par_rule(out, PATTERN, L, (size_t)p)) return 1;
         return tr_fail(t->err, TR_ERR,
-                       "--%s %.100s: expected par:P with a number P of blocks per attention, from "
-                       "2 to the %zu blocks of --nlayers", option, text, L);
+                       "--%s %.100s: expected par:P, where P, the number of blocks for each "
+                       "attention block, is from 2 to --nlayers %zu", option, text, L);
     }
     if (stx_par_expand(out, PATTERN, text)) return 1;
     return tr_fail(t->err, TR_ERR,
@@ -852,7 +856,7 @@ static const char *short_form(const char *pattern, char out[PATTERN]) {
     return stx_par_format(out, PATTERN, pattern) ? out : pattern;
 }
 
-/* Describes the n letters and counts at p, which contain no groups. */
+/* Describes in words the n letters and counts at p, which contain no groups. */
 static void run_in_words(tr_buf *out, const char *p, size_t n) {
     const char *end = p + n;
     char word[64], *next;
@@ -870,7 +874,7 @@ static void run_in_words(tr_buf *out, const char *p, size_t n) {
 }
 
 /* Describes a pattern in words, such as "5 attention, 1 feed-forward" for s5f. The
-   caller frees the text. NULL if memory runs out. */
+   caller frees the text. Returns NULL if memory runs out. */
 static char *in_words(const char *pattern) {
     char text[PATTERN];
     const char *p = short_form(pattern, text);
@@ -913,8 +917,8 @@ typedef struct candidate {
     double time;        /* as a fraction of Transformer-XL's time; 0 if unknown */
 } candidate;
 
-/* Evaluates the validation text with this pattern, which is selected by one-hot gates.
-   Returns NAN after an error. */
+/* Evaluates the validation text with this pattern, which one-hot gates select. Returns
+   NAN after an error. */
 static double score(run *r, const char *pattern) {
     size_t l, B = eval_batch(), T = r->t.eval_block;
     tr_lm_scored scored;
@@ -937,8 +941,8 @@ static double time_of(const run *r, const char *pattern) {
     return sum / xl_time(r);
 }
 
-/* Scores candidate *n, unless an earlier one has the same pattern, prints a line and
-   counts it. Returns 0 after an error. */
+/* Prints a line about candidate *n. If no earlier candidate has the same pattern,
+   scores it first and increments *n. Returns 0 after an error. */
 static int derive_one(run *r, FILE *out, const char *what, candidate *all, size_t *n) {
     candidate *c = &all[*n];
     char text[PATTERN], *words;
@@ -996,9 +1000,9 @@ static void copy_gates(run *r, stx_real *values, int to_model) {
     }
 }
 
-/* Scores the most probable pattern, a pattern by PAR's rule with the same number of
-   attention blocks, and random patterns. Returns the number of different patterns, or 0
-   after an error. */
+/* Scores the most probable pattern, the pattern that PAR's rule forms with the same
+   number of attention blocks, and random patterns. Returns the number of different
+   patterns, or 0 after an error. */
 static size_t derive_all(run *r, FILE *out, candidate *all, stx_real *gates) {
     const size_t L = r->blocks;
     size_t n = 0, attentions = 0, every = 5, i;
@@ -1007,8 +1011,8 @@ static size_t derive_all(run *r, FILE *out, candidate *all, stx_real *gates) {
     for (i = 0; i < L; i++) attentions += all[0].pattern[i] == 's';
     if (!derive_one(r, out, "argmax", all, &n)) return 0;
 
-    /* without an attention block, `every` keeps the paper's value; the rule requires 2 or
-       more */
+    /* without an attention block, `every` keeps the paper's value. The rule requires 2
+       or more */
     if (attentions) every = L / attentions;
     if (every > 1 && every <= L) {
         snprintf(what, sizeof what, "par:%zu", every);
@@ -1048,14 +1052,14 @@ static void derive(run *r, FILE *out) {
 
 // >>picture: probabilities of a log as SVG (build/plot draws them too)
 
-/* The rows of a log: the step, then the probabilities of each block. */
+/* The rows of a log. A row contains the step, then the probabilities of each block. */
 typedef struct log_rows {
     size_t  width, count, capacity;
     double *row;
 } log_rows;
 
-/* Adds a line of the log if it contains newer probabilities. `list` is a buffer for their
-   text. Returns 0 if memory runs out. */
+/* Adds a row for this line of the log if the line contains newer probabilities. `list`
+   is a buffer for their text. Returns 0 if memory runs out. */
 static int add_row(log_rows *rows, const char *line, char *list) {
     const size_t probabilities = rows->width - 1;
     double *now;
@@ -1120,7 +1124,7 @@ static void picture(run *r) {
 
 // >>report: what a run prints at its end
 
-/* Scores the validation text with the other two values of --gate-eval. */
+/* Evaluates the validation text with the other two values of --gate-eval. */
 static void other_gates(run *r, FILE *out) {
     static const char *const way[3] = {"argmax", "soft", "noise"};
     tr_lm *t = &r->t;
@@ -1168,7 +1172,7 @@ static void log_pattern(run *r, const char *pattern) {
     free(words);
 }
 
-/* Prints the pattern and, for a search, the expected time of its mixture. Returns 0
+/* Prints the pattern and, for a search, the expected time of the mixture. Returns 0
    after an error. */
 static int print_architecture(run *r, FILE *out, const char *pattern) {
     double *p = NULL;
@@ -1190,7 +1194,7 @@ static int print_architecture(run *r, FILE *out, const char *pattern) {
     return 1;
 }
 
-/* --race: compares the network with the pattern that the option names. */
+/* --race: races the network against the pattern that the option names. */
 static void print_race(run *r, FILE *out, const char *pattern) {
     char other[PATTERN], count[4][TR_TEXT_MAX];
     const char *pair[2];
@@ -1228,11 +1232,11 @@ static void report(const tr_lm *t, FILE *out) {
 
 // >>memory of evaluation, and checkpoints
 
-/* Rows of memory in evaluation; see plan(). */
+/* number of memory rows in evaluation; see plan() */
 static size_t eval_rows;
 
 /* The functions state_create and gen_create of stx_lm. window is 1 for evaluation and
-   generation with the --eval- options. */
+   generation with --eval-mem, --eval-clamp-len or --eval-same-length. */
 static void *state_create(void *m, size_t B, size_t window) {
     stx_par_state *s;
     if (!window) return stx_par_state_create((stx_par *)m, B);
@@ -1251,8 +1255,8 @@ static void *gen_create(void *m, size_t B, size_t window) {
     return g;
 }
 
-/* Saves the position in the gates' text and its memory. w is NULL on ranks that do not
-   write. */
+/* Saves the position in the gates' text, and the memory for that text. w is NULL on
+   ranks that do not write. */
 static int save_gate_text(run *r, stx_writer *w) {
     const stx_batches_state pos = stx_batches_get(r->gate_batches);
     char prefix[64];
@@ -1268,8 +1272,8 @@ static int save_gate_text(run *r, stx_writer *w) {
     return 1;
 }
 
-/* Saves the gates, their optimiser, the temperature and the gates' text, which train.h
-   does not know. */
+/* Saves the entries that train.h does not know: the gates, their optimiser, the
+   temperature and the gates' text. */
 static int save_more(tr_lm *t, stx_writer *w) {
     run *r = (run *)t;
     char tau[64];
@@ -1303,8 +1307,8 @@ static int load_gate_text(run *r, const stx_file *f) {
     return 1;
 }
 
-/* Loads the temperature of the checkpoint. It is computed if the checkpoint is an older
-   one without it, or if the command line changes the schedule of the temperature. */
+/* Loads the temperature from the checkpoint. Computes it if the checkpoint is too old
+   to contain it, or if the command line changes the temperature schedule. */
 static int load_tau(run *r, const stx_file *f) {
     static const char *const cooling[4] = {"tau-start", "tau-end", "tau-form", "tau-steps"};
     const char *tau = stx_file_meta(f, "tau");
@@ -1378,7 +1382,8 @@ static int report_error(tr_lm *t) {
     return tr_lm_why_in(t, "stx_par_create: ", words);
 }
 
-/* Reads the value "3,5,8" of an option into out. Returns 0 and sets t->err on error. */
+/* Parses the value of an option that is a list, such as "3,5,8", into out. Returns 0
+   and sets t->err on error. */
 static int list(tr_lm *t, const char *option, const char *text, size_t *out, size_t capacity,
                 size_t *n) {
     size_t i;
@@ -1393,7 +1398,7 @@ static int list(tr_lm *t, const char *option, const char *text, size_t *out, siz
                    "20000,40000,200000", option, text, capacity);
 }
 
-/* Reads --latency-table. Without the option, the costs are 0, 0. */
+/* Parses --latency-table. Without the option, both costs are 0. */
 static int latency_table(tr_lm *t, double cost[2]) {
     char word[2][32];
     const char *text = opt.latency_table;
@@ -1519,8 +1524,8 @@ static size_t attentions(const run *r) {
     return n;
 }
 
-/* Writes a one-line description of the model to line, and the number of elements in
-   its memory to *states. */
+/* Writes a one-line description of the model to line. *states receives the number of
+   elements in its memory. */
 static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     const run *r = (const run *)t;
     const size_t n = attentions(r);
@@ -1542,8 +1547,8 @@ static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     }
 }
 
-/* Measures the latencies if a search needs them and there is no --latency-table. They
-   become the value of that option, which the checkpoint stores. */
+/* Measures the latencies if a search requires them and there is no --latency-table. The
+   results become the value of --latency-table, which the checkpoint stores. */
 static int fill_table(run *r) {
     tr_lm *t = &r->t;
     stx_par_desc d;
@@ -1561,7 +1566,7 @@ static int fill_table(run *r) {
 }
 
 /* Checks the options that change the meaning of weights but not their shapes. A network
-   that inherits weights must have the same values of them. */
+   that inherits weights must have the same values of these options. */
 static int same_network(tr_lm *t, const stx_file *f) {
     static const char *const names[] = {
         "nheads", "norm-before", "no-final-norm", "norm-eps", "emb-scale",
@@ -1615,7 +1620,7 @@ static int inherit(run *r) {
     return ok;
 }
 
-/* Creates the batches and the memory of the text of --arch-share. */
+/* Creates the batches and the memory for the gates' text (--arch-share). */
 static int make_gate_text(run *r) {
     tr_lm *t = &r->t;
     stx_batches_desc d;
@@ -1635,7 +1640,7 @@ static int make_gate_text(run *r) {
     return 1;
 }
 
-/* Creates the optimiser of the gates and, with --arch-share, their text. */
+/* Creates the gates' optimiser and, with --arch-share, their text. */
 static int make_search(run *r, const stx_optim_desc *weights) {
     static const int kinds[] = {0, STX_ADAM, STX_ADAMW, STX_SGD};
     tr_lm *t = &r->t;
@@ -1652,7 +1657,7 @@ static int make_search(run *r, const stx_optim_desc *weights) {
     return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
 
-/* Nonzero if the memories of --eval-mem fit into --max-memory. */
+/* Nonzero if the memories for --eval-mem fit into --max-memory. */
 static int eval_fits(run *r) {
     const double limit = (double)stx_ctx_desc(r->t.x)->max_bytes;
     double need = (double)eval_batch() * (double)attentions(r) * (double)opt.hid_sz;
@@ -1689,8 +1694,8 @@ static int make(tr_lm *t) {
     if (!fill_table(r)) return *t->err || stx_ok(t->x) ? 0 : tr_lm_why(t);
     if (r->desc.latency == STX_PAR_LATENCY_FBNET && !(xl_time(r) > 1))
         return tr_fail(t->err, TR_ERR,
-                       "--latency fbnet: expected a time above 1 for a Transformer-XL, got %g, "
-                       "whose logarithm is not positive: use a --latency-table in a smaller unit",
+                       "--latency fbnet: expected a Transformer-XL time above 1, so that its "
+                       "logarithm is positive, got %g: use a --latency-table in a smaller unit",
                        xl_time(r));
 
     r->model = stx_par_create(t->x, &r->desc);
@@ -1784,12 +1789,12 @@ static int check_evaluation(tr_lm *t) {
     if (opt.eval_same_length && opt.eval_mem < 0 && opt.mem < 2)
         return tr_fail(t->err, TR_ERR, "--eval-same-length requires --eval-mem 2 or more");
     if (opt.picture && !opt.lm.log)
-        return tr_fail(t->err, TR_ERR, "--picture requires a --log, from which it is drawn");
+        return tr_fail(t->err, TR_ERR, "--picture requires --log: it is drawn from the log");
     return !opt.picture || (tr_lm_own_file(t, "picture", opt.picture)
                             && tr_can_write("picture", opt.picture, 1, t->err, TR_ERR));
 }
 
-/* Checks the patterns of options other than --pattern. */
+/* Checks the options other than --pattern that contain patterns. */
 static int check_patterns(tr_lm *t) {
     const run *r = (const run *)t;
     char pattern[PATTERN];
@@ -1807,7 +1812,7 @@ static int check_patterns(tr_lm *t) {
     return 1;
 }
 
-/* Checks the options of a fixed pattern. */
+/* Checks the options for a fixed pattern. */
 static int check_fixed(tr_lm *t) {
     static const char *const search[] = {
         "arch", "gate-eval", "straight-through", "noise", "noise-tokens", "tau-start", "tau-end",
@@ -1845,7 +1850,7 @@ static int check_search(tr_lm *t) {
                        (unsigned long long)opt.arch_until, (unsigned long long)opt.arch_from);
     if (opt.latency == STX_PAR_LATENCY_HINGE && !(opt.latency_target > 0))
         return tr_fail(t->err, TR_ERR,
-                       "--latency hinge requires a --latency-target, a fraction of "
+                       "--latency hinge requires --latency-target, a fraction of "
                        "Transformer-XL's time, such as 0.65");
     if (t->training && tr_lm_ranks(t) > 1 && opt.latency > STX_PAR_LATENCY_ADD && opt.latency_of
         && opt.noise != STX_PAR_NOISE_STEP)
@@ -1868,7 +1873,7 @@ static int check_search(tr_lm *t) {
     return 1;
 }
 
-/* Checks the options against each other before any text is read. */
+/* Checks that the options are consistent before any text is read. */
 static int check(tr_lm *t) {
     run *r = (run *)t;
     if (!check_useful(t) || !describe(r, 1)) return 0;
@@ -1876,7 +1881,7 @@ static int check(tr_lm *t) {
     return *r->pattern ? check_fixed(t) : check_search(t);
 }
 
-/* Returns the number of steps per epoch of the text that trains the weights. */
+/* Returns the number of steps per epoch, for the text that trains the weights. */
 static uint64_t epoch(const tr_lm *t) {
     stx_batches_desc d;
     memset(&d, 0, sizeof d);
@@ -1907,12 +1912,12 @@ static void plan_evaluation(tr_lm *t) {
     t->blocks_see_more = !opt.same_length && !opt.eval_same_length;
     t->pad_id = opt.pad_id;
     t->mean_of_all = opt.pad_id >= 0 && opt.divide_all;
-    t->no_evaluation = opt.derive;      /* --derive evaluates its own networks */
+    t->no_evaluation = opt.derive;      /* --derive evaluates networks itself */
     eval_rows = opt.eval_mem >= 0 ? (size_t)opt.eval_mem : (size_t)opt.mem;
 }
 
-/* Sets the length of the run, the steps at which it logs, evaluates and saves, the
-   learning-rate schedule and the fall of the temperature. */
+/* Sets the length of the run, the steps at which it logs, evaluates and saves, and the
+   schedules of the learning rate and the temperature. */
 static void plan(tr_lm *t) {
     static const int kinds[] = {
         STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT, STX_LR_COSINE, STX_LR_CONSTANT

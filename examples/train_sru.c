@@ -16,7 +16,8 @@
 
 // >>options
 
-/* --literal without names selects the same flags as STX_SRU_LITERAL. */
+/* Compile-time check: --literal without names selects the same flags as
+   STX_SRU_LITERAL. */
 typedef char literal_is_every[(int)STX_SRU_LITERAL == (int)TR_EVERY ? 1 : -1];
 
 enum { CELL_SRUPP, CELL_SRU };
@@ -53,7 +54,8 @@ static struct {
     tr_lm_opt   lm;         /* options shared by all trainers */
 } opt;
 
-/* The second column says how checkpoints treat the option: see "Resuming" in train.h. */
+/* The second column determines how checkpoints treat the option: see "Resuming" in
+   train.h. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
     TR_CHOICE("cell", TR_MODEL, &opt.cell, "sru++|sru",
@@ -186,7 +188,7 @@ static tr_opt table[] = {
     "batch-sz=32 block-sz=64 eval-unroll=256 steps=2400 " \
     "optim=radam lr=0.02 schedule=recursive lr-warmup=60 weight-decay=0.01 grad-clip=1 "
 
-/* The settings that the published SRU++ runs share, with 4 layers of width 512. */
+/* The settings that all published SRU++ runs share, with 4 layers of width 512. */
 #define REFERENCE \
     CELL "tokens=bytes nlayers=4 hid-sz=512 proj-sz=128 emb-sz=0 attention-last=0 " \
     "highway-bias=-2 dropout=0.1 attn-dropout=0.1 " \
@@ -368,7 +370,7 @@ static void train(tr_lm *t) {
     }
 }
 
-/* Prints the learned weight of the attention of each layer at the end of a run. */
+/* Prints each layer's learned attention weight at the end of a run. */
 static void print_alpha(const tr_lm *t, FILE *out) {
     const run *r = (const run *)t;
     size_t l, count = 0;
@@ -430,8 +432,9 @@ static int describe_projs(run *r) {
     return 1;
 }
 
-/* Sets d->literal; the rest of d must be complete. Only the library knows which forms
-   apply to the model, so a model is created in a dry context and its desc is read. */
+/* Sets d->literal; all other fields of d must be set. Only the library knows which
+   forms apply to the model, so a model is created in a dry context and its desc is
+   read. */
 static int choose_literal(tr_lm *t, stx_sru_lm_desc *d) {
     stx_ctx *x;
     stx_sru_lm *m;
@@ -504,8 +507,8 @@ static size_t count(tr_lm *t, size_t vocab) {
     return n;
 }
 
-/* Writes a one-line description of the model to line, and the number of elements in
-   its memory to *states. */
+/* Writes a one-line description of the model to line. *states receives the number of
+   elements in its memory. */
 static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     size_t l, attending = 0;
     (void)t;
@@ -535,13 +538,13 @@ static int make(tr_lm *t) {
     od.momentum = opt.momentum;
     od.clip = opt.grad_clip;
     od.weight_decay = opt.weight_decay;
-    /* adagrad has no weight decay: ignore the one of a preset */
+    /* adagrad has no weight decay: ignore the value of a preset */
     if (opt.optim == OPTIM_ADAGRAD && !tr_given(&options, "weight-decay")) od.weight_decay = 0;
     return tr_lm_make(t, &od, opt.update_param_freq);
 }
 
-/* Checks the attention options. If --attention-last was not given, it first yields to
-   --attention-every and is limited to --nlayers. */
+/* Checks the attention options. First, if --attention-last was not given, sets it to 0
+   if there is an --attention-every, and limits it to --nlayers. */
 static int check_attention(tr_lm *t) {
     const unsigned long long layers = opt.nlayers, proj = opt.proj_sz;
     if (!tr_lm_decided(t, "attention-last")) {
@@ -566,7 +569,7 @@ static int check_attention(tr_lm *t) {
     return 1;
 }
 
-/* Checks the options against each other before any text is read. */
+/* Checks that the options are consistent before any text is read. */
 static int check(tr_lm *t) {
     const int srupp = opt.cell == CELL_SRUPP, attends = srupp && opt.attention;
     const int recursive = opt.schedule == LR_RECURSIVE, decays = opt.lr_decay < 1;
@@ -624,7 +627,7 @@ static void plan(tr_lm *t) {
     t->save_every = opt.lm.save_every;
     t->eval_blocks = opt.lm.eval_blocks;
 
-    /* attention looks back equally far from every token of the block */
+    /* from every token of the block, attention looks back equally far */
     t->eval_block = t->eval_window = opt.eval_unroll ? opt.eval_unroll : opt.block_sz;
 
     s->kind = kinds[opt.schedule];

@@ -55,7 +55,7 @@ static __attribute__((constructor)) void tr_win_start(void) {
 #define O_NONBLOCK        0
 #define S_ISLNK(mode)     ((void)(mode), 0)
 #undef X_OK
-#define X_OK              0         /* only used for directories, which are always searchable */
+#define X_OK              0         /* used only for directories, which are always searchable */
 #define fsync             _commit
 #define mkdir(path, mode) _mkdir(path)
 #define fchmod(fd, mode)  ((void)(fd), (void)(mode), 0)
@@ -66,8 +66,8 @@ struct tr_win_stat {
     uint64_t st_dev, st_ino, st_nlink;
 };
 
-/* Returns 0, or -1 with errno set. All names of a file share one st_ino, which this C
-   library's stat does not provide. */
+/* Sets *st. Returns 0, or -1 with errno set. All names of a file have the same st_ino,
+   which this C library's stat does not provide. */
 TR_WIN int tr_win_look(HANDLE file, struct tr_win_stat *st) {
     BY_HANDLE_FILE_INFORMATION f;
     DWORD kind = GetFileType(file);
@@ -114,8 +114,8 @@ TR_WIN int tr_win_fstat(int fd, struct tr_win_stat *st) {
 #define lstat tr_win_stat
 #define fstat tr_win_fstat
 
-/* Like tr_lock in train.h. Locks a byte far beyond the end of the file, because locked
-   bytes cannot be read. */
+/* Like tr_lock in train.h. Locks a byte far beyond the end of the file, because other
+   processes cannot read locked bytes. */
 TR_WIN int tr_win_lock(int fd) {
     const DWORD how = LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY;
     OVERLAPPED at;
@@ -125,7 +125,7 @@ TR_WIN int tr_win_lock(int fd) {
     return GetLastError() == ERROR_LOCK_VIOLATION || GetLastError() == ERROR_IO_PENDING ? 0 : -1;
 }
 
-/* Always fails, because there are no links: with the errno of readlink for an existing
+/* Always fails, because there are no links. errno is that of readlink for an existing
    file that is not a link, or for a missing file. */
 TR_WIN ssize_t tr_win_readlink(const char *path, char *to, size_t room) {
     struct tr_win_stat st;
@@ -217,7 +217,7 @@ struct tr_win_sigaction {
 
 static void (*tr_win_handler)(int) TR_UNUSED;
 
-/* Runs on a separate thread of the system, concurrently with the program. */
+/* Runs on a separate system thread, concurrently with the program. */
 TR_WIN BOOL WINAPI tr_win_event(DWORD event) {
     int sig = SIGHUP;
     if (event == CTRL_C_EVENT) sig = SIGINT;

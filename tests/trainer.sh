@@ -735,7 +735,7 @@ fi
 refused 'C.st' --data t.txt --eval-only --checkpoint C.st $old
 refused 'C.st' --no-train --generate 5 --checkpoint C.st $old
 refused 'checkpoint' --data t.txt --eval-only $old
-refused 'evaluation and generation without training require a --checkpoint' \
+refused 'evaluation and generation without training require --checkpoint' \
     --data t.txt --no-train --generate 5
 refused 'dir' --data t.txt $tiny $old --checkpoint dir
 refused 'nodir' --data t.txt $tiny $old --checkpoint nodir/C.st
@@ -1494,7 +1494,7 @@ refused "--score and --eval-only cannot be combined" \
 refused "--data has no effect" --checkpoint ten.st --score ../t.txt --data ../t.txt
 refused "--score-by has no effect" --checkpoint ten.st --score-by lines --no-train
 refused "--score none: No such file" --checkpoint ten.st --score none
-refused "evaluation and generation without training require a --checkpoint" --score ../t.txt
+refused "evaluation and generation without training require --checkpoint" --score ../t.txt
 cd ..
 rm -f tune/new.st
 good "the start can be the best" tune $tuned --steps 4 --lr 50 --grad-clip 0 --eval-every 2 \
@@ -1784,13 +1784,13 @@ good "--keep-best with --out" . --data t.txt $tiny --steps 4 --eval-every 2 --ev
 check "the name of the best" [ -s new/best/model.best.safetensors ]
 # refused options
 cd bad || exit 1
-refused 'evaluation and generation without training require a --checkpoint' --interactive
+refused 'evaluation and generation without training require --checkpoint' --interactive
 refused '--interactive and --eval-only cannot be combined' \
     --interactive --eval-only --checkpoint good.st
 refused '--prompt - and --interactive cannot be combined' \
     --interactive --prompt - --checkpoint good.st
 refused '--log has no effect' --interactive --checkpoint good.st --log L.jsonl
-refused '--keep-best requires a --checkpoint' $t $tiny --steps 3 --keep-best
+refused '--keep-best requires --checkpoint' $t $tiny --steps 3 --keep-best
 refused '--best and --keep-best cannot be combined' \
     $t $tiny $new --eval-every 1 --best B.st --keep-best
 refused '--out t.txt' $t $tiny --steps 3 --out t.txt

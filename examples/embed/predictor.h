@@ -14,11 +14,11 @@ typedef struct predictor predictor;
 predictor *predictor_create(void);
 void predictor_free(predictor *p);
 
-/* Reads n bytes once and returns the bits per byte. Each block is scored before it is
-   learned. */
+/* Reads n bytes once and returns the bits per byte. Each block is scored before the
+   model learns it. */
 double predictor_learn(predictor *p, const char *text, size_t n);
 
-/* Writes up to n likely bytes after the prompt to out; returns how many. */
+/* Writes up to n likely bytes that follow the prompt to out. Returns their number. */
 size_t predictor_continue(predictor *p, const char *prompt, char *out, size_t n);
 
 /* Returns the text of the first error, or "". */
