@@ -17,7 +17,8 @@
        h_t <- layernorm(h_t + sigmoid(Wg z_t + bg) tanh(Wc z_t + bc))
 
    The memory holds the last k inputs of each layer, so that reading a text in segments
-   gives the same result as reading it at once. docs/cookbook.md explains the program. */
+   gives the same result as reading it in one piece. docs/cookbook.md explains the
+   program. */
 #define SEQTX_IMPLEMENTATION
 #include "seqtx.h"
 #include "seqtx_text.h"

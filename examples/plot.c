@@ -5,9 +5,9 @@
        ./plot long.jsonl short.jsonl --log-x --smooth 50 --title "two spans" -o spans.svg
        ssh machine cat run.jsonl | ./plot - -o run.svg
 
-   The picture has a panel for everything that the runs have logged: loss by step and by
-   time, in the unit of the run; learning rate, tokens per second and gradient norm; the
-   spans of all heads; the probabilities of PAR's blocks; the losses of compression. */
+   The picture has a panel for each quantity that the runs have logged: loss by step and
+   by time, in the unit of the run; learning rate, tokens per second and gradient norm;
+   the spans of all heads; the probabilities of PAR's blocks; compression losses. */
 #include "train.h"
 #include "svg.h"
 #include "../seqtx.h"

@@ -36,8 +36,8 @@ TR_DEF const char *svg_number(char out[32], double x, int decimals) {
 }
 
 /* Appends the decimal digits at p to *m, without those beyond the precision of a
-   double. *kept and *dropped receive the numbers of digits. Returns the position after
-   the digits. */
+   double. *kept and *dropped receive the numbers of appended and of other digits.
+   Returns the position after the digits. */
 TR_DEF const char *svg_digits(const char *p, double *m, int *kept, int *dropped) {
     for (*kept = *dropped = 0; *p >= '0' && *p <= '9'; p++) {
         if (*m < 1e17) {

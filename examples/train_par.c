@@ -5,8 +5,8 @@
    A Transformer-XL of four layers:
        ./train_par --data FILE --pattern "(sf)4" --checkpoint xl.st
 
-   A search among 3^8 orders of blocks, what it found, and a network of that pattern which
-   starts with the weights of the search:
+   Three commands: a search among 3^8 block orders; the patterns that it found; training a
+   network with one of these patterns, starting from the weights of the search:
        ./train_par --data FILE --pattern search --nlayers 8 --checkpoint search.st
        ./train_par --checkpoint search.st --derive
        ./train_par --data FILE --pattern sffsffff --inherit search.st
@@ -571,8 +571,8 @@ static void log_search(run *r, double tau) {
     free(p);
 }
 
-/* Reads the next batch, from the text of the weights or that of the gates. Returns the
-   key of the step. *fresh receives the result of stx_batches_next. */
+/* Reads the next batch from the weights' text or the gates' text. Returns the key of
+   the step. *fresh receives the result of stx_batches_next. */
 static uint64_t next_batch(run *r, int *fresh) {
     tr_lm *t = &r->t;
     void **state = t->state;
@@ -699,7 +699,7 @@ static double time_block(stx_par *m, stx_par_state *memory, const stx_real *h, s
 
 /* Measures the milliseconds that an attention block and a feed-forward block take
    beyond an identity block, as medians over interleaved steps of one block of each kind
-   with a full memory. Writes them to cost. Returns 0 after an error. */
+   with a full memory. cost receives the two values. Returns 0 after an error. */
 static int measure(run *r, double cost[2]) {
     enum { ROUNDS = 41, WARM = 3 };
     static const char *const kind[3] = {"s", "f", "i"};
@@ -752,8 +752,8 @@ typedef struct racer {
     stx_par_state *memory[2];
 } racer;
 
-/* Returns the seconds that a training step without an update, or an evaluation,
-   takes. */
+/* Returns the duration of a training step without an update, or of an evaluation step,
+   in seconds. */
 static double time_step(const racer *c, int evaluate, const int32_t *ids, size_t B, size_t T) {
     stx_ctx *x = c->m->ctx;
     stx_par_state *memory = c->memory[evaluate];
@@ -772,7 +772,7 @@ static double time_step(const racer *c, int evaluate, const int32_t *ids, size_t
 }
 
 /* --race: times interleaved steps of two networks on the first tokens of the text.
-   speed[network] receives the tokens per second in [0] training and [1] evaluation.
+   speed receives tokens per second as [network][0: training, 1: evaluation].
    Returns 0 after an error. */
 static int race(run *r, const char *const pattern[2], double speed[2][2]) {
     enum { ROUNDS = 15, WARM = 3 };

@@ -544,7 +544,7 @@ static int make(tr_lm *t) {
 }
 
 /* Checks the attention options. First, if --attention-last was not given, sets it to 0
-   if there is an --attention-every, and limits it to --nlayers. */
+   if --attention-every is set, and limits it to --nlayers. */
 static int check_attention(tr_lm *t) {
     const unsigned long long layers = opt.nlayers, proj = opt.proj_sz;
     if (!tr_lm_decided(t, "attention-last")) {

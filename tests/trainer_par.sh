@@ -428,7 +428,7 @@ family_bad() {
         $t $tiny $new --pos-mode fixed
     refused '--proj-dims: expected .*, got 99999999999' \
         $t $tiny $new --words-out reference --cutoffs 5,12 --proj-dims 5,99999999999
-    refused '--latency fbnet: .*a time above 1' \
+    refused '--latency fbnet: .* time above 1' \
         $t $tiny $new --pattern search --latency fbnet --latency-table 0.1,0.1
     refused '--tau-end: .*1e-300' $t $tiny $new --pattern search --tau-end 1e-300
     refused '--eval-mem 1000000000: .*--max-memory' $t $tiny $new --eval-mem 1000000000
