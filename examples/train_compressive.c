@@ -797,7 +797,7 @@ static int check(tr_lm *t) {
     const int cmem = tr_given(&options, "cmem") && opt.cmem;
     const int cmems = tr_given(&options, "cmems") && opt.cmems;
     const tr_only only[] = {
-        {"gate-relu", gated, "a --gate"},
+        {"gate-relu", gated, "a --gate other than residual"},
         {"gate-bias", bias, with_bias},
         {"no-gate-bias", bias, with_bias},
         {"mogrify", opt.gate == STX_COMP_GATE_GRU, "--gate gru"},
@@ -807,7 +807,7 @@ static int check(tr_lm *t) {
         {"bptt", aux == STX_COMP_AUX_BPTT, "--aux bptt"},
         {"aux-dropout", attention, "--aux attention"},
         {"aux-weight", weighted, "--aux attention or autoencode"},
-        {"lr-start", opt.lr_warmup, "an --lr-warmup"},
+        {"lr-start", opt.lr_warmup, "runs with --lr-warmup"},
         {"lr-min", opt.schedule == SCHEDULE_COSINE, "--schedule cosine"},
         {"momentum", opt.optim == OPTIM_SGD, "--optim sgd"}
     };

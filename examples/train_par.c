@@ -1731,24 +1731,24 @@ static int check_useful(tr_lm *t) {
         {"proj-dims", ref, "--words-out reference"},
         {"proj-factor", ref, "--words-out reference"},
         {"div-val", adaptive, "--words-out adaptive"},
-        {"divide-all", opt.pad_id >= 0 || !opt.divide_all, "runs with a --pad-id"},
+        {"divide-all", opt.pad_id >= 0 || !opt.divide_all, "runs with --pad-id"},
         {"init-std", xl_init, "--init xl"},
         {"proj-init-std", xl_init && (adaptive || opt.adaptive_in),
             "--init xl with an adaptive vocabulary"},
         {"momentum", opt.optim == OPTIM_SGD, "--optim sgd"},
         {"lr-min", cosine, "--schedule cosine or xl-cosine"},
-        {"lr-start", ranges, "an --lr-warmup with a --schedule other than reference"},
+        {"lr-start", ranges, "--lr-warmup with a --schedule other than reference"},
         {"inherit", trains, "training, not to --no-train"},
         {"arch-lr", opt.arch_optim != ARCH_SAME, "a separate --arch-optim"},
         {"arch-weight-decay", opt.arch_optim != ARCH_SAME, "a separate --arch-optim"},
-        {"arch-every", opt.arch_share > 0, "runs with an --arch-share"},
-        {"latency-of", opt.latency > 0, "runs with a --latency"},
-        {"latency-weight", opt.latency > 0, "runs with a --latency"},
+        {"arch-every", opt.arch_share > 0, "runs with --arch-share"},
+        {"latency-of", opt.latency > 0, "runs with --latency"},
+        {"latency-weight", opt.latency > 0, "runs with --latency"},
         {"latency-target", opt.latency == STX_PAR_LATENCY_HINGE || opt.derive,
             "--latency hinge and to --derive"},
         {"latency-pass", measures,
-            "times that are measured (--latency, --derive), not to a table that is given or in "
-            "the checkpoint"}
+            "measured times (--latency, --derive), not to a --latency-table that is given or "
+            "stored in the checkpoint"}
     };
     return tr_check_only(&options, only, sizeof only / sizeof *only, t->err, TR_ERR);
 }

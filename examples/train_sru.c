@@ -581,13 +581,13 @@ static int check(tr_lm *t) {
         {"attention-last", attends, "the attention of --cell sru++"},
         {"attn-dropout", attends, "the attention of --cell sru++"},
         {"attn-norm", srupp, "--cell sru++"},
-        {"attn-norm-first", srupp && opt.attn_norm, "the --attn-norm of --cell sru++"},
+        {"attn-norm-first", srupp && opt.attn_norm, "--attn-norm with --cell sru++"},
         {"alpha-init", attends, "the attention of --cell sru++"},
         {"highway-bias", opt.skip, "--skip"},
         {"rescale", opt.skip, "--skip"},
         {"v-init", !opt.v1, "gates that depend on the state (without --v1)"},
         {"input-first", other_width && !opt.adapt_io,
-            "an --emb-sz other than --hid-sz, without --adapt-io"},
+            "--emb-sz other than --hid-sz, without --adapt-io"},
         {"adapt-io-separate", opt.adapt_io, "--adapt-io"},
         {"adapt-io-divval", opt.adapt_io, "--adapt-io"},
         {"adapt-io-cutoffs", opt.adapt_io, "--adapt-io"},
@@ -596,8 +596,8 @@ static int check(tr_lm *t) {
         {"momentum", opt.optim == OPTIM_SGD, "--optim sgd"},
         {"lr-first-zero", recursive, "--schedule recursive"},
         {"lr-min", recursive || opt.schedule == LR_COSINE, "--schedule cosine and recursive"},
-        {"lr-decay-from", decays, "an --lr-decay below 1"},
-        {"lr-decay-every", decays, "an --lr-decay below 1"}
+        {"lr-decay-from", decays, "--lr-decay below 1"},
+        {"lr-decay-every", decays, "--lr-decay below 1"}
     };
     if (!tr_check_only(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if (!check_attention(t)) return 0;
