@@ -3612,7 +3612,7 @@ struct tr_lm {
     stx_corpus  *text[3];       /* training, validation, test; NULL: there is none */
     char        *file[3];       /* paths of memory-mapped texts; otherwise NULL */
     stx_lm       lm;            /* the model */
-    stx_batches *batches;       /* of the training text */
+    stx_batches *batches;       /* batches of the training text */
     stx_optim   *optim;
     stx_schedule schedule;
 
@@ -3632,14 +3632,14 @@ struct tr_lm {
     int          eval_literal;  /* evaluate as the reference does */
     int          blocks_see_more;       /* a token read in a block sees more of the past
                                            than one read singly, as in generation */
-    uint64_t     log_every, eval_every, save_every;     /* in steps; 0: never */
+    uint64_t     log_every, eval_every, save_every;     /* intervals in steps; 0: never */
     uint64_t     eval_blocks;   /* number of blocks in an evaluation; 0: the whole text */
 
     /* progress */
     uint64_t     logged;        /* updates since the last log record */
     uint64_t     saved;         /* step of the last save */
     size_t       bad_updates;   /* consecutive updates that were not finite */
-    size_t       packed;        /* bytes of the matrices with --weights */
+    size_t       packed;        /* size of the rounded matrices in bytes (--weights) */
     int          unk_added;     /* an <unk> was added because a text required one */
     double       sum;           /* sum of the losses since the last log record */
     double       loss;          /* loss of the last step */
@@ -3698,10 +3698,10 @@ struct tr_lm {
     char         found_seal[32];        /* checksum of --checkpoint when opened; "": no file */
     char        *config;        /* the options as JSON, for the checkpoint */
     char        *made_dir;      /* the directory of --out, if this run created it */
-    char        *stop;          /* --stop, without escapes */
-    char        *prompt;        /* --prompt */
+    char        *stop;          /* --stop with its escapes decoded */
+    char        *prompt;        /* text of --prompt */
     size_t       prompt_len;
-    tr_adopted   adopted;       /* options from the checkpoint */
+    tr_adopted   adopted;       /* result of tr_options_adopt */
     tr_buf       sized;         /* as text: the options that the size of the text determined */
     tr_log       log;
     tr_term      term;
@@ -5567,9 +5567,9 @@ TR_DEF int tr_lm_choose(tr_lm *t) {
 }
 
 /* Chooses again after a step that used more memory than predicted, because spans grew
-   or words of other clusters occurred. The repetition ends, because each new prediction
-   is at least a twentieth above the peak, and the number of layers never falls. If no
-   number of layers fits, the choice remains unchanged. */
+   or words of other clusters occurred. This happens only a few times, because each new
+   prediction is at least a twentieth above the peak, and the number of layers never
+   falls. If no number of layers fits, the choice remains unchanged. */
 TR_DEF void tr_lm_choose_again(tr_lm *t) {
     size_t before = t->recompute, peak = stx_peak_bytes(t->x);
     if (!t->predicted || peak <= t->predicted || tr_lm_ranks(t) > 1) return;
