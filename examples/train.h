@@ -3280,13 +3280,13 @@ TR_DEF void tr_recent_add(tr_recent *r, int32_t token) {
     r->n++;
 }
 
-/* The repetition penalty of CTRL (arXiv:1909.05858, section 4.1). For each token with a
-   count above 0, however large, a positive logit is divided by the penalty, and a
-   negative one is multiplied by it. The result depends on the origin of the logits,
-   which are defined only up to a constant; log-probabilities, for example, are all
-   negative. Therefore the mean is subtracted first. (Training leaves the mean of the
-   logits near its initial value of 0, so this hardly changes the logits of a plain
-   output head.) */
+/* Applies the repetition penalty of CTRL (arXiv:1909.05858, section 4.1). For each
+   token with a count above 0, however large, a positive logit is divided by the
+   penalty, and a negative one is multiplied by it. The result depends on the origin of
+   the logits, which are defined only up to a constant; log-probabilities, for example,
+   are all negative. Therefore the mean is subtracted first. (Training leaves the mean
+   of the logits near its initial value of 0, so this hardly changes the logits of a
+   plain output head.) */
 TR_DEF void tr_penalise(double *x, const tr_recent *r, double penalty) {
     double mean = 0;
     size_t i, n = 0;

@@ -378,7 +378,7 @@ static void log_compression(run *r) {
    after the M / S segments that fill its memory. */
 static void restore_frozen(run *r) {
     const size_t S = opt.block_sz;
-    size_t l, segments = stx_batches_stream(r->t.batches) / S;     /* between two resets */
+    size_t l, segments = stx_batches_stream(r->t.batches) / S;     /* between two memory resets */
     if (!(r->model->desc.literal & STX_COMP_LITERAL_FREEZE)) return;
     if (opt.lm.random_segments) segments = (size_t)opt.lm.random_segments;
     for (l = 0; l < opt.nlayers; l++) {

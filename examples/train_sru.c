@@ -297,7 +297,7 @@ typedef struct run {
     tr_lm           t;      /* context, text, optimiser, log and more: see train.h */
     stx_sru_lm_desc desc;
     stx_sru_lm     *model;
-    size_t         *projs;  /* (nlayers), --cell sru: desc.sru.projs */
+    size_t         *projs;  /* (nlayers) storage of desc.sru.projs with --cell sru */
 } run;
 
 
