@@ -56,11 +56,11 @@
        y_i = sum_t a_t v_{i-t}
        loss = mean nll + span_loss sum_l L mean_heads z
 
-   The mask, the attention weights and the penalty are those of 1905.07799, except that
-   the mask reaches one token further (see Fidelity). The persistent vectors and the layer
-   without a feed-forward network are those of 1907.01470. The position term of s_t, the
-   window S and the cache length C are those of the authors' code. With fixed spans, m = 1
-   for t = 1..L.
+   The mask, the attention weights and the penalty follow 1905.07799, except that the
+   mask extends one token further (see Fidelity). The persistent vectors and the layer
+   without a feed-forward network follow 1907.01470. The position term of s_t, the
+   window S and the cache length C follow the authors' code. With fixed spans, m = 1 for
+   t = 1..L.
 
    With pers = N > 0, a layer has no feed-forward network and no LN2. Every head also
    attends to N learned key-value pairs (all-attention), with keys sqrt(D) pers_key and
@@ -271,29 +271,30 @@
    With learned spans, the heads are sorted into at most three groups
    (stx_head_groups_choose). For each group, the cache is projected only as far back as
    the group's longest span reaches; c is then a mean over the heads. There is only one
-   group if span_per_layer, no_renorm or literal is set. The same holds while some streams
-   have fewer cached rows than others, and where grouping would save too little. With
-   no_renorm or STX_SPAN_LITERAL_EPS, every key of the window is part of the normaliser,
-   so S_head = S. A layer with one long span and seven short ones then costs as much as a
-   layer with eight long ones.
+   group if span_per_layer, no_renorm or literal is set, while some streams have fewer
+   cached rows than others, or if grouping would save too little. With no_renorm or
+   STX_SPAN_LITERAL_EPS, every key of the window is part of the normaliser, so S_head =
+   S. A layer with one long span and seven short ones then costs as much as a layer with
+   eight long ones.
 
    The cached rows of all layers take B d sum_l C_l elements. If each step reads and
    writes the same memory, the buffer of a layer also has spare rows: min(T, C_l) on a
-   GPU, max(C_l / 2, min(T, C_l)) on a CPU. While C_l < L, both have up to min(C_l / 2, L
-   - C_l) more. Generation caches keys and values instead, in buffers of 2 S_l + 64 rows,
-   which take 2 d sum_l (2 S_l + 64) elements per stream. A new token costs 3 D sum_heads
-   S_head + 4 d^2 + 2 d f multiply-adds per layer, however long the text is. The speed of
-   generation is limited by memory bandwidth. With one stream and f32 weights, each token
-   reads 4 (4 d^2 + 2 d f) bytes of weights per layer, 4 V d bytes for the output head,
-   and 8 D sum_heads S_head bytes of keys and values per layer. With several streams, the
-   weights are read once for all of them.
+   GPU, max(C_l / 2, min(T, C_l)) on a CPU. While C_l < L, there are up to min(C_l / 2,
+   L - C_l) additional spare rows on either device. Generation caches keys and values
+   instead, in buffers of 2 S_l + 64 rows, which take 2 d sum_l (2 S_l + 64) elements
+   per stream. A new token costs 3 D sum_heads S_head + 4 d^2 + 2 d f multiply-adds per
+   layer, however long the text is. The speed of generation is limited by memory
+   bandwidth. With one stream and f32 weights, each token reads 4 (4 d^2 + 2 d f) bytes
+   of weights per layer, 4 V d bytes for the output head, and 8 D sum_heads S_head bytes
+   of keys and values per layer. With several streams, the weights are read once for all
+   of them.
 
    Fidelity to the authors' code for 1905.07799 and 1907.01470 (github.com/
    facebookresearch/adaptive-span, commit 27b815f)
        In double precision, losses, caches, all gradients and optimiser updates agree to
        within 1e-10 with those of an independent float64 implementation. Windows,
-       initialisers, positions and presets are those of the authors' code. Weights and
-       biases of linear layers are uniform in [-1/sqrt(columns), 1/sqrt(columns)]. The
+       initialisers, positions and presets match the authors' code. Weights and biases
+       of linear layers are uniform in [-1/sqrt(columns), 1/sqrt(columns)]. The
        embedding and key_pe are normal with standard deviation 1, persistent keys with
        1/sqrt(D) and persistent values with 1/sqrt(N). As in the authors' code, the mask
        m_t is the paper's m_z(t - 1), with m_z(x) = clamp((R + z - x) / R, 0, 1). A span
@@ -304,8 +305,8 @@
            STX_SPAN_LITERAL_EPS      a_t = m_t p_t / (sum_u m_u p_u + 1e-8), where p is
                                      the softmax over the whole window. A key beyond a
                                      head's span then reduces all weights if its score is
-                                     by far the largest. Default: eps = 0, the formula of
-                                     the paper; such keys then have no effect.
+                                     by far the largest. Default: eps = 0, as in the
+                                     paper's formula, so such keys have no effect.
            STX_SPAN_LITERAL_MEMORY   unwritten memory rows act as keys and values of zero.
                                      They contribute no gradient to Wk and Wv, but their
                                      scores are q.E_t / sqrt(D), so q, E and z learn from
@@ -320,29 +321,32 @@
 
        Omitted: dynamic spans, where z depends on the input.
 
-   Fidelity to fairseq's examples/adaptive_span (commit 3d262bb), a different model, also
-   based on 1905.07799. The weights of the two models are not interchangeable.
+   Fidelity to fairseq's examples/adaptive_span (commit 3d262bb). It is a different
+   model based on the same paper, 1905.07799. The weights of the two models are not
+   interchangeable.
        Supported:
            no_renorm         the mask multiplies the softmax over the window, without
                              renormalisation: a_t = m_t exp(s_t) / sum_{u=1..S} exp(s_u).
                              With pers, which fairseq lacks, the sum includes the
                              persistent vectors
            span_per_layer    all heads of a layer share one z, of shape (1)
-           fairseq_init      projections and, without adapt_io, the embedding normal with
-                             standard deviation 1/sqrt(d), W1 and W2 uniform in [-r, r]
-                             with r = sqrt(6 / (d + f)); the rest as in the authors' code
+           fairseq_init      projections and, without adapt_io, the embedding are normal
+                             with standard deviation 1/sqrt(d); W1 and W2 are uniform
+                             in [-r, r] with r = sqrt(6 / (d + f)); the rest is as in
+                             the authors' code
            STX_SPAN_LITERAL_MEMORY   fairseq, too, reads unwritten rows as zeros
        To reproduce fairseq, set adapt_span = no_renorm = fairseq_init = 1 and literal =
        STX_SPAN_LITERAL.
 
        Different: fairseq clamps z at the start of a forward pass, after S and C have been
-       computed. Here stx_span_clamp does so after the update. If an update makes every z
-       of a layer negative, fairseq's S and C are smaller than ours for one step, by up to
-       R rounded up to a multiple of 64. z in a fairseq checkpoint can be outside [0,1].
+       computed. Here, stx_span_clamp clamps z after the update. If an update makes
+       every z of a layer negative, fairseq's S and C are smaller than ours for one
+       step, by up to R rounded up to a multiple of 64. z in a fairseq checkpoint can be
+       outside [0,1].
 
        Omitted: in fairseq's data loader, the last position of a block has no target but
-       counts in the divisor, so its losses are (T - 1) / T of the true values.
-       Its memories carry over from training into validation and back. Its vocabulary has
+       is included in the divisor, so its losses are (T - 1) / T of the true values. Its
+       memories carry over from training into validation and back. Its vocabulary has
        four extra special symbols and is padded to a multiple of 8.
 
    Checkpoints of the authors' code and of fairseq can be converted to seqtx checkpoints
@@ -478,7 +482,7 @@ typedef struct stx_span_desc {
                                forward_columns, apply only with adapt_io */
     int    adapt_io_tied;   /* 1: input and output share tables and projections */
     double divval;          /* cluster i has width floor(d / divval^i); 0: 4 */
-    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first id of each cluster after the first;
+    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second, third, .. cluster;
                                                increasing, below vocab */
     size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that
                                are below vocab */
@@ -501,7 +505,7 @@ typedef struct stx_span_layer {
     stx_tensor *z;                          /* (H), (1) with span_per_layer, or NULL if
                                                spans are fixed */
     stx_tensor *pers_key, *pers_val;        /* (H,N,D); NULL without pers */
-    stx_tensor *wq, *wk, *wv, *wo;          /* (d,d); the first three are adjacent */
+    stx_tensor *wq, *wk, *wv, *wo;          /* (d,d); wq, wk, wv are adjacent in memory */
     stx_tensor *norm1_gain, *norm1_shift;   /* (d) */
     stx_tensor *w1, *b1;                    /* (f,d), (f); w1 to norm2_shift are NULL with
                                                pers */
@@ -546,10 +550,10 @@ typedef struct stx_span_state {
     stx_memory *memory; /* storage: n = layer[l].count rows of layer inputs, (B,n,d),
                            oldest first. layer[l].logical_count is the cache length, as
                            in the authors' code: C, or less while the cache refills after
-                           a span has grown. It affects only keys of steps, copies and
-                           checkpoints, not results. Rows
-                           of the window that are not stored are ignored; with
-                           STX_SPAN_LITERAL_MEMORY, they are read as zeros */
+                           a span has grown. It affects only step keys, copies and
+                           checkpoints, not results. Rows of the window that are not
+                           stored are ignored; with STX_SPAN_LITERAL_MEMORY, they are
+                           read as zeros */
 } stx_span_state;
 
 /* Creates an empty memory for B >= 1 streams. Returns NULL and sets an error if B is 0
@@ -563,8 +567,8 @@ STX_DEF void stx_span_state_free(stx_span_state *s);
 STX_DEF void stx_span_state_reset(stx_span_state *s);
 
 /* Empties the memory of one stream, for example when a new text begins in it. Until the
-   emptied rows have moved out of the cache, layers use one group of heads and a GPU does
-   not replay the steps. Sets an error if stream >= B. */
+   emptied rows have moved out of the cache, each layer uses a single group of heads,
+   and a GPU does not replay steps. Sets an error if stream >= B. */
 STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
 
 /* stx_span_state_get copies the memory of layer l to host memory, and stx_span_state_set
@@ -580,8 +584,8 @@ STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out)
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t cache_length,
                                const stx_real *in, size_t n);
 
-/* Copies the memory of n consecutive streams of `from`, beginning at from_stream, into
-   as many streams of `to`, beginning at to_stream, for example to regroup batches. Both
+/* Copies the memory of n consecutive streams of `from`, beginning at from_stream, to n
+   streams of `to`, beginning at to_stream, for example to regroup batches. Both
    memories must belong to the same context and have the same number of layers and the
    same d. If they are the same memory, the ranges must not overlap. Returns 1, or sets
    an error and returns 0. */
@@ -599,11 +603,11 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
 
 // >>api: forward
 
-/* ids (B,T) -> last hidden state (B,T,d). in is the memory to read (NULL acts as an empty
-   one), out the memory to write (NULL: none); they may be the same. Gradients do not
-   reach the memory. Returns NULL and sets an error if a memory belongs to another model
-   or its B differs from the B of ids. After an error, out may be partly written: call
-   stx_clear_error, then stx_span_state_reset. */
+/* ids (B,T) -> last hidden state (B,T,d). in is the memory to read (NULL: an empty
+   one), and out the memory to write (NULL: none). They may be the same memory.
+   Gradients do not reach the memory. Returns NULL and sets an error if a memory belongs
+   to another model or its B differs from the B of ids. After an error, out may be
+   partly written: call stx_clear_error, then stx_span_state_reset. */
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in,
                                      stx_span_state *out);
 
@@ -628,12 +632,12 @@ STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll);
 /* Clamps all z to [0,1]. Call it after every update. Does nothing if spans are fixed. */
 STX_DEF void stx_span_clamp(stx_span *m);
 
-/* The key for stx_step_run: a hash of everything that the host decides in a step with
-   these tokens and this memory (s may be NULL). This includes windows, sizes and
-   addresses. With adapt_io it includes the number of tokens per cluster (see
-   stx_adaptive_key), so set the tokens first. salt is hashed too: for a step with
-   several parts or memories, pass the key of one as the salt of the next. Waits until
-   the spans of the previous step are known. */
+/* Returns the key for stx_step_run: a hash of all host-side decisions in a step with
+   these tokens and this memory (s may be NULL), including windows, sizes and addresses.
+   With adapt_io, the key also depends on the number of tokens per cluster (see
+   stx_adaptive_key), so set the tokens first. salt is included in the hash: for a step
+   with several parts or memories, pass the key of each one as the salt of the next.
+   Waits until the spans of the previous step are known. */
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets,
                               const stx_span_state *s, uint64_t salt);
 
@@ -648,10 +652,10 @@ STX_DEF double stx_span_head_span(const stx_span *m, size_t l, size_t head);
 STX_DEF size_t stx_span_window(const stx_span *m, size_t l);
 STX_DEF size_t stx_span_cache_length(const stx_span *m, size_t l);
 
-/* Computes spans including the ramp, in tokens, as the authors' code logs them. For
-   *avg, the reach is computed from the mean z of each layer's heads, then averaged over
-   the layers. *max is the largest reach of any head. With fixed spans, both values are
-   L. Both are 0 if m is NULL. Either pointer can be NULL. */
+/* Computes spans including the ramp, in tokens, as the authors' code logs them. *avg
+   receives the mean over the layers of each layer's reach at the mean z of its heads.
+   *max receives the largest reach of any head. With fixed spans, both values are L. If
+   m is NULL, both are 0. Either pointer can be NULL. */
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 
 
@@ -684,9 +688,9 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g);
    contain some of the new tokens: call stx_clear_error, then stx_span_gen_reset. */
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n);
 
-/* The model as a table of functions, for programs that accept any model family. The
-   spans determine the windows, so the window arguments of state_create and gen_create
-   must be 0. If m is NULL, all fields are NULL. */
+/* Returns the model as a table of functions, for programs that accept any model family.
+   The spans determine the windows, so the window arguments of state_create and
+   gen_create must be 0. If m is NULL, all fields are NULL. */
 STX_DEF stx_lm stx_span_as_lm(stx_span *m);
 
 #ifdef __cplusplus
@@ -711,8 +715,8 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m);
 
 // >>creation
 
-/* S is trimmed in steps of this many tokens, and a cache has as many spare rows, as in
-   the authors' code. */
+/* The step, in tokens, in which S is trimmed, and the number of spare rows of a cache,
+   as in the authors' code. */
 enum { STX__SPAN_STEP = 64 };
 
 /* The limit on heads is the length of stx_head_groups.of. The limit on layers guards
@@ -963,7 +967,7 @@ static void stx__span_z(const stx_span *m, size_t l, double *mean, double *max) 
 }
 
 /* Returns reach = min(L, ceil(z L) + ceil(R)), or slightly more where f32 cannot
-   represent every distance. No key with m > 0 is beyond it. */
+   represent every distance. No key beyond this distance has m > 0. */
 static size_t stx__span_reach(const stx_span_desc *d, double z) {
     return stx_attention_reach(z, (double)d->span, d->ramp, d->span);
 }
@@ -986,8 +990,8 @@ static void stx__span_sizes(const stx_span *m, size_t l, size_t *S, size_t *C) {
    `rows` cached rows. There is a single group in each of these cases:
    - All heads have the same window: fixed spans, one head or span_per_layer.
    - Keys beyond a head's span affect the result: no_renorm or STX_SPAN_LITERAL_EPS.
-   - Zero keys precede the cached rows, which stx_attention does not support together
-     with groups: STX_SPAN_LITERAL_MEMORY.
+   - Zero keys precede the cached rows: STX_SPAN_LITERAL_MEMORY. stx_attention does not
+     support such keys together with groups.
    - Streams have different numbers of cached rows (masked). This ends when the emptied
      rows have moved out of the cache.
    - Grouping would save too few rows to pay for reordering the weights, which happens
@@ -1014,10 +1018,10 @@ static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows,
         need[head] = stx__span_reach(d, (double)z[head]) + 1;
     stx_head_groups_choose(need, d->heads, rows, &several);
 
-    /* A rule of thumb. For each row in `saved`, grouping avoids computing B D elements of
-       k and of v. Grouping reorders Wk and Wv in forward and backward, and adds up their
-       gradients: about 3 d^2 elements each are moved. So B D saved >= 3 d^2, where d = H
-       D, is required. */
+    /* Rule of thumb: for each row in `saved`, grouping avoids computing B D elements of
+       k and B D elements of v. However, it reorders Wk and Wv in both passes and adds
+       up their gradients, which moves about 3 d^2 elements per matrix. Therefore, group
+       only if B D saved >= 3 d^2, with d = H D. */
     for (head = 0; head < d->heads; head++) saved += rows - several.rows[several.of[head]];
     if (several.count > 1 && B * saved >= 3 * d->heads * d->dim) *g = several;
 }
@@ -1221,7 +1225,7 @@ static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h,
     in->persistent_v = p->pers_val;
 }
 
-/* Runs the rest of a layer after the attention, whose output is y:
+/* Runs the part of a layer after attention. y is the attention output:
        h'  = LN1(h + Wo y)
        h'' = LN2(h' + W2 dropout(relu(W1 h' + b1)) + b2)    omitted with pers
    There is no other dropout on the residual branches. */
@@ -1453,7 +1457,7 @@ static void *stx__span_lm_gen_create(void *m, size_t B, size_t window) {
     return stx_span_gen_create((stx_span *)m, B);
 }
 
-/* Defines stx__span_lm_states, which sets all state_ and gen_ functions except
+/* Defines stx__span_lm_states, which sets the fields state_* and gen_*, except
    state_create and gen_create. */
 STX_LM_STATES(span)
 

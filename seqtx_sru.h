@@ -65,7 +65,7 @@
    gradient of c' that comes from later times. Then
 
        dzr = dh (g - xt) m r (1-r)               gradient of r's argument
-       dc' = dh m r g' + e                       everything that reaches c'
+       dc' = dh m r g' + e                       total gradient of c'
        dzf = dc' (c - u0) f (1-f)                gradient of f's argument
        du0 = dc' (1-f)     du1 = dzf     du2 = dzr     dxt = dh (1 - m r)
        dvf += dzf c        dvr += dzr c          dbf += dzf      dbr += dzr
@@ -75,20 +75,20 @@
 
    At padding, all of these gradients are 0, and e does not change.
 
-   Why it runs in parallel. Substitute dc' in the line of e:
+   Why it runs in parallel. Substituting dc' into the update of e gives
 
        e <- J e + Q        J = f + vf (c - u0) f (1-f)        Q = dh m r g' J + dzr vr
 
    J and Q depend on c but not on e, so the backward pass is affine in e, and affine
    maps compose: (J1,Q1) followed by (J2,Q2) is (J2 J1, J2 Q1 + Q2). Time is cut into
-   chunks, whose maps are computed in parallel. Then each chunk applies the maps of all
-   later chunks to the last e, which yields its initial e, so all chunks can run at
-   once. This holds for every v and for tanh. In the forward pass, c' = f c + (1-f) u0
-   is affine only if f does not depend on c, that is, if vf = 0 (v1). Otherwise, the
-   forward pass is sequential in time and parallel over the B O columns.
+   chunks, and the maps of all chunks are computed in parallel. Each chunk then obtains
+   its initial e by applying the maps of all later chunks to the last e, so all chunks
+   can run in parallel. This holds for every v and for tanh. In the forward pass, c' = f
+   c + (1-f) u0 is affine only if f does not depend on c, that is, if vf = 0 (v1).
+   Otherwise, the forward pass is sequential in time and parallel over the B O columns.
 
-   SRU++. W3 x becomes W3 y, where y is the output of an attention of width P, which
-   follows a projection W1. The memory (B,M,Ci) has the layer's inputs at earlier times:
+   SRU++. W3 x becomes W3 y: W1 projects x to width P, and attention of this width
+   computes y. The memory (B,M,Ci) contains the layer's inputs at earlier times:
 
        z = W1 [memory ; x]
        [key | val] = W2 z                        keys and values come from z; the query is
@@ -100,8 +100,8 @@
 
    There are no position encodings: the recurrence represents the order. The memory stores
    raw inputs. They are projected in each step with the current W1 and contribute to its
-   gradient. With ds the gradient of the sum z + alpha_attn a, and with column vectors per
-   time, the gradients are as follows; weight gradients are summed over b and t:
+   gradient. Let ds be the gradient of the sum z + alpha_attn a. For the column vectors
+   of one time, the gradients are as follows; weight gradients are summed over b and t:
 
        dy = W3^T dU, times the dropout mask; ds follows from dy through LN
        dW3 = sum dU dropout(y)^T
@@ -113,8 +113,8 @@
 
    Gradients also reach the memory in stx_sru_forward, but not in stx_sru_segment.
 
-   While alpha_attn is 0, da is 0 too, so the first update changes only alpha_attn among
-   the weights of the attention. W2 learns from the second update on.
+   While alpha_attn is 0, da is 0 too, so alpha_attn is the only attention parameter
+   that the first update changes. W2 learns from the second update on.
 
    Why it works this way
        Why a negative highway_bias? r starts near sigmoid(highway_bias): 0.12 for -2, 0.05
@@ -140,7 +140,7 @@
 
        Why is a small layer not faster? Each time step waits for the previous one: a
        multiply-add, a sigmoid and another multiply-add. This latency stays the same
-       until the B O columns fill the vectors and threads. Up to that point, more
+       until the B O columns fill the SIMD lanes of all threads. Up to that point, more
        streams or units cost nothing.
 
    Worked example. Take one unit with v = 0, and let u1, u2 and the biases be 0, so that f
@@ -220,10 +220,10 @@
        cutoffs (lm)     see its comment   -            19997, 39997, 199997   -
 
    dropout acts on the embedding, on g(c') - xt in all layers but the last, before W3 in
-   all layers of SRU++, and on the last hidden state. A highway_bias of 0 has no other
-   default. The SRU++ paper trains with RAdam (STX_RADAM) at a learning rate of 3e-4,
-   weight decay 0.1, clipping to norm 1, and STX_LR_RECURSIVE with a warm-up of 16000
-   updates.
+   all layers of SRU++, and on the last hidden state. highway_bias = 0 is used as it is
+   and does not select another default. The SRU++ paper trains with RAdam (STX_RADAM) at
+   a learning rate of 3e-4, weight decay 0.1, clipping to norm 1, and STX_LR_RECURSIVE
+   with a warm-up of 16000 updates.
 
    Forward cost of a layer, in multiply-adds per token:
 
@@ -233,7 +233,8 @@
        SRU++, W3           k P O
 
    The recurrence is limited by memory bandwidth. Per column and time, the forward pass
-   reads u0, u1, u2 and x and writes h, 5 elements; the backward pass transfers 9.
+   transfers 5 elements (it reads u0, u1, u2 and x, and writes h), and the backward pass
+   transfers 9.
 
    For the backward pass, each layer saves the following elements, and one state per
    STX_SRU_TILE times. The input of a layer is the h of the previous layer:
@@ -243,15 +244,15 @@
                                                                segment, a, the sum, y;
                                                                memory
 
-   Recomputed layers need these elements for only one layer at a time; each of them
-   keeps only its input and its memory, B T O + Ci B M elements.
+   With recomputation, these elements exist for only one recomputed layer at a time.
+   Each recomputed layer stores only its input and its memory, B T O + Ci B M elements.
 
    Generation stores B O elements per layer, and for SRU++ also 2 P (2 window + 64)
-   elements per stream and attending layer. A token costs as many operations as in a
-   forward pass over a text. Its time is limited by memory bandwidth. With one stream
-   and f32 weights, each token reads 4 bytes per weight and, in each attending layer, 8
-   P bytes of keys and values per row of the window. With several streams, the weights
-   are read once for all of them.
+   elements per stream and attending layer. Each token costs as many operations as in a
+   forward pass over a text. The speed of generation is limited by memory bandwidth.
+   With one stream and f32 weights, each token reads 4 bytes per weight and, in each
+   attending layer, 8 P bytes of keys and values per row of the window. With several
+   streams, the weights are read once for all of them.
 
    Fidelity to the authors' code (version 2.6, and the development version 3.0, which has
    SRU++)
@@ -263,8 +264,8 @@
        code:
            STX_SRU_LITERAL_NORM   with a norm before the transform, the memory bypasses
                                   the norm: z = W1 memory, not W1 LN(memory). Default: the
-                                  memory is normalised like the segment, so that a text in
-                                  segments gives the same result as the whole text.
+                                  memory is normalised like the segment, so that a text
+                                  gives the same result in segments and as a whole.
        To reproduce the authors' code, set literal = STX_SRU_LITERAL, and for SRU++
        highway_bias = -2.
 
@@ -285,13 +286,14 @@
        RNNs can be read and written, and arrays of other shapes are refused. Inference
        supports every k, direction and V.
 
-       Omitted: the Billion Word trainer's streams of sentences (supply the corpus
+       Omitted: the Billion Word trainer's sentence streams (supply the corpus
        yourself), second derivatives, streaming with look-ahead, and arbitrary attention
-       masks. Attention is causal, optionally with a window, or sees everything with
-       not_causal. The authors' code sees everything if it gets no mask, so set
-       not_causal for encoders. Projections are never ignored (2.6 ignores those that do
-       not make a layer narrower). The recurrence of the last layer has no dropout mask;
-       for a single cell with dropout, use stx_sru_recurrence with a mask.
+       masks. Attention is causal, optionally with a window, or sees all times with
+       not_causal. Without a mask, the authors' attention sees all times, so set
+       not_causal for encoders. Projections are never ignored (version 2.6 ignores a
+       projection that does not make a layer narrower). The recurrence of the last layer
+       has no dropout mask; for a single cell with dropout, use stx_sru_recurrence with
+       a mask.
 
    Checkpoints can be converted to and from seqtx; docs/convert.md lists the names of the
    tensors.
@@ -335,8 +337,8 @@
    Easy to get wrong
        - Like f, r uses the state before t.
        - With two directions and k = 3, the highway of each direction is one half of x.
-       - The state after a call is that of the last time for the first direction, and that
-         of the first time for the second.
+       - After a call, the state belongs to the last time in the first direction, but to
+         the first time in the second direction.
        - m multiplies (g - xt) r. A dropped unit outputs xt, and m is drawn once for all
          times.
        - There is no activation and no bias between W1, W2 and W3. Only the gates have
@@ -344,7 +346,7 @@
        - In training, a query sees the whole previous segment and its own segment up to t:
          T + 1 to 2 T keys. Evaluation uses a window: stx_sru_state.window and keep.
        - The state and the memory that a segment reads are constants: gradients stop at
-         its start.
+         the start of the segment.
 
    GPU. Set the device in the desc passed to stx_create (see seqtx.h); nothing else
    changes. seqtx_cuda.cu includes the kernels of the recurrence if both files are in
@@ -424,10 +426,10 @@ typedef struct stx_sru_desc {
     int    norm;                /* layer norm: STX_SRU_NORM_BEFORE the transform, or
                                    _AFTER the recurrence */
     double dropout;             /* probability, in [0,1), of dropping g(c') - xt in all layers but
-                                   the last; one draw for all times. SRU++ also drops
-                                   inputs of W3, drawn separately at every time */
+                                   the last; one mask for all times. SRU++ also drops
+                                   inputs of W3, with a separate mask for every time */
     double rnn_dropout;         /* probability, in [0,1), of dropping the input of every transform;
-                                   one draw for all times */
+                                   one mask for all times */
     int    input_first;         /* 1: if input differs from O, a matrix maps x to O first,
                                    so that every layer has k = 3 */
     int    init_xavier;         /* STX_SRU_LINEAR: 1: Xavier initialisers, as in version 3.0 of the
@@ -539,10 +541,11 @@ typedef struct stx_sru_state {
                                buffer that is fully allocated at first use; 0: keep the
                                rows of the last segment, as in training */
     size_t     window;      /* when read: attention sees the last n times; 0: all. A segment
-                               without an input state uses that of its output state */
+                               without an input state uses the window of its output
+                               state */
     stx_memory *states;     /* c of each layer, (B,O) */
-    stx_memory *memory;     /* inputs of the layers that attend, (B,rows,Ci), of the same
-                               times in all layers; rows is stx_memory_max_rows(memory) */
+    stx_memory *memory;     /* inputs of the attending layers, (B,rows,Ci), at the same times in
+                               all layers; rows is stx_memory_max_rows(memory) */
     stx_real   *c;          /* states->all: (layers,B,O) on the device, always float */
 } stx_sru_state;
 
@@ -551,8 +554,8 @@ typedef struct stx_sru_state {
 STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B);
 STX_DEF void stx_sru_state_free(stx_sru_state *s);
 
-/* Sets the state to zero and empties the memory, of all streams or of one, for example
-   because a new text begins in it. Does nothing after an error. */
+/* Set the state to zero and empty the memory, for all streams or only for stream b, for
+   example when a new text begins in it. Do nothing after an error. */
 STX_DEF void stx_sru_state_reset(stx_sru_state *s);
 STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b);
 
@@ -571,12 +574,13 @@ STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state 
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix);
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix);
 
-/* Copies c to or from host memory in the shape of PyTorch's RNNs, (layers D, B, H), in
-   which row l D + s is direction s of layer l. The state itself stores (layers, B, D
-   H), which orders the elements differently if there are two directions. Therefore, set
-   takes the shape (d0,d1,d2) of its argument and refuses any other than (layers D, B,
-   H). It returns 1, or sets an error, returns 0 and leaves the state unchanged. For
-   elements in the order of the state, use stx_upload(x, s->c, ..). */
+/* Copy c to or from host memory in the state shape of PyTorch's RNNs, (layers D, B, H),
+   in which row l D + s is direction s of layer l. The state itself has the shape
+   (layers, B, D H), which orders the elements differently if there are two directions.
+   Therefore, stx_sru_state_set_nn takes the shape (d0,d1,d2) of `in` and rejects any
+   other than (layers D, B, H). It returns 1, or sets an error, returns 0 and leaves the
+   state unchanged. For elements in the order of the state, use stx_upload(x, s->c,
+   ..). */
 STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out);
 STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0, size_t d1,
                                  size_t d2);
@@ -615,7 +619,7 @@ typedef struct stx_sru_lm_desc {
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second, third, .. cluster */
     size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that
                                are below vocab */
-    int    separate_projs;  /* 1: the embedding has separate projections */
+    int    separate_projs;  /* 1: the embedding does not share the output's projections */
     int    forward_columns; /* order of the head's cluster logits; see stx_adaptive. 0: as in the
                                authors' code */
 } stx_sru_lm_desc;
@@ -660,11 +664,11 @@ STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
                                     const stx_sru_state *in, stx_sru_state *out);
 
-/* The key for stx_step_run: a hash of everything that the host decides in a step with
+/* Returns the key for stx_step_run: a hash of all host-side decisions in a step with
    these tokens and this state (each may be NULL), including sizes and addresses. With
-   adapt_io, it also depends on the number of tokens per cluster (see stx_adaptive_key),
-   so set the tokens first. salt is hashed too: for a step with several parts or states,
-   pass the key of one as the salt of the next. */
+   adapt_io, the key also depends on the number of tokens per cluster (see
+   stx_adaptive_key), so set the tokens first. salt is included in the hash: for a step
+   with several parts or states, pass the key of each one as the salt of the next. */
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
                                 const stx_sru_state *s, uint64_t salt);
 
@@ -683,8 +687,8 @@ typedef struct stx_sru_gen {
 } stx_sru_gen;
 
 /* Creates a generator for B >= 1 streams. window is the number of times that attention
-   looks back, at most 2^31. 0 means 1024 (not all times, as in stx_sru_io), because the
-   whole cache is allocated at creation. Returns NULL after an error. */
+   looks back, at most 2^31. 0 means 1024, unlike in stx_sru_io, because the whole cache
+   is allocated at creation. Returns NULL after an error. */
 STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window);
 STX_DEF void stx_sru_gen_free(stx_sru_gen *g);
 
@@ -699,16 +703,16 @@ STX_DEF void stx_sru_gen_reset(stx_sru_gen *g);
    pass. */
 STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n);
 
-/* The model as a table of functions, for programs that accept any model family. A
-   state that is created with a window also keeps that many rows of memory. If m is
-   NULL, all fields are NULL. */
+/* Returns the model as a table of functions, for programs that accept any model family.
+   A state created with a window also keeps that many rows of memory. If m is NULL, all
+   fields are NULL. */
 STX_DEF stx_lm stx_sru_as_lm(stx_sru_lm *m);
 
 
 // >>api: recurrence
 
-/* Inputs of the recurrence as an op. stx_sru_args has the formulas. u and bias are
-   required, and the others may be NULL. */
+/* Inputs of the recurrence as an op; see stx_sru_args for the formulas. u and bias are
+   required. All other pointers may be NULL. */
 typedef struct stx_sru_recurrence_in {
     stx_tensor *u;          /* (B,T,k,O) */
     stx_tensor *xr;         /* (B,T,O), the highway; k = 3 only */
@@ -736,8 +740,8 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
        xt = alpha xr (k = 3), u3 (k = 4), or 0 (k = 3 and xr NULL)
        h  = xt + (g(c') - xt) m r           g(c) = c, or tanh c
    Where pad is nonzero, c' = c and h = 0. Activations have the context's precision; v,
-   bias, states and their gradients are always float. The backward adds to the gradients
-   that are not NULL, except that it overwrites those marked as written. */
+   bias, states and their gradients are always float. The backward pass adds to the
+   gradients that are not NULL, except that it overwrites those marked "written". */
 typedef struct stx_sru_args {
     size_t B, T, H, D, k;           /* O = D H; D is 1 or 2 */
     int    tanh;
@@ -749,10 +753,10 @@ typedef struct stx_sru_args {
     const stx_real *m;              /* (B,O) or NULL: 1. Always float */
     const int32_t  *pad;            /* (B,T) or NULL */
     stx_real *h, *last;             /* (B,T,O); (B,O) or NULL */
-    stx_real *c;                    /* (B,tiles,O), saved for the backward: the state before each
-                                       tile of STX_SRU_TILE steps, in the order of the
-                                       direction. The backward recomputes the others.
-                                       NULL: no backward follows */
+    stx_real *c;                    /* (B,tiles,O), saved for the backward pass, which recomputes
+                                       the other states: the state before each tile of
+                                       STX_SRU_TILE steps, in the order of the
+                                       direction. NULL: no backward pass follows */
     const stx_real *dh, *dlast;     /* like h and last; NULL: 0 */
     stx_real *du, *dV;              /* like u and V: written. du is required, and so is dV if V is
                                        given */
@@ -879,10 +883,10 @@ static size_t stx__sru_work_bytes(stx_ctx *x, const stx_sru_args *a, int backwar
     return stx_sru_work(x, a, backward);
 }
 
-/* Returns the buffer into which the kernel writes the gradient of t. If *direct is 1,
-   it is t's gradient itself, to which nothing has been added yet. If *direct is 0, it
-   is a temporary buffer, which stx__sru_grad_add adds to the gradient if t requires
-   one. */
+/* Returns the buffer into which the kernel writes the gradient of t. *direct receives 1
+   if the buffer is t's gradient itself, to which nothing has been added yet. It
+   receives 0 if the buffer is temporary; stx__sru_grad_add then adds it to the
+   gradient, if t requires one. */
 static stx_real *stx__sru_grad_buffer(stx_ctx *x, stx_tensor *t, int *direct) {
     stx_real *g;
     *direct = 0;
@@ -899,7 +903,7 @@ static void stx__sru_recurrence_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const
     stx__sru_save *s = (stx__sru_save *)save;
     stx_sru_args *a = &s->a;
     int direct_u, direct_V = 1, fresh = 0;
-    a->dh = stx_grad(x, y, NULL);       /* 0 if only the final states have a gradient */
+    a->dh = stx_grad(x, y, NULL);       /* NULL if only the final states have a gradient */
     a->dlast = s->last ? s->last->grad : NULL;
     a->du = stx__sru_grad_buffer(x, in[0], &direct_u);
     a->dxr = in[1] ? stx_grad(x, in[1], &fresh) : NULL;
@@ -978,8 +982,8 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
 
 // >>recurrence: plain definition
 
-/* The values of one step. c is c'; at padding, it equals the old state, and the rest is
-   0. */
+/* The values of one step. c is c'; at padding, it equals the old state, and all other
+   values are 0. */
 typedef struct stx__sru_step {
     double vf, vr, f, r, c, g, xt, m;
     int padded;
@@ -1028,7 +1032,7 @@ STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state) {
                     size_t tile = b * stx_sru_tiles(a) + p / STX_SRU_TILE;
                     a->c[tile * O + o] = (stx_real)state[p];
                 }
-                /* at padding, h is 0, because all terms are */
+                /* at padding, h is 0, because all terms are 0 */
                 if (a->h)
                     a->h[(b * T + t) * O + o] = (stx_real)(s.xt + (s.g - s.xt) * s.m * s.r);
                 state[p + 1] = s.c;
@@ -1095,21 +1099,21 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
 
 // >>recurrence: work units
 
-/* Columns are independent, times are not, so vectors run along the columns. A work unit
-   is a block of columns of one batch row and direction, for all times or for a chunk of
-   them. It runs over time tile by tile. U and h are streamed, while the block's constants
-   (v, bias, mask) and its state stay in the L1 cache.
+/* Columns are independent but times are not, so loops are vectorised over columns. A
+   work unit is a block of columns of one batch row and direction, for all times or for
+   a chunk of them. It processes its times tile by tile. U and h are streamed, while the
+   block's constants (v, bias, mask) and its state stay in the L1 cache.
 
-   The forward stores only the state before each tile. The backward recomputes the states
-   and forget gates of a tile in the caches before it processes the tile in reverse. Both
-   passes together transfer 14 elements per column and time. Storing every c would take
-   16, and (B,T,O) more elements of memory.
+   The forward pass stores only the state before each tile. The backward pass recomputes
+   the states and forget gates of a tile in the caches before it processes the tile in
+   reverse. The two passes together transfer 14 elements per column and time. Storing
+   every c would increase this to 16, and memory by B T O elements.
 
    If there are fewer blocks than threads, time is also cut into chunks (see "Why it runs
    in parallel" in the manual). The first pass computes the affine maps of all chunks in
    parallel. In the second, each chunk first applies the maps of the chunks that precede
-   it (forward) or follow it (backward), so that none waits, and then runs its steps. The
-   forward is affine only without v and V. */
+   it (forward) or follow it (backward), so that no chunk waits for another, and then
+   runs its steps. The forward pass is affine only without v and V. */
 
 enum {
     STX__SRU_LARGE     = 8 << 20,                   /* a call with more bytes of h than this does
@@ -1118,12 +1122,12 @@ enum {
     STX__SRU_MIN_WIDTH = 16
 };
 
-/* How a call is divided. */
+/* The division of a call into work units. */
 typedef struct stx__sru_plan {
     size_t O;               /* D H */
     size_t ldu;             /* k O, the stride between rows of u */
     size_t width;           /* columns per block */
-    size_t blocks;          /* per direction */
+    size_t blocks;          /* blocks per direction */
     size_t units;           /* blocks of all batch rows and directions */
     size_t tiles;           /* number of tiles that the T times are cut into */
     size_t chunks;          /* number of chunks that the tiles are divided into */
@@ -1132,16 +1136,16 @@ typedef struct stx__sru_plan {
     size_t maps;            /* elements of the chunks' affine maps, (B,chunks,2,O); 0 for 1 chunk */
 } stx__sru_plan;
 
-/* Returns 1 if there is nothing to compute. T = 0 is not empty, because last becomes
-   c0. */
+/* Returns 1 if there is nothing to compute. T = 0 does not count as empty, because
+   `last` receives c0. */
 static int stx__sru_is_empty(const stx_sru_args *a) {
     return !a->B || !a->H || !a->D;
 }
 
-/* Divides a call. Rows of a block have up to 4 KB: long enough to stream through whole
-   pages, and short enough that the block's constants and state fit in the L1 cache and,
-   in the backward, a tile of states in the L2 cache. Blocks are narrower if the threads
-   need more of them. */
+/* Divides a call into work units. Rows of a block have up to 4 KB: long enough to
+   stream through whole pages, and short enough that the block's constants and state fit
+   in the L1 cache and, in the backward pass, a tile of states in the L2 cache. Blocks
+   are narrower if the threads need more of them. */
 static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_t threads,
                                int backward) {
     const int affine = backward || (!a->v && !a->V);
@@ -1152,13 +1156,14 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
         plan->blocks = (a->H + plan->width - 1) / plan->width;
         plan->units = a->B * a->D * plan->blocks;
         if (plan->width <= STX__SRU_MIN_WIDTH) break;
-        /* wide blocks need 4 units per thread for balance, or an exact multiple */
+        /* with wide blocks, load balance requires 4 units per thread or a multiple of
+           threads */
         if (plan->units >= threads * (plan->width > 128 ? 4 : 1)) break;
         if (plan->units >= threads && plan->units % threads == 0) break;
     }
 
-    /* computing the maps takes 0.7 of the time of the second pass, so chunks pay off
-       from 3 threads per unit on */
+    /* computing the maps takes 0.7 times as long as the second pass, so chunks are
+       worthwhile with 3 or more threads per unit */
     plan->chunks = 1;
     if (3 * plan->units <= threads && affine) {
         plan->chunks = STX_MIN(2 * threads / plan->units, plan->tiles / 2);
@@ -1169,13 +1174,13 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
     plan->chunks = 1;
     if (plan->chunk_tiles)
         plan->chunks = (plan->tiles + plan->chunk_tiles - 1) / plan->chunk_tiles;
-    /* c, zeros and ones; in the backward also stx__sru_tile */
+    /* rows for c, zeros and ones; in the backward pass, also for stx__sru_tile */
     plan->scratch = plan->width * (backward ? 3 * STX_SRU_TILE + 13 : 3);
     plan->maps = plan->chunks > 1 ? 2 * a->B * plan->chunks * plan->O : 0;
 }
 
-/* work contains the maps, in the backward also the sums of dv and of dbias, (B
-   chunks,2,O) each, and then the scratch memory */
+/* work contains the maps; then, in the backward pass, the sums of dv and dbias, (B
+   chunks,2,O) each; and then the scratch memory */
 STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
     stx__sru_plan plan;
     size_t n;
@@ -1192,7 +1197,7 @@ typedef struct stx__sru_block {
     size_t    b, s;                             /* batch row and direction */
     size_t    o, n;                             /* first column, number of columns */
     size_t    O, ldu;
-    int       large;                            /* the call does not fit in the caches */
+    int       large;                            /* 1: the call does not fit in the caches */
     ptrdiff_t sign;                             /* 1, or -1 in the second direction */
     const stx_real *vf, *vr, *bf, *br, *m;      /* (n) */
     stx_real *c;                                /* (n), the current state */
@@ -1256,7 +1261,7 @@ static const stx_real *stx__sru_plane(const stx__sru_block *block, size_t row, s
     return block->a->u + row * block->ldu + i * block->O + block->o;
 }
 
-/* Returns the highway before it is multiplied by alpha. *ld is its stride between
+/* Returns the highway before it is multiplied by alpha. *ld receives its stride between
    steps. */
 static const stx_real *stx__sru_highway(const stx__sru_block *block, size_t row, ptrdiff_t *ld) {
     const stx_sru_args *a = block->a;
@@ -1272,9 +1277,9 @@ static const stx_real *stx__sru_highway(const stx__sru_block *block, size_t row,
     return block->zeros;
 }
 
-/* Columns per piece in which rows are processed. Before each piece, the same columns of
-   the next row are prefetched, because rows are many pages apart, farther than hardware
-   prefetchers reach. */
+/* Rows are processed in pieces of this many columns. Before each piece, the same
+   columns of the next row are prefetched, because rows are many pages apart, beyond the
+   reach of hardware prefetchers. */
 enum { STX__SRU_PIECE = 128 };
 
 #define STX__SRU_PREFETCH(row, from, to) stx_prefetch((row) + (from), (to) - (from))
@@ -1312,10 +1317,10 @@ static inline void stx__sru_fence(int stream) {
 #define STX__SRU_OUT stx_real *STX_RESTRICT
 
 /* Inputs of the loops over the steps of a run. ld* are the strides between rows. In the
-   backward, the pointers are at the last step, and the loops go back from there. The
-   loops write nothing that they read through this struct. gcc vectorises them only if
-   it knows that: all written pointers are parameters with STX_RESTRICT, these fields
-   have it, and so must the pointer to the struct in every function. */
+   backward pass, the pointers are at the last step, and the loops run in reverse. The
+   loops never write to memory that they read through this struct. gcc must know this to
+   vectorise them. Therefore, these fields and all parameters that are written through
+   have STX_RESTRICT, and so must the pointer to the struct in every function. */
 typedef struct stx__sru_rows {
     STX__SRU_IN u0;                             /* planes of u */
     STX__SRU_IN u1;
@@ -1339,8 +1344,9 @@ typedef struct stx__sru_rows {
     int large, tanh_, gates;
 } stx__sru_rows;
 
-/* Describes `steps` steps of a block. row is where the loop starts: the first step in
-   the forward, the last step in the backward, which goes back from there. */
+/* Describes `steps` steps of a block. row is where the loop starts: at the first step
+   in the forward pass, and at the last step in the backward pass, which runs in
+   reverse. */
 static void stx__sru_set_rows(stx__sru_rows *r, const stx__sru_block *block, size_t row,
                               size_t steps) {
     const stx_sru_args *a = block->a;
@@ -1366,8 +1372,8 @@ static void stx__sru_set_rows(stx__sru_rows *r, const stx__sru_block *block, siz
     r->gates = a->V != NULL;
 }
 
-/* Runs the steps of a run: writes h (steps,n) and updates the state c (n). In the loop,
-   cp is c of the previous step, and cn is c':
+/* Computes the steps of a run: writes h (steps,n) and updates the state c (n). In the
+   loop, cp is c of the previous step, and cn is c':
        f  = sigmoid(u1 + vf c + bf)       c' = u0 + (c - u0) f
        r  = sigmoid(u2 + vr c + br)       h  = xt + (g(c') - xt) m r */
 STX_INNER void stx__sru_fwd_steps_as(int fma, STX__SRU_OUT h, STX__SRU_OUT c,
@@ -1442,8 +1448,8 @@ static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *block, const stx__sru
     }
 }
 
-/* With v = 0, composes the map of a run, c_end = slope c_begin + offset, with that of
-   the preceding steps. */
+/* With v = 0, composes the map of a run, c_end = slope c_begin + offset, with the map
+   of the preceding steps. */
 STX_INNER void stx__sru_fwd_map(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset, STX__SRU_IN u0,
                                 STX__SRU_IN u1, ptrdiff_t ldu, STX__SRU_IN bf, size_t steps,
                                 size_t n) {
@@ -1550,7 +1556,8 @@ static void stx__sru_fwd_part(const stx_share *share, const void *job) {
         const size_t bytes = block.n * sizeof *block.c;
         size_t before;
 
-        /* every chunk computes the state before it by itself, so that none waits */
+        /* every chunk computes its own initial state, so that no chunk waits for
+           another */
         memcpy(block.c, a->c0 ? a->c0 + block.b * block.O + block.o : block.zeros, bytes);
         for (before = 0; before < chunk; before++)
             stx__sru_apply_map(&block, plan, before, block.c);
@@ -1613,7 +1620,7 @@ STX_EACH_ISA(stx__sru_states,
              (STX__SRU_OUT cs, STX__SRU_OUT fs, const stx__sru_rows *STX_RESTRICT in),
              cs, fs, in)
 
-/* The part of a backward step that does not depend on e, for one column. With dhm = dh m:
+/* The values of a backward step that do not depend on e, for one column; dhm is dh m:
        h  = xt + (g(c') - xt) m r         dzr = dhm (g - xt) r (1-r)
                                           dc' = dhm r g' + e = dc_h + e
        c' = u0 + (c - u0) f               dzf = dc' (c - u0) f (1-f) = dc' df */
@@ -1711,7 +1718,7 @@ STX_EACH_ISA(stx__sru_bwd_steps,
               const stx__sru_rows *STX_RESTRICT in),
              du, dx, dV, e, gvf, gvr, gbf, gbr, in)
 
-/* Composes the map of e over a run with that of the following steps:
+/* Composes the map of e over a run with the map over the following steps:
        offset <- J offset + Q             slope <- J slope */
 STX_INNER void stx__sru_bwd_map_as(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset,
                                    const stx__sru_rows *STX_RESTRICT in, int tanh_, int gates) {
@@ -1747,8 +1754,8 @@ STX_EACH_ISA(stx__sru_bwd_map,
              (STX__SRU_OUT slope, STX__SRU_OUT offset, const stx__sru_rows *STX_RESTRICT in),
              slope, offset, in)
 
-/* Scratch memory of the backward, in rows of plan.width. Sums are accumulated per tile
-   and then over the tiles, which reduces rounding errors. */
+/* Scratch memory of the backward pass, in rows of plan.width. Sums are accumulated per
+   tile and then over the tiles, which reduces rounding errors. */
 typedef struct stx__sru_tile {
     stx_real *cs;       /* STX_SRU_TILE + 1 rows: states before the first step and after each */
     stx_real *fs;       /* STX_SRU_TILE rows: forget gates */
@@ -1801,7 +1808,8 @@ static void stx__sru_bwd_padding(const stx__sru_block *block, size_t row) {
         for (i = 0; i < 2; i++) memset(a->dV + (row * 2 + i) * O + o, 0, bytes);
 }
 
-/* Runs the backward of the run p .. end - 1, in the tile that begins at first. */
+/* Runs the backward pass of the run p .. end - 1, in the tile that begins at step
+   `first`. */
 static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t width,
                              stx__sru_tile *w, stx__sru_rows *r, size_t first, size_t p,
                              size_t end) {
@@ -1813,8 +1821,8 @@ static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t wid
     int add = 0;
     size_t j;
 
-    /* dx is plane 3, dxr, or a temporary buffer that is then added to dxr or
-       discarded */
+    /* dx is written to plane 3, to dxr, or to a temporary buffer, which is then added
+       to dxr or discarded */
     r->ldd = (ptrdiff_t)width;
     if (a->k == 4) {
         dx = du + 3 * O;
@@ -1836,8 +1844,8 @@ static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t wid
     }
 }
 
-/* Runs the backward of a tile. If slope is not NULL, computes only the map of e: the
-   slope, and the offset at slope + O. */
+/* Runs the backward pass of a tile. If slope is not NULL, computes only the map of e:
+   its slope at `slope`, and its offset at slope + O. */
 static void stx__sru_bwd_tile(stx_ctx *x, const stx__sru_block *block, const stx__sru_plan *plan,
                               stx__sru_tile *w, size_t tile, stx_real *slope) {
     const stx_sru_args *a = block->a;
@@ -1896,7 +1904,7 @@ static void stx__sru_bwd_part(const stx_share *share, const void *job) {
         size_t tile, after, j, g;
         stx__sru_tile_init(&w, &block, plan->width);
 
-        /* the e that comes from later chunks */
+        /* the initial e, from the maps of the later chunks */
         for (j = 0; j < block.n; j++) w.e[j] = a->dlast ? a->dlast[at + j] : 0;
         for (after = plan->chunks; --after > chunk;)
             stx__sru_apply_map(&block, plan, after, w.e);
@@ -2008,7 +2016,7 @@ static int stx__sru_check_attention(stx_ctx *x, stx_sru_desc *d) {
                  d->attention_every, d->attention_last);
         return 0;
     }
-    /* with attention_last, attention_every stays 0, so a desc can be resolved again */
+    /* with attention_last, attention_every stays 0, so a resolved desc is valid too */
     if (!d->attention_every && !d->attention_last) d->attention_every = 1;
     if (srupp && d->attention_every > d->layers)
         return stx__sru_bad(x, "attention_every", (double)d->attention_every,
@@ -2104,10 +2112,11 @@ static stx_tensor *stx__sru_param(stx_params *params, const char *prefix, size_t
     return stx_param(params, init, a, full, d0, d1, 0, 0);
 }
 
-/* Scales the initial W3 like the authors' code. SRU++: for the dropout before it.
-   Version 2.6: all planes for rnn_dropout and norm; plane 0 for dropout; planes 1 and 2
-   to variance 1/2, because v c adds the other half; plane 3 by alpha with rescale,
-   because the cell multiplies the highway by alpha only if k = 3. */
+/* Scales the initial W3 as the authors' code does. With SRU++, the scale depends on the
+   dropout before W3. Version 2.6 scales all planes for rnn_dropout and norm, and plane
+   0 for dropout. It scales planes 1 and 2 to variance 1/2, because v c adds the other
+   half. With rescale, it multiplies plane 3 by alpha, because the cell multiplies the
+   highway by alpha only if k = 3. */
 static void stx__sru_scale_w3(stx_ctx *x, const stx_sru_desc *d, size_t l,
                               const stx_sru_layer *y) {
     const size_t O = stx__sru_columns(d);
@@ -2246,8 +2255,8 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
     return stx_tokens(x, pad, B, T);
 }
 
-/* Sets the rows of h (B,T,O) to 0 where padded (B,T), in host memory, is nonzero. It is
-   rarely used, so it simply multiplies by a mask. */
+/* Sets the rows of h (B,T,O) to 0 where padded (B,T), in host memory, is nonzero. This
+   case is rare, so the function simply multiplies by a mask. */
 static stx_tensor *stx__sru_zero_rows(stx_ctx *x, stx_tensor *h, const unsigned char *padded) {
     size_t rows, O, i, o;
     stx_real *mask;
@@ -2281,8 +2290,8 @@ static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *query, stx_tensor *kv
     return stx_attention(m->ctx, &a, &d);
 }
 
-/* Runs the rest of a transform after the attention, whose output is a (NULL in layers
-   that only project):
+/* Runs the part of a transform after attention. a is the attention output, or NULL in
+   layers that only project:
        y = LN(z + alpha_attn a)        U = W3 dropout(y) */
 static stx_tensor *stx__sru_after(stx_sru *m, const stx_sru_layer *p, stx_tensor *z,
                                   stx_tensor *a) {
@@ -2294,9 +2303,9 @@ static stx_tensor *stx__sru_after(stx_sru *m, const stx_sru_layer *p, stx_tensor
     return stx_linear(x, y, p->w3, NULL, STX_ACT_NONE);
 }
 
-/* Returns U (B,T,k O) of layer l (2102.12459, section 3). h (B,T,Ci) is its input and
-   memory (B,M,Ci) its memory or NULL, both after layer norm. pad is the padding (B,M+T)
-   of all keys. */
+/* Returns U (B,T,k O) of layer l (2102.12459, section 3). h (B,T,Ci) is the layer's
+   input, and memory (B,M,Ci) is its memory or NULL, both after layer norm. pad is the
+   padding (B,M+T) of all keys. */
 static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *memory,
                                       const stx_ids *pad, size_t window) {
     stx_ctx *x = m->ctx;
@@ -2353,8 +2362,8 @@ typedef struct stx__sru_job {
     int memory, c0, last;           /* which optional tensors are present */
 } stx__sru_job;
 
-/* Creates a dropout mask (B,O) for all times, or NULL if nothing is dropped. Returns 0
-   after an error. */
+/* *mask receives a dropout mask (B,O) for all times, or NULL if nothing is dropped.
+   Returns 0 after an error. */
 static int stx__sru_mask(stx_sru *m, size_t l, size_t B, stx_tensor **mask) {
     stx_ctx *x = m->ctx;
     stx_tensor *ones;
@@ -2367,7 +2376,7 @@ static int stx__sru_mask(stx_sru *m, size_t l, size_t B, stx_tensor **mask) {
     return 1;
 }
 
-/* Returns U of a custom transform, and sets *V if there is a V. */
+/* Returns U of a custom transform. *V receives its V, if it has one. */
 static stx_tensor *stx__sru_custom(stx_sru *m, size_t l, stx_tensor *in, size_t size,
                                    stx_tensor **V) {
     const char *op = "stx_sru_forward";
@@ -2402,7 +2411,7 @@ static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, st
         if (memory && !(d->literal & STX_SRU_LITERAL_NORM))
             memory = stx_layernorm(x, memory, p->gain, p->shift, 1e-5);
     }
-    in = stx_dropout_variational(x, in, d->rnn_dropout); /* the memory is not dropped */
+    in = stx_dropout_variational(x, in, d->rnn_dropout); /* no dropout on the memory */
     if (!stx__sru_mask(m, job->l, B, &cell.mask)) return NULL;
     if (d->custom) U = stx__sru_custom(m, job->l, in, B * T * p->k * m->O, &V);
     else U = stx__sru_transform(m, job->l, in, memory, job->key_pad, job->window);
@@ -2624,8 +2633,7 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
     if (in) io.window = in->window;
     else if (out) io.window = out->window;
 
-    /* read the state into copies, because it can change before the backward needs
-       them */
+    /* copy the state, because it can change before the backward pass reads it */
     for (l = 0; in && l < layers; l++) {
         c0[l] = stx_memory_read(in->states, l, 1);
         memory[l] = stx_memory_read(in->memory, l, M);
@@ -2743,8 +2751,9 @@ static int stx__sru_lm_bad(stx_ctx *x, const char *field, double got, const char
 }
 
 /* Describes the embedding and the output head. Initialisers are as in the authors'
-   trainers: tables uniform in [-sqrt(3/width), sqrt(3/width)], where width is emb for
-   the embedding and dim for the output head, Xavier projections, biases 0. */
+   trainers: tables are uniform in [-sqrt(3/width), sqrt(3/width)], where width is emb
+   for the embedding and dim for the output head; projections are Xavier-uniform; biases
+   are 0. */
 static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_vocab_io_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
@@ -2959,7 +2968,8 @@ STX_DEF void stx_sru_gen_reset(stx_sru_gen *g) {
     stx_cache_reset(g->cache);
 }
 
-/* Like stx__sru_transform, for new times whose keys and values go to the cache. */
+/* Like stx__sru_transform, but for new times, and stores their keys and values in the
+   cache. */
 static stx_tensor *stx__sru_gen_transform(stx_sru_gen *g, size_t l, stx_tensor *h) {
     stx_sru *m = g->model->sru;
     stx_ctx *x = m->ctx;

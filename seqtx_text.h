@@ -6,10 +6,11 @@
        #include "seqtx_attn_span.h"             #include "seqtx_text.h"
        #include "seqtx_text.h"
 
-   It depends only on seqtx.h. Include it after the family headers that you use. If you
-   use it alone, it includes seqtx.h, which must be in the same directory or on the
-   include path. Link with -lm (and -pthread on older systems). If seqtx.h is implemented
-   in another file, SEQTX_TEXT_IMPLEMENTATION compiles only the implementation of this
+   This header depends only on seqtx.h. Include it after the family headers that you
+   use. Without a family header, it includes seqtx.h, which must be in the same
+   directory or on the include path. Link with -lm (and with -pthread if glibc is older
+   than 2.34). If another file already implements seqtx.h, define
+   SEQTX_TEXT_IMPLEMENTATION instead, which compiles only the implementation in this
    header.
 
    The models take token ids and do not need this header. The trainers read text with it.
@@ -59,9 +60,9 @@
      in the same way, so adjacent ranges neither lose nor share text.
 
      The caller owns everything created here and must free it before the context. All
-     functions accept NULL for their object, and do nothing if the context has an error.
-     They report their own errors through the context: STX_ERR_IO if a file cannot be
-     read, STX_ERR_FORMAT if its contents are invalid, STX_ERR_ARG for a wrong argument.
+     functions accept NULL as their object, and do nothing if the context has an error.
+     They report errors through the context: STX_ERR_IO if a file cannot be read,
+     STX_ERR_FORMAT if its contents are invalid, STX_ERR_ARG for a wrong argument.
 
    QUICK START (compiles as is): reads the words of this file in batches of two streams.
 
@@ -107,9 +108,9 @@
    TO ADD A KIND OF TOKEN, change stx__scan_next (splits a text into pieces),
    stx__range_limit (finds where a part of a file may start), stx_vocab_decode (joins
    pieces) and stx__piece_valid (checks the pieces of a stored vocabulary). Stored
-   vocabularies contain the number of the kind, so add new kinds at the end. Tokens from
-   another tokeniser require no change: stx_corpus_wrap takes token ids, and STX_TOK_IDS
-   reads them from a file.
+   vocabularies contain the numeric value of the kind, so add new kinds at the end.
+   Tokens from another tokeniser require no change: stx_corpus_wrap takes token ids, and
+   STX_TOK_IDS reads them from a file.
 */
 #if !defined(SEQTX_H) || (defined(SEQTX_IMPLEMENTATION) && !defined(SEQTX_IMPLEMENTATION_DONE))
   #include "seqtx.h"
@@ -147,13 +148,13 @@ typedef struct stx_vocab_desc {
     int kind;           /* STX_TOK_.. (default: STX_TOK_BYTES) */
     int order;          /* STX_ORDER_.. (default: STX_ORDER_FIRST). Adaptive input and
                            softmax require a COUNT order */
-    int compact;        /* BYTES: 1 numbers only the bytes that occur, see the manual */
+    int compact;        /* BYTES: 1 assigns ids only to bytes that occur; see the manual */
     int eos;            /* CHARS: 1 encodes a line end as <eos> */
     int eos_first;      /* 1: <eos> has id 0 in any order (Transformer-XL on WikiText-103) */
-    uint64_t min_count; /* Pieces that occur fewer times become <unk>, which a value of 2
-                           or more always adds. 0 and 1 keep all pieces. Encoding an
-                           unknown piece is then an error, unless the training text has
-                           the word <unk> */
+    uint64_t min_count; /* Pieces that occur fewer times become <unk>. A value of 2 or more always
+                           adds <unk> to the vocabulary. 0 and 1 keep all pieces.
+                           Encoding an unknown piece is then an error, unless the
+                           training text has the word <unk> */
     const char *pieces; /* PIECES: path of a SentencePiece .model. IDS: path of a .vocab
                            file with one piece per line, optionally followed by a tab and
                            a score, as SentencePiece writes it. The score follows the last
@@ -164,10 +165,10 @@ typedef struct stx_vocab_desc {
 
 typedef struct stx_vocab stx_vocab;
 
-/* Builds a vocabulary from the bytes [begin, end) of a file. d may be NULL for bytes.
-   Plain bytes, PIECES and IDS do not read the file, and path may be NULL. Sets an error
-   and returns NULL if the file cannot be read, the range is empty or outside the file,
-   or the text for CHARS or WORDS is not UTF-8. */
+/* Builds a vocabulary from the bytes [begin, end) of a file. d = NULL selects
+   STX_TOK_BYTES. With PIECES, IDS, and BYTES without compact, the file is not read and
+   path may be NULL. Sets an error and returns NULL if the file cannot be read, the
+   range is empty or outside the file, or the text for CHARS or WORDS is not UTF-8. */
 STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *d, const char *path,
                                    uint64_t begin, uint64_t end);
 STX_DEF void stx_vocab_free(stx_vocab *v);
@@ -177,18 +178,19 @@ STX_DEF size_t stx_vocab_size(const stx_vocab *v); /* V */
 STX_DEF int32_t stx_vocab_eos(const stx_vocab *v); /* the id of <eos>, or -1 */
 STX_DEF int32_t stx_vocab_unk(const stx_vocab *v); /* the id of <unk>, or -1 */
 
-/* Returns the id of a piece of len bytes, or -1 if the vocabulary does not have it. */
+/* Returns the id of a piece of len bytes, or -1 if the vocabulary does not contain
+   it. */
 STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len);
 
 /* Returns the bytes of a piece, without a terminating zero, and sets *len to their
    number. The piece of a line end is "<eos>". Returns NULL if the id is out of range. */
 STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len);
 
-/* Encodes len bytes of text like a corpus, but does not append <eos> at the end, so that
-   a prompt can be continued. Writes at most cap ids and returns their total number; use
-   out = NULL and cap = 0 to count them. Returns STX_NPOS, and sets an error that names
-   the piece and its position, if a piece is not in the vocabulary and there is no <unk>,
-   or if the text is not UTF-8. */
+/* Encodes len bytes of text as stx_corpus_open does, but does not append <eos> at the
+   end, so that a prompt can be continued. Writes at most cap ids and returns their
+   total number; use out = NULL and cap = 0 to count them. Returns STX_NPOS, and sets an
+   error that names the piece and its position, if a piece is not in the vocabulary and
+   there is no <unk>, or if the text is not UTF-8. */
 STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out,
                                 size_t cap);
 
@@ -205,16 +207,17 @@ STX_DEF size_t stx_vocab_encode_part(const stx_vocab *v, const char *text, size_
 STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out,
                                 size_t cap);
 
-/* Detects n bytes of text in UTF-16 or UTF-32. Returns iconv's name of the encoding:
+/* Detects UTF-16 and UTF-32 in n bytes of text. Returns iconv's name of the encoding:
    "UTF-16" or "UTF-32" if the text starts with a byte-order mark, or "UTF-16LE",
-   "UTF-16BE", "UTF-32LE" or "UTF-32BE" if the zeros in its first 4096 bytes show that it
-   has one of these encodings. Returns NULL for UTF-8 and for data that is not text. */
+   "UTF-16BE", "UTF-32LE" or "UTF-32BE" if the zeros in its first 4096 bytes show that
+   it has one of these encodings. Returns NULL for UTF-8 and for data that is not
+   text. */
 STX_DEF const char *stx_text_encoding(const void *text, size_t n);
 
 /* Stores a vocabulary as bytes, for a U8 tensor of a checkpoint, and restores it.
    stx_vocab_save writes the bytes if cap is large enough, and always returns their
-   number. stx_vocab_load checks everything. It sets STX_ERR_FORMAT and returns NULL for
-   any data that stx_vocab_save cannot have written. */
+   number. stx_vocab_load fully validates its input. It sets STX_ERR_FORMAT and returns
+   NULL for any data that stx_vocab_save cannot have written. */
 STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap);
 STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len);
 
@@ -232,8 +235,8 @@ typedef struct stx_corpus stx_corpus;
 STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path,
                                     uint64_t begin, uint64_t end);
 
-/* Makes a corpus from n tokens in the caller's memory, for example of a synthetic task.
-   The tokens are not copied and must outlive the corpus. stx_corpus_bytes will return
+/* Creates a corpus from n tokens in the caller's memory, for example of a synthetic
+   task. The tokens are not copied and must outlive the corpus. stx_corpus_bytes returns
    raw_bytes. */
 STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n,
                                     uint64_t raw_bytes);
@@ -252,15 +255,16 @@ STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *
 
 // >>batches
 
-/* returned by stx_batches_next: END after an error or at the end of an evaluation, when
-   there is no batch; OK for a batch that continues the previous one; FRESH for a batch
-   that does not, so that memories must be reset */
+/* Return values of stx_batches_next and stx_batches_next_eval. END: there is no batch,
+   because of an error or because the evaluation is complete. OK: the batch continues
+   the previous one. FRESH: it does not, so memories must be reset before it */
 enum { STX_BATCH_END, STX_BATCH_OK, STX_BATCH_FRESH };
 
 /* evaluation rules, see stx_batches_rewind */
 enum { STX_EVAL_ALL, STX_EVAL_LITERAL };
 
-/* stx_batches_desc.how: how each of the B streams is read, and what follows its end */
+/* stx_batches_desc.how: how each of the B streams is read and continued after its
+   end */
 enum {
     STX_BATCH_STREAMS, /* restarts at a random position below T */
     STX_BATCH_ROLL,    /* restarts at position 0, rotated by a random number of tokens. The
@@ -280,14 +284,14 @@ typedef struct stx_batches_desc {
     size_t B;      /* streams of all ranks; required */
     size_t T;      /* tokens per stream in a batch; required */
     uint64_t seed; /* seed of random positions and rotations */
-    size_t rank;   /* this process; it reads rows [rank B/world, (rank+1) B/world) */
+    size_t rank;   /* index of this process, which reads rows [rank B/world, (rank+1) B/world) */
     size_t world;  /* number of processes (default: 1) */
     int how;       /* STX_BATCH_.. (default: STX_BATCH_STREAMS) */
-    size_t first;  /* first token of the corpus to read */
-    size_t count;  /* number of tokens to read; 0: all from first on */
+    size_t first;  /* index of the first corpus token to read */
+    size_t count;  /* number of tokens to read; 0: all from `first` on */
 } stx_batches_desc;
 
-/* The state to store for a resumed run. */
+/* The state to store so that a run can be resumed. */
 typedef struct stx_batches_state {
     uint64_t p;     /* position in the streams */
     uint64_t wraps; /* number of times the streams have restarted */
@@ -303,7 +307,7 @@ typedef struct stx_batches stx_batches;
 STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d);
 STX_DEF void stx_batches_free(stx_batches *b);
 STX_DEF size_t stx_batches_rows(const stx_batches *b);   /* streams of this rank, R = B / world */
-STX_DEF size_t stx_batches_stream(const stx_batches *b); /* n; for RECORDS, T times their number */
+STX_DEF size_t stx_batches_stream(const stx_batches *b); /* n; RECORDS: T * (number of records) */
 
 /* Returns the number of batches from the start to the end of the streams, or 0 if there
    are none or c is NULL. Sets no error. */
@@ -324,10 +328,10 @@ STX_DEF stx_batches_state stx_batches_get(const stx_batches *b);
    error and returns 0. */
 STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s);
 
-/* Evaluation reads the streams once, in order, from position 0. Its position is separate
-   from that of training, which does not change. stx_batches_rewind starts an evaluation
-   with one of these rules:
-       STX_EVAL_ALL      every token is a target once, except the first of each stream;
+/* Evaluation reads the streams once, in order, from position 0. The training position
+   is separate and does not change. stx_batches_rewind starts an evaluation with one of
+   these rules:
+       STX_EVAL_ALL      every token except the first of each stream is a target once;
                          the last batch can be shorter
        STX_EVAL_LITERAL  batches of T tokens at p = 0, T, 2T, .. while p < n - T; omits up
                          to T targets, as the reference code does
@@ -341,12 +345,13 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
 
 // >>sentencepiece
 
-/* An interface to the SentencePiece library, which examples/spm.cpp implements. Compile
-   that file as C++ and link with -lsentencepiece. If SEQTX_SENTENCEPIECE is defined, this
-   header calls the first five functions. A function that fails writes the reason to err,
-   which has `room` bytes. */
+/* The interface to the SentencePiece library, implemented in examples/spm.cpp. Compile
+   that file as C++ and link with -lsentencepiece. If SEQTX_SENTENCEPIECE is defined,
+   this header calls the first five functions. A function that fails writes the reason
+   to err, which has `room` bytes. */
 
-/* Types of pieces. They decode to their text, to nothing, to U+2047, and to one byte. */
+/* Types of pieces. They decode to their text, to nothing, to U+2047 and to one byte, in
+   this order. */
 enum { STX_PIECE_TEXT, STX_PIECE_CONTROL, STX_PIECE_UNKNOWN, STX_PIECE_BYTE };
 
 /* Opens a model from the n bytes of its file. Returns NULL after an error. */
@@ -358,13 +363,14 @@ void stx_spm_close(void *spm);
 size_t stx_spm_size(const void *spm, int32_t *eos, int32_t *unk);
 const char *stx_spm_piece(const void *spm, size_t id, size_t *len, int *type);
 
-/* Encodes a line of UTF-8 without its line end. Adds no other pieces and does not sample.
-   The ids are valid until the next call. Returns 1, or 0 after an error. */
+/* Encodes a line of UTF-8 without its line end. Adds no start or end pieces, and does
+   not sample among segmentations. The ids are valid until the next call. Returns 1, or
+   0 after an error. */
 int stx_spm_encode(void *spm, const char *line, size_t n, const int32_t **ids, size_t *count,
                    char *err, size_t room);
 
-/* Trains a model with n options of the library, such as input, model_prefix and
-   vocab_size, and their values. Returns 1, or 0 after an error. */
+/* Trains a model. names and values contain n options of the library's trainer, such as
+   input, model_prefix and vocab_size. Returns 1, or 0 after an error. */
 int stx_spm_train(const char *const *names, const char *const *values, size_t n, char *err,
                   size_t room);
 
@@ -404,7 +410,7 @@ static int stx__is_white(uint32_t c) {
 typedef struct {
     const unsigned char *s; /* (n): the text; s[i] is the next byte */
     size_t n, i;
-    int kind, eos; /* STX_TOK_.. except PIECES; eos: a line end is <eos> */
+    int kind, eos; /* kind: STX_TOK_.. except PIECES; eos: 1 if a line end is <eos> */
     int final;     /* 1: a text that does not end with a line end gets an <eos> */
     int open;      /* 1: there was text after the last line end */
 } stx__scan;
@@ -419,8 +425,8 @@ static void stx__scan_begin(stx__scan *c, int kind, int eos, int final, const un
     c->final = final;
 }
 
-/* Finds the next piece. Returns 1, 0 at the end of the text, or -1 if the bytes at c->i
-   are not UTF-8. */
+/* Finds the next piece and returns 1. Returns 0 at the end of the text, and -1 if the
+   bytes at c->i are not UTF-8. */
 static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len) {
     while (c->i < c->n) {
         const unsigned char *s = c->s + c->i;
@@ -456,7 +462,7 @@ static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len
     return 1;
 }
 
-/* Returns 1 if n bytes are UTF-8. The last character may be incomplete. */
+/* Returns 1 if the n bytes at s are UTF-8. The last character may be incomplete. */
 static int stx__is_utf8(const unsigned char *s, size_t n) {
     size_t i, k;
     uint32_t u;
@@ -465,9 +471,9 @@ static int stx__is_utf8(const unsigned char *s, size_t n) {
     return 1;
 }
 
-/* Returns 1 if n bytes can be text in UTF-16: surrogates are paired, and there are no
-   control characters except white space, no private-use characters, and no U+FFFE or
-   U+FFFF. */
+/* Returns 1 if the n bytes at s can be UTF-16 text: surrogates are paired, and there
+   are no control characters except white space, no private-use characters, and no
+   U+FFFE or U+FFFF. */
 static int stx__is_utf16(const unsigned char *s, size_t n, int big_endian) {
     int after_high = 0;
     size_t i;
@@ -492,9 +498,9 @@ STX_DEF const char *stx_text_encoding(const void *text, size_t n) {
     if (n >= 8 && zeros[0] == n / 4 && zeros[1] > n / 8 && !zeros[3]) return "UTF-32BE";
 
     /* UTF-16 units below 256, such as spaces and line ends, have a zero byte. If at least
-       one unit in sixteen is below 256, as in most scripts, the text is taken for UTF-16.
-       Chinese and Japanese have no spaces. With fewer zeros, the text must therefore also
-       be valid UTF-16 and invalid UTF-8. */
+       one unit in sixteen is below 256, as in most scripts, the text is assumed to be
+       UTF-16. Chinese and Japanese text has no spaces. Therefore, text with fewer zeros
+       is also accepted if it is valid UTF-16 and invalid UTF-8. */
     even = zeros[0] + zeros[2];
     odd = zeros[1] + zeros[3];
     if (odd >= 2 && odd * 32 >= n && !even) return "UTF-16LE";
@@ -571,13 +577,13 @@ typedef struct {
     size_t first;
 } stx__piece;
 
-/* A list of pieces that are found by id or by their bytes. */
+/* A list of pieces, which can be looked up by id or by their bytes. */
 typedef struct {
     stx_ctx *x;
     stx__piece *p;  /* (n): the pieces by id */
     size_t n;
-    uint32_t *slot; /* (nslot): hash table with open addressing, at most half full. A slot
-                       is id + 1, or 0 if it is empty */
+    uint32_t *slot; /* (nslot): hash table with open addressing, at most half full. A slot contains
+                       an id + 1, or 0 if it is empty */
     size_t nslot;
 } stx__dict;
 
@@ -591,7 +597,7 @@ struct stx_vocab {
     unsigned char *type;      /* PIECES, IDS: the STX_PIECE_.. type of each piece */
     unsigned char *text;      /* PIECES, IDS: the decoded pieces */
     size_t *text_at, *text_n; /* PIECES, IDS: offset and length of each piece in text */
-    unsigned char *model;     /* PIECES: (model_n) the file of the SentencePiece model */
+    unsigned char *model;     /* PIECES: (model_n) contents of the SentencePiece model file */
     size_t model_n;
     void *spm;                /* PIECES: the opened model; NULL without the library */
 };
@@ -603,7 +609,7 @@ static void stx__dict_free(stx__dict *d) {
 
 /* Returns the slot of a piece, or the empty slot where it would be added. */
 static size_t stx__dict_slot(const stx__dict *d, const unsigned char *s, size_t n) {
-    /* FNV-1a, then mixed, because the low bits select the slot */
+    /* FNV-1a hash, followed by mixing, because its low bits select the slot */
     uint64_t h = 0xCBF29CE484222325u;
     size_t i, at;
     for (i = 0; i < n; i++) h = (h ^ s[i]) * 0x100000001B3u;
@@ -621,8 +627,8 @@ static int32_t stx__dict_find(const stx__dict *d, const unsigned char *s, size_t
     return d->nslot ? (int32_t)d->slot[stx__dict_slot(d, s, n)] - 1 : -1;
 }
 
-/* Doubles the number of slots; the capacity for pieces is half of it. Returns 0 after an
-   error. */
+/* Doubles the number of slots. The list can hold half as many pieces. Returns 0 after
+   an error. */
 static int stx__dict_grow(stx__dict *d) {
     size_t nslot = d->nslot ? d->nslot * 2 : 1024, i;
     uint32_t *slot = NULL;
@@ -647,8 +653,8 @@ static int stx__dict_grow(stx__dict *d) {
     return 1;
 }
 
-/* Returns the id of a piece, or -1 after an error. A new piece is appended, but its bytes
-   are not copied. */
+/* Returns the id of a piece, which is appended if it is new, or -1 after an error. The
+   bytes of a new piece are not copied. */
 static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n) {
     stx__piece *p;
     size_t at;
@@ -900,11 +906,11 @@ static size_t stx__list_line(const unsigned char *s, const unsigned char *end) {
     return (size_t)(s - line);
 }
 
-/* Reads the next piece of a .vocab file: *n bytes at *s. Moves *s past its line and
-   counts lines in *line. Returns 0 after an error. If the file has scores, a line without
-   one is the start of a piece that contains a newline. This is accepted only if one side
-   of the newline is empty. Otherwise each side could be a piece, and the first lacks its
-   score. */
+/* Reads the next piece of a .vocab file. It is at *s; *n receives its length. Moves *s
+   past the piece's line and adds the number of lines read to *line. Returns 0 after an
+   error. If the file has scores, a line without one is the start of a piece that
+   contains a newline. This is accepted only if one side of the newline is empty.
+   Otherwise each side could be a piece, and the first lacks its score. */
 static int stx__list_next(stx_ctx *x, const char *path, int scored, const unsigned char **s,
                           const unsigned char *end, size_t *n, size_t *line) {
     const unsigned char *at = *s;
@@ -950,7 +956,7 @@ static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *
     }
     s = m->data + mark;
     end = m->data + m->size;
-    /* count the lines: there are at most as many pieces */
+    /* count the lines, an upper limit on the number of pieces */
     for (V = 1, i = 0; s + i + 1 < end; i++) V += s[i] == '\n';
     for (last = end - 1; last > s && last[-1] != '\n';) last--;
     scored = stx__list_scored(last, stx__list_line(last, end), &n);
@@ -1357,7 +1363,7 @@ STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap) {
     return n;
 }
 
-/* Returns 1 if a vocabulary with these settings can have this piece. */
+/* Returns 1 if a vocabulary with these settings can contain this piece. */
 static int stx__piece_valid(int kind, int has_eos, const unsigned char *s, size_t n) {
     size_t i, k;
     uint32_t u;
@@ -1491,7 +1497,7 @@ struct stx_corpus {
     const int32_t *own;         /* stx_corpus_wrap: the caller's tokens */
 };
 
-/* Does the work of stx__corpus_fill for PIECES, but encodes the text only once. */
+/* Replaces stx__corpus_fill for PIECES, and encodes the text only once. */
 static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n,
                               const char *path, size_t base) {
     int32_t *ids = NULL;
@@ -1507,7 +1513,8 @@ static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned 
     return ok;
 }
 
-/* Counts the tokens in n bytes at s, allocates the array of the corpus and fills it. */
+/* Counts the tokens in n bytes at s, allocates the token array of the corpus and fills
+   it. */
 static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n,
                             const char *path, size_t base) {
     stx__scan k;
@@ -1646,15 +1653,15 @@ STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *
 
 // >>batches
 
-/* makes the random numbers of batches differ from all others with the same seed */
+/* selects a random stream for batches, separate from all others with the same seed */
 #define STX__BATCH_STREAM 0x6261746368657321u
 
 struct stx_batches {
     stx_ctx *x;
     const stx_corpus *c;
-    size_t T, n;       /* tokens per stream in a batch; stride between streams */
-    size_t row0, rows; /* the streams of this rank: the first one, and their number */
-    size_t first;      /* token of the corpus at which the first stream starts */
+    size_t T, n;       /* T: tokens per stream in a batch; n: stride between streams */
+    size_t row0, rows; /* the first stream of this rank, and the number of its streams */
+    size_t first;      /* index of the corpus token at which the first stream starts */
     size_t records;    /* STX_BATCH_RECORDS: number of records; p advances by T per record */
     int how;
     uint64_t seed;
@@ -1765,7 +1772,7 @@ static size_t stx__batches_rotation(const stx_batches *b, size_t row, int eval) 
     return (size_t)(((uint64_t)u[1] << 32 | u[0]) % b->n);
 }
 
-/* Reads n tokens of a stream from position p, continuing at its start after its end. */
+/* Reads n tokens of a stream from position p, wrapping around at its end. */
 static int stx__batches_ring(const stx_batches *b, size_t row, size_t p, size_t n, int32_t *out) {
     size_t k;
     for (; n; n -= k, out += k, p = 0) {
