@@ -5,10 +5,10 @@
 
    Contenders alternate within one run, so that a busy machine affects all of them; values
    are medians of rounds, with minimum and maximum. Matmuls are compared in this process
-   (gemm_peers.h). Training contenders are separate processes that reply to a line on
-   stdin with one round of steps (the protocol of bench/peers): this program with
-   --worker, and PyTorch. All read the same data and start from the same parameter file,
-   and a row whose losses differ from the peer's is void. */
+   (gemm_peers.h). Training contenders (this program with --worker, and PyTorch) are
+   separate processes that run one round of steps for each line on stdin (the protocol
+   of bench/peers). All read the same data and start from the same parameter file. A row
+   is void if its losses differ from the peer's. */
 #define _POSIX_C_SOURCE 200809L
 #include <fcntl.h>
 #include <signal.h>
@@ -56,7 +56,7 @@ static const option own_options[] = {OPTION_FLAG("--worker", &own.worker),
                                      OPTION_END};
 
 
-// >>found: input of the summary at the end; NaN: not measured
+// >>found: results for the summary at the end; NaN: not measured
 
 enum {
     OWN,
@@ -75,10 +75,10 @@ enum {
 static struct {
     /* matmuls: the lowest ratio to the fastest peer, and to oneDNN's bf16 */
     double f32_least, bf16_least;
-    double one_long[PRECISIONS]; /* cost with one long head among short ones, relative
-                                    to all long */
-    double context[PRECISIONS];  /* time of a step with the largest maximum span,
-                                    relative to 1024 */
+    double one_long[PRECISIONS]; /* cost of one long head among short ones, relative to long heads
+                                    only */
+    double context[PRECISIONS];  /* step time with the largest maximum span, relative to a maximum
+                                    of 1024 */
     double rate[SPANS_KINDS][CONTENDERS], memory[SPANS_KINDS][CONTENDERS];
     double generation[SPANS_KINDS][PRECISIONS];
 } found;
@@ -133,8 +133,8 @@ static const linear linears[] = {
     {"PAR 128", 1536, 128, 256},
     {"PAR 128", 1024, 128, 512},
     {"PAR 128", 1024, 512, 128},
-    /* the adaptive softmax: 250 words in the head, and two clusters of 2,250 words in
-       32 channels and 9,500 in 8, with the tokens that belong to them */
+    /* the adaptive softmax: 250 words in the head, a cluster of 2,250 words with 32
+       channels, and one of 9,500 words with 8 channels, with the tokens of each */
     {"PAR 128, words", 1024, 128, 252},
     {"PAR 128, words", 512, 32, 2250},
     {"PAR 128, words", 256, 8, 9500}};
@@ -157,8 +157,8 @@ static matmul *matmul_add(int *n, const char *of, const char *what, int ta, int 
     return p;
 }
 
-/* Fills the list and returns its length. With --quick: squares, the first model, the
-   smallest numbers of rows, and tiles. */
+/* Fills `matmuls` and returns the number of entries. With --quick, these are the
+   smaller squares, the first model, the lowest row count, and the tiles. */
 static int matmul_list(void) {
     static const size_t few[2] = {1024, 4096};
     size_t i, s;
@@ -202,14 +202,15 @@ typedef struct {
     double calls[MATMULS][2][BYS], off[MATMULS][BYS];
     int on[BYS];
     const char *name[BYS];
-    char peers[600]; /* names and versions */
+    char peers[600]; /* names and versions of the peers */
 } gemm_bench;
 
 static double gemm_flop(const matmul *p) {
     return 2.0 * (double)p->M * (double)p->N * (double)p->K;
 }
 
-/* Returns the GFLOP/s of a number of calls, by one thread (t = 0) or by all threads. */
+/* Returns the GFLOP/s of `calls` calls with one thread (t = 0) or with all threads (t =
+   1). */
 static double gemm_rate(gemm_bench *b, int by, int i, int t, size_t calls) {
     const matmul *p = &matmuls[i];
     double start;
@@ -241,8 +242,8 @@ static double gemm_rate(gemm_bench *b, int by, int i, int t, size_t calls) {
     return gemm_flop(p) * (double)calls / (seconds() - start) * 1e-9;
 }
 
-/* The same, repeated up to three times if other processes used the processor in the
-   meantime. Returns the fastest. */
+/* Calls gemm_rate, and repeats the call up to three times if other processes
+   interrupted it. Returns the highest rate. */
 static double gemm_sample(gemm_bench *b, int by, int i, int t, size_t calls) {
     struct rusage was, now;
     double best = 0;
@@ -257,8 +258,8 @@ static double gemm_sample(gemm_bench *b, int by, int i, int t, size_t calls) {
     return best;
 }
 
-/* Nonzero if a contender takes part in matmul i. The first round creates what it
-   needs. */
+/* Sets the number of threads of a contender, and returns nonzero if it takes part in
+   matmul i. In the first round, also creates its oneDNN primitives. */
 static int gemm_takes_part(gemm_bench *b, int by, int i, int t, int first) {
     const int threads = t ? opt.threads : 1;
     (void)b;
@@ -286,15 +287,15 @@ static int gemm_takes_part(gemm_bench *b, int by, int i, int t, int first) {
     return 1;
 }
 
-/* Threads spin while they wait for the next call, those of OpenBLAS for 2^26 cycles.
-   Waits until they no longer disturb the next contender. */
+/* Waits until a contender's threads no longer disturb the next contender. Threads spin
+   after a call; the threads of OpenBLAS spin for 2^26 cycles. */
 static void gemm_calm(int by, int t) {
     struct timespec wait = {0, 0};
     wait.tv_nsec = by == BY_CBLAS ? 40000000 : 2000000;
     if (t) nanosleep(&wait, NULL);
 }
 
-/* The ratios of all rows, sorted. */
+/* The ratio of one table row. gemm_ratios contains all of them in increasing order. */
 typedef struct {
     const char *of, *matmul;
     int threads;
@@ -312,7 +313,7 @@ static void ratio_add(gemm_ratios *r, const matmul *p, int threads, double ratio
     g->of = p->of;
     g->matmul = p->name;
     g->threads = threads;
-    g->ratio = measured(ratio) ? ratio : 0; /* an invalid row does not reach the target */
+    g->ratio = measured(ratio) ? ratio : 0; /* an invalid row misses the target */
     for (k = r->n - 1; k > 0 && r->v[k].ratio < r->v[k - 1].ratio; k--) {
         gemm_ratio was = r->v[k];
         r->v[k] = r->v[k - 1];
@@ -320,7 +321,7 @@ static void ratio_add(gemm_ratios *r, const matmul *p, int threads, double ratio
     }
 }
 
-/* Prints how many of the ratios reach the target, and the worst five of the others. */
+/* Prints how many ratios reach the target, and the lowest five that do not. */
 static void ratios_say(const gemm_ratios *r, const char *what, double wanted) {
     int k, met = 0;
     if (!r->n) return;
@@ -382,7 +383,8 @@ static void gemm_end(gemm_bench *b) {
         for (t = 0; t < 2; t++) stx_destroy(b->x[w][t]);
 }
 
-/* Warms up, finds a number of calls that takes about 8 ms, and compares the result. */
+/* Warms up a contender, finds the number of calls that take about 8 ms, and compares
+   its result with that of BY_F32. */
 static void gemm_first(gemm_bench *b, int by, int i, int t) {
     const matmul *p = &matmuls[i];
     double rate = 0;
@@ -398,7 +400,7 @@ static void gemm_first(gemm_bench *b, int by, int i, int t) {
 }
 
 /* Runs one matmul with all contenders, in a different order in each round. Round -1
-   prepares. */
+   only prepares the contenders. */
 static void gemm_round(gemm_bench *b, int i, int t, int r) {
     int turn;
     for (turn = 0; turn < BYS; turn++) {
@@ -439,10 +441,10 @@ static void gemm_header(const gemm_bench *b) {
 /* Totals over all rows. */
 static struct {
     gemm_ratios to_fastest, to_onednn;
-    int fastest[BYS]; /* the number of rows in which a contender was the fastest */
+    int fastest[BYS]; /* number of rows in which each contender was the fastest */
 } gemm_found;
 
-/* Fills in the columns of f32 and returns the next column. */
+/* Fills in the f32 columns and returns the next column. */
 static int gemm_row_f32(const gemm_bench *b, int i, int t) {
     const samples *s = b->rate[i][t];
     int by, c, best = 0, differ = 0;
@@ -474,9 +476,9 @@ static int gemm_row_f32(const gemm_bench *b, int i, int t) {
     return gemm_has_peers(b) ? c + 2 : c;
 }
 
-/* Rounding both operands to 8 bits changes a sum by a few 2^-9 of its scale, and the
-   largest of 10^6 sums by 1e-2. Returns a contender whose bf16 result differs by more,
-   or 0. */
+/* Returns a contender whose bf16 result differs too much from the float result, or 0.
+   Rounding both operands to 8 bits changes a sum by a few times 2^-9 of its scale; the
+   largest change among 10^6 sums is 1e-2. */
 static int gemm_differs_bf16(const gemm_bench *b, int i, int t) {
     int by, differs = 0;
     for (by = 0; by < BYS; by++)
@@ -563,8 +565,8 @@ static void bench_gemm(void) {
 
 // >>attention
 
-/* cost: the case whose cost is defined as 1. Spans are limited either by the window or
-   by the learned ramp (z). */
+/* cost: index of the case whose cost is defined as 1. Spans are limited either by the
+   window or by the learned ramp (z). */
 typedef struct {
     const char *name;
     size_t heads, longest, shortest, B;
@@ -617,7 +619,8 @@ static void attention_create(attention_case *c, const attention_shape *s, stx_ct
     c->pe = attention_input(x, s->longest * ATTENTION_D, 14);
 }
 
-/* Returns the seconds of one forward pass, with or without the backward pass. */
+/* Returns the time in seconds of one forward pass and, if `backward` is 1, its backward
+   pass. */
 static double attention_once(stx_ctx *x, const attention_case *c, int backward) {
     stx_attention_in in;
     stx_attention_desc d;
@@ -648,7 +651,8 @@ static double attention_once(stx_ctx *x, const attention_case *c, int backward) 
     return t;
 }
 
-/* Runs one round of a case. If it is short, takes the median of several runs. */
+/* Runs one round of a case. For a short case, the result is the median of several
+   runs. */
 static void attention_round(stx_ctx *x, attention_case *c, int precision, int counts) {
     samples fwd, both;
     int k, reps = c->pairs < 4e6 ? 4 : 1;
@@ -715,9 +719,9 @@ static void bench_attention(void) {
 
 // >>training
 
-/* The spans of the benchmark's models, as a fraction of 1024, which are written into
-   the parameters. "learned" resembles trained models: short heads in the lower layers,
-   and a few long ones in the upper layers. */
+/* Returns the span of a head, as a fraction of 1024. set_spans writes it into the
+   parameters of the benchmark's models. "learned" resembles trained models: short heads
+   in the lower layers, and a few long ones in the upper layers. */
 static double span_of(int kind, size_t l, size_t h) {
     if (kind == SPANS_FULL) return 1;
     if (kind == SPANS_SHORT) return 0.05;
@@ -727,7 +731,7 @@ static double span_of(int kind, size_t l, size_t h) {
     return h == 1 ? 0.3 : 0.04;
 }
 
-static void set_spans(stx_span *m, int kind) { /* in tokens, for any largest span */
+static void set_spans(stx_span *m, int kind) { /* equal in tokens for any largest span */
     size_t l, h;
     for (l = 0; l < m->desc.layers; l++)
         for (h = 0; h < m->desc.heads; h++)
@@ -826,7 +830,7 @@ static void trainee_destroy(trainee *t) {
 }
 
 /* A contender: runs a round of opt.steps training steps for each line on stdin. Its
-   replies are those of bench/peers. */
+   replies follow the protocol of bench/peers. */
 static int worker(void) {
     trainee t;
     reply r;
@@ -860,7 +864,7 @@ static int worker(void) {
 }
 
 
-// >>context: the step by the largest span that a model may learn, with the same spans
+// >>context: step time by the largest span that a model may learn, with equal spans
 
 enum { CONTEXTS = 6 };
 
@@ -875,7 +879,8 @@ static void context_step(context_case *c, int counts) {
     trainee_step(&c->t);
     if (counts) sample(&c->ms, (seconds() - from) * 1e3);
     check(c->t.x);
-    /* if the largest span is longer, an update of z changes the span by more tokens */
+    /* restore the spans, because an update of z changes them by more tokens if the
+       largest span is longer */
     set_spans(c->t.m, SPANS_LEARNED);
     c->memory = (double)stx_peak_bytes(c->t.x);
 }
@@ -893,7 +898,7 @@ static void context_table(context_case cases[CONTEXTS][PRECISIONS], const size_t
             cell_spread(1 + 4 * p, &c->ms, 1, 1);
             cell(3 + 4 * p, "%.3f", ratio);
             cell(4 + 4 * p, "%.0f", c->memory * 1e-6);
-            found.context[p] = ratio; /* the last one is the largest */
+            found.context[p] = ratio; /* finally, that of the largest span */
             trainee_destroy(&c->t);
         }
     }
@@ -919,7 +924,7 @@ static void bench_context(void) {
                  r < 0 ? r + warm + 1 : r + 1);
         progress(what);
         for (p = 0; p <= bf16; p++)
-            for (i = 0; i < n; i++) /* interleaved; each round begins with another contender */
+            for (i = 0; i < n; i++) /* interleaved; each round begins with a different case */
                 context_step(&cases[(i + r + warm) % n][p], r >= 0);
         if (r >= 0) probe_now();
     }
@@ -937,8 +942,7 @@ static void bench_context(void) {
 
 // >>contenders
 
-/* The losses must agree with the peer's. Those of rounded operands have a wider
-   tolerance. */
+/* Losses must agree with the peer's. The tolerance is wider if operands are rounded. */
 enum { SAME, SAME_BF16 };
 
 static const double loss_tolerance[] = {1e-3, 2e-2};
@@ -1037,8 +1041,8 @@ static void training_setting(int spans) {
     char params[512], label[80];
     int i, r, warmup = opt.warmup;
     memset(c, 0, sizeof c);
-    /* The memory of 1024 is full after 4 blocks of 256. These, and one more round, are
-       discarded. */
+    /* The memory of 1024 tokens is full after 4 blocks of 256. The steps up to then,
+       and one more round, are discarded. */
     if (warmup < 0) warmup = opt.quick || spans == SPANS_SHORT ? 1 : 3;
     snprintf(params, sizeof params, "%s/params.%s.safetensors", opt.work, spans_name[spans]);
     write_params(spans, params);
@@ -1259,8 +1263,8 @@ static const char usage[] =
     "  --mkl-check        speed and name of the MKL of --mkl; exit code 0 if it was found\n"
     "  --onednn-check     names the linked oneDNN; exit code 0 if it works\n";
 
-/* Runs --mkl-check, --cblas-check or --onednn-check. The exit code is 0 if the
-   benchmark can compare with that library. */
+/* Runs --mkl-check, --cblas-check or --onednn-check. Returns the exit code, which is 0
+   if the benchmark can compare with that library. */
 static int peer_check(void) {
     if (own.mkl_check) {
         if (own.mkl && mkl_open(own.mkl, own.mkl_amd)) return mkl_check();

@@ -4,10 +4,11 @@
        sh bench/run.sh --only comp      builds this file and runs it (bench/README.md)
 
    Contenders alternate within one run, so that a busy machine affects all of them; values
-   are medians of rounds, with minimum and maximum. All are separate processes that reply
-   to a line on stdin with one round: this program with --worker, and PyTorch. Both take
-   the options of bench/peers/compressive_torch.py, read the same data and start from the
-   same parameter file, and a row whose losses differ from the peer's is void. */
+   are medians of rounds, with minimum and maximum. The contenders (this program with
+   --worker, and PyTorch) are separate processes that run one round for each line on
+   stdin. All take the options of bench/peers/compressive_torch.py, read the same data
+   and start from the same parameter file. A row is void if its losses differ from the
+   peer's. */
 #define _POSIX_C_SOURCE 200809L
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_compressive.h"
@@ -72,8 +73,8 @@ static stx_lm create(stx_ctx *x) {
     return stx_comp_as_lm(model_create(x));
 }
 
-/* A model that has read --prompt segments of the text. ids: the next segment and one
-   more token. */
+/* A model that has read --prompt segments of the text. ids: the tokens of the next
+   segment, and one more. */
 typedef struct {
     stx_ctx *x;
     stx_comp *m;
@@ -112,7 +113,8 @@ static void generation_end(generation *g) {
     stx_destroy(g->x);
 }
 
-/* The nll of the token after position k, by a forward pass over the segment up to k. */
+/* Returns the nll of the token after position k, from a forward pass over the segment
+   up to k. */
 static double recomputed_nll(generation *g, size_t k) {
     stx_tensor *h;
     double nll;
@@ -124,10 +126,10 @@ static double recomputed_nll(generation *g, size_t k) {
     return nll;
 }
 
-/* Runs one round with one stream. With cached keys and values, this is the whole
-   segment. With --recompute, as in the peer, it is the segment so far for each of N
-   tokens that are evenly spaced. Both report the nll of the first of these tokens, and
-   the mean. */
+/* Runs one round with one stream. With cached keys and values, it feeds the whole
+   segment token by token. With --recompute, like the peer, it runs a forward pass over
+   the segment so far for each of N evenly spaced tokens. In both cases, it reports the
+   nll of the first of these N tokens, and their mean nll. */
 static void generation_round(generation *g, reply *r) {
     size_t k, place = 0, S = (size_t)job.T, N = (size_t)model.generate;
     double sum = 0, at = seconds();
@@ -183,7 +185,7 @@ typedef struct {
 
 static const config configs[CONFIGS] = {
     {"small", 4, 256, 4, 128, 128, 32, 4, 8, 8, 16, "all", GATE_RESIDUAL},
-    /* the enwik8 example of the reference */
+    /* the enwik8 example of the reference code */
     {"example", 8, 512, 8, 512, 512, 128, 4, 4, 1, 8, "6,7,8", GATE_GRU}};
 
 enum { CACHED, CACHED_BF16, AGAIN, AGAIN_BF16, TORCH, TORCH_BF16, WAYS };
@@ -205,8 +207,8 @@ static int wanted(const config *g) {
 }
 
 /* Writes the initial parameters of a configuration to `path` and returns their number
-   in millions. Positions are small but nonzero, so that a wrong one changes the first
-   loss. */
+   in millions. Position embeddings are small but nonzero, so that an error in them
+   changes the first loss. */
 static double configure(const config *g, const char *path) {
     stx_ctx *x = context(F32, opt.threads);
     stx_comp *m;

@@ -1,14 +1,14 @@
-/* bench_cuda.c - times seqtx on a GPU, compared with PyTorch: training steps, the
-   attention, curves, matmuls and passes, idle gaps.
+/* bench_cuda.c - times seqtx on a GPU, compared with PyTorch: training steps, attention
+   kernels, cost curves, matmuls and memory passes, idle gaps.
 
        make bench-cuda CUDA_ARCH=sm_90         builds this file and runs bench/run_cuda.sh
                                                (bench/README.md)
 
-   Times are between CUDA events on the context's stream, rates of whole rounds by the
-   clock of the host. Training contenders are separate processes, which reply to lines on
-   stdin, alternating (the protocol of peers/attn_span_torch_cuda.py): this program with
-   --worker, and PyTorch. All start from the same parameter file and read the same random
-   tokens, and a row whose losses differ from the peer's is void. */
+   Times are measured between CUDA events on the context's stream, rates of whole rounds
+   with the host's clock. Training contenders (this program with --worker, and PyTorch)
+   are separate processes that alternate and reply to lines on stdin (the protocol of
+   peers/attn_span_torch_cuda.py). All start from the same parameter file and read the
+   same random tokens. A row is void if its losses differ from the peer's. */
 #define _DEFAULT_SOURCE
 #ifdef SEQTX_CUDA_HOST /* tests/cuda_host declares CUDA for C++ only */
   #include "../tests/cuda_host/cuda_host.h"
@@ -75,7 +75,7 @@ static void cuda(int error, const char *what) {
     }
 }
 
-/* Errors of the context are left to the caller. */
+/* Creates a context. The caller must check it for errors. */
 static stx_ctx *context_or(int mode, int no_graph) {
     stx_desc d;
     stx_ctx *x;
@@ -140,8 +140,8 @@ static double mark_ms(int from, int to) { /* waits for the later event */
     return (double)ms;
 }
 
-/* A function to time. It is called so often between two events that their resolution
-   and the first launch do not matter. */
+/* A function to time. It is called often enough between two events that their
+   resolution and the first launch are negligible. */
 typedef struct job {
     void (*fn)(struct job *j);
     stx_ctx *x;
@@ -165,7 +165,7 @@ static double job_ms(job *j) {
     return mark_ms(0, 1) / j->reps;
 }
 
-static int job_warm(job *j) { /* 0: the job cannot run, and the context says why */
+static int job_warm(job *j) { /* 0, and an error in the context: the job cannot run */
     double ms;
     j->reps = 1;
     if (!stx_ok(j->x)) return 0;
@@ -192,7 +192,7 @@ static void job_run(job *j) {
 }
 
 /* Fills device memory with n random values in (-scale, scale). The host draws four
-   million values once; larger arrays are filled with parts of them. */
+   million values once; larger arrays are filled with pieces of them. */
 static void random_fill(stx_ctx *x, stx_real *to, size_t n, double scale) {
     enum { POOL = 1 << 22, PIECE = 1 << 20 };
 
@@ -247,7 +247,7 @@ static void *device_bytes(stx_ctx *x, size_t bytes) {
 static void run_matmul(job *j) {
     stx_gemm_args g = stx_gemm_init(j->ta, j->tb, j->n[0], j->n[1], j->n[2], j->a[0], j->a[1],
                                     j->a[2]);
-    /* gradients of weights are accumulated, in slices of K */
+    /* weight gradients are accumulated, in slices of K */
     g.beta = j->ta ? 1 : 0;
     stx_gemm_cuda(j->x, &g);
 }
@@ -263,7 +263,7 @@ static void matmul_job(job *j, stx_ctx *x, size_t M, size_t N, size_t K, int ta,
     j->tb = tb;
     j->a[0] = device_random(x, M * K, 1, STX_MEM_ACTIVATIONS);
     j->a[1] = device_random(x, K * N, 1, STX_MEM_ACTIVATIONS);
-    /* gradients of weights are float */
+    /* weight gradients are float */
     j->a[2] = device_random(x, M * N, 1, ta ? STX_MEM_BYTES : STX_MEM_ACTIVATIONS);
 }
 
@@ -276,7 +276,7 @@ static void job_free(job *j) {
     if (j->ids) stx_cuda_free(j->x, j->ids);
 }
 
-/* FLOP/s of a large bf16 matmul: the unit of the column "of matmul". */
+/* Returns the FLOP/s of a large bf16 matmul, the unit of the column "of matmul". */
 static double matmul_rate(void) {
     size_t n = opt.tiny ? 64 : 8192;
     stx_ctx *x = context(BF16, 1);
@@ -308,8 +308,8 @@ typedef struct {
     uint64_t done, key;
 } trainee;
 
-/* literal: bit 0: rows that never existed are zero keys, as in the peer; bit 1: the
-   exact eps. */
+/* literal: bit 0: unwritten memory rows are zero keys, as in the peer; bit 1: eps as in
+   the authors' code. */
 static stx_span *model_create(stx_ctx *x, const config *c, int literal) {
     stx_span_desc d;
     stx_span *m;
@@ -337,7 +337,7 @@ static stx_span *model_create(stx_ctx *x, const config *c, int literal) {
     return m;
 }
 
-/* Writes random bytes, which are the same on every machine and suffice for all steps. */
+/* Writes enough random bytes for all steps. They are the same on every machine. */
 static void write_data(const char *path, const config *c, size_t steps) {
     FILE *f = fopen(path, "wb");
     size_t n = c->batch * ((steps + 2) * c->block + 2), i, e;
@@ -420,8 +420,8 @@ static void trainee_feed(trainee *t) {
     stx_optim_set_lr(t->optim, t->rate);
 }
 
-/* Runs one step as a training program does that reads the loss after each step: the
-   host waits for the device once per step. */
+/* Runs one step like a training program that reads the loss after each step, so that
+   the host waits for the device once per step. */
 static int trainee_step(trainee *t) {
     trainee_feed(t);
     t->key = stx_span_key(t->m, t->in, t->out, t->memory, 0);
@@ -448,8 +448,8 @@ static double trainee_round(trainee *t, int n, samples *ms) {
     return at;
 }
 
-/* Runs steps until the memory is full, the clocks are high, the graph is captured, and
-   the loss to compare is known. */
+/* Runs steps until the memory is full, the clocks have risen, the graph is captured,
+   and the loss of --check-step is known. */
 static int trainee_warm(trainee *t, double limit) {
     double until = seconds() + limit;
     int fill = 3, n;
@@ -649,7 +649,7 @@ static void contender_round(contender *c, int i, const config *g, double until) 
     }
     contender_heard(c);
     rate = json_number(c->p.line, "tokens_per_s");
-    /* a round in which something was compiled does not count */
+    /* a round during which code was compiled does not count */
     if (!(rate > 0) || json_number(c->p.line, "compiled") > 0) return;
     sample(&c->rate, rate);
     json_numbers(c->p.line, "ms", &c->ms);
@@ -672,7 +672,7 @@ static void params_write(const config *c, const char *path) {
     stx_destroy(x);
 }
 
-/* A configuration, whose contenders train until a given time. */
+/* The contenders of one configuration, and the time until which they train. */
 typedef struct {
     const config *g;
     char params[512], data[512];
@@ -719,7 +719,7 @@ static void training_rounds(training *t) {
         if (t->c[i].on) stop(&t->c[i].p);
 }
 
-/* Contenders that did not fit into memory run again, alone. */
+/* Runs each contender that did not fit into memory again, alone. */
 static void training_alone(training *t, double last_start) {
     int i, r;
     for (i = 0; i < CONTENDERS; i++) {
@@ -739,7 +739,8 @@ static double difference(const contender *c, const contender *with) {
     return fmax(fabs(c->first - with->first), fabs(c->at_check - with->at_check));
 }
 
-/* The reference for the losses: PyTorch in f32, or else seqtx in f32, or else NULL. */
+/* Returns the reference for the losses: PyTorch in f32, or else seqtx in f32, or else
+   NULL. */
 static const contender *reference_of(const training *t) {
     if (t->c[PEER_F32].rate.n) return &t->c[PEER_F32];
     return t->c[OWN_F32].rate.n ? &t->c[OWN_F32] : NULL;
@@ -943,7 +944,8 @@ static void run_attention_bwd(job *j) {
     stx_attention_bwd_cuda(j->x, &j->attention);
 }
 
-/* Every query sees E keys: all heads have a learned span of E - ramp. */
+/* Prepares a job in which every query sees E keys: all heads have a learned span of E -
+   ramp. */
 static void attention_job(job *j, stx_ctx *x, size_t B, size_t T, size_t H, size_t D, size_t E,
                           size_t L) {
     stx_attention_args *a = &j->attention;
@@ -997,8 +999,8 @@ static const char *const who[WHO] = {"seqtx bf16", "seqtx f32",
                                      "PyTorch FlexAttention bf16, R materialised",
                                      "PyTorch SDPA bf16, E keys, no window, no positions"};
 
-/* Matmuls of 2 D E operations per query and head, {forward, backward}. SDPA has no
-   positions. */
+/* Number of matmuls of 2 D E operations per query and head, {forward, backward}. SDPA
+   has fewer, because it has no positions. */
 static const int attention_matmuls[WHO][2] = {{3, 6}, {3, 6}, {3, 6}, {2, 4}};
 
 typedef struct {
@@ -1099,13 +1101,14 @@ static void bench_attention(void) {
 }
 
 
-// >>curves: what the cost of a step depends on
+// >>curves: how the cost of a step depends on its configuration
 
 enum { UNIFORM, CONTEXT, BATCH, GRAPH, EPS, CURVES };
 
 static const char *const curve_name[CURVES] = {"span", "context", "batch", "graph", "exact eps"};
 
-/* keys: sum over layers and heads; rows: sum of the memory's rows over layers. */
+/* keys: keys per query, summed over layers and heads; rows: memory rows, summed over
+   layers. */
 typedef struct {
     char name[CELL];
     int curve, no_graph, literal;
@@ -1259,7 +1262,7 @@ static void curve_rows(int curve) {
     }
 }
 
-/* ms = v[0] + v[1] sum (keys + Bq + Bk / 2) + v[2] sum rows */
+/* The fitted formula: ms = v[0] + v[1] sum (keys + Bq + Bk / 2) + v[2] sum rows */
 enum { BLOCK_Q = 64, BLOCK_K = 64, FIT_LEAST = 4 };
 
 static int point_fits(const point *p, double f[3]) {
@@ -1269,7 +1272,8 @@ static int point_fits(const point *p, double f[3]) {
     return p->ms.n && (p->curve == UNIFORM || p->curve == CONTEXT);
 }
 
-/* Least squares of relative errors: each equation is divided by the time of its point. */
+/* Fits v by least squares of the relative errors: each equation is divided by the time
+   of its point. */
 static void curves_fit(void) {
     double a[3][4], v[3], f[3], worst = 0;
     int k, l, used = 0;
@@ -1463,7 +1467,7 @@ static void rows_job(job *j, stx_ctx *x, void (*fn)(job *), size_t N, size_t C, 
     if (stx_ok(x)) stx_cuda_upload(x, j->ids, ids, N * sizeof *ids);
     if (stx_ok(x)) stx_cuda_sync(x);
     free(ids);
-    /* writes valid means and deviations */
+    /* writes valid means and deviations, which the backward pass reads */
     if (stx_ok(x) && (fn == run_layernorm_bwd || fn == run_residual_bwd)) run_layernorm_fwd(j);
     if (stx_ok(x) && fn == run_entropy_bwd) run_entropy_fwd(j);
     if (stx_ok(x) && fn == run_bias_relu) stx_cuda_sync(x);
@@ -1618,8 +1622,8 @@ static void bench_matmuls(double until) {
     stop(&ops.p);
 }
 
-/* A pass over memory: element size in bytes (2 or 4) per element of (rows,cols), and
-   bytes per row. Each operand is counted once. */
+/* A pass over memory. elements: elements read or written per element of (rows,cols),
+   with each operand counted once; row_bytes: additional bytes per row. */
 static const struct {
     const char *name;
     void (*fn)(job *);
@@ -1746,8 +1750,9 @@ static void bench_gemm(void) {
 // >>idle: how long the device waits for the host
 
 /* Runs steps without reading anything in between: the host only copies inputs and
-   launches, so the device always has work. During these few steps, the spans stay
-   within their windows, which the caller checks, so that the key does not change. */
+   launches, so the device always has work. The key of the steps must not change. The
+   caller therefore checks that the spans stay within their windows during these few
+   steps. */
 static double back_to_back(trainee *t, int n, double *host) {
     double at;
     int k;

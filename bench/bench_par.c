@@ -3,13 +3,15 @@
 
        sh bench/run.sh --only par       builds this file and runs it (bench/README.md)
        build/bench/bench_par --loop par-base bf16 --threads 1
-                                        only this library, in this process: for a profiler
+                                        runs only this library, in one process, for a
+                                        profiler
 
    Contenders alternate within one run, so that a busy machine affects all of them; values
-   are medians of rounds, with minimum and maximum. All are separate processes that reply
-   to a line on stdin with one round: this program with --worker, and PyTorch. Both take
-   the options of bench/peers/par_torch.py, read the same tokens and start from the same
-   parameter file, and a row whose losses differ from the peer's is void. */
+   are medians of rounds, with minimum and maximum. The contenders (this program with
+   --worker, and PyTorch) are separate processes that run one round for each line on
+   stdin. All take the options of bench/peers/par_torch.py, read the same tokens and
+   start from the same parameter file. A row is void if its losses differ from the
+   peer's. */
 #define _POSIX_C_SOURCE 200809L
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_par.h"
@@ -61,7 +63,8 @@ static stx_par *model_create(stx_ctx *x) {
     return m;
 }
 
-/* A search in training, with known noise and an optimiser for the gates. */
+/* An architecture search in training, with deterministic noise and an optimiser for the
+   gates. */
 static struct {
     stx_lm lm;
     stx_par *m;
@@ -114,8 +117,8 @@ typedef struct {
     size_t count;
 } generation;
 
-/* Creates a model and lets it read --prompt segments of the text. ids: the next `count`
-   tokens. Returns 0 if this build does not have the precision. */
+/* Creates a model and feeds it --prompt segments of the text. g->ids receives the next
+   `count` tokens. Returns 0 if this build does not have the precision. */
 static int generation_begin(generation *g) {
     size_t n, k, T = (size_t)job.T, N = (size_t)model.prompt * T;
     unsigned char *text;
@@ -193,8 +196,9 @@ static int generate_worker(void) {
 
 enum { CONFIGS = 3, WORDS_MADE = 400000 };
 
-/* search: the number of blocks, or 0 for a Transformer-XL of `layers`. quick: cutoffs
-   for a tenth of the words. found: the network that generates instead of the search. */
+/* search: number of blocks of the search, or 0 for a Transformer-XL of `layers` layers.
+   quick: cutoffs with --quick, for a tenth of the words. found: network that generates
+   instead of the search. */
 typedef struct {
     const char *name;
     int search, layers, D, H, F, T, M, B, V;
@@ -233,7 +237,7 @@ static double often(int r) {
     return 1 / (((double)r + 2.7) * (1 + pow((double)r / 20000, 0.7)));
 }
 
-/* The bytes of the text, numbered in the order of their first occurrence. */
+/* Returns the bytes of the text as ids, numbered by first occurrence. */
 static int32_t *byte_tokens(size_t *n) {
     unsigned char *text = read_bytes(opt.data, n);
     int32_t *ids = (int32_t *)malloc((*n + 1) * sizeof *ids);
@@ -249,7 +253,7 @@ static int32_t *byte_tokens(size_t *n) {
     return ids;
 }
 
-/* The first position at which an increasing array is not less than x. */
+/* Returns the first index at which an increasing array is not less than x. */
 static int search_sorted(const double *sum, int n, double x) {
     int low = 0, high = n - 1;
     while (low < high) {
@@ -262,7 +266,8 @@ static int search_sorted(const double *sum, int n, double x) {
     return low;
 }
 
-/* Words that are drawn independently. In the reference's form, 0 is padding. */
+/* Returns n independently drawn words. In the form of the reference code, id 0 is
+   padding. */
 static int32_t *word_tokens(size_t n) {
     int32_t *ids = (int32_t *)malloc(n * sizeof *ids);
     double *sum = (double *)malloc((size_t)model.V * sizeof *sum), total = 0;
@@ -300,7 +305,8 @@ static void describe_clusters(const int32_t *ids, size_t n, char *to, size_t siz
 }
 
 /* Writes the tokens of the model to `path`: the bytes of the text or, if there are more
-   words than byte values, random words, whose clusters are described in `said`. */
+   words than byte values, random words. In this case, `said` receives a description of
+   their clusters. */
 static void write_tokens(const char *path, char *said, size_t size) {
     FILE *f = fopen(path, "wb");
     size_t n = WORDS_MADE;
@@ -315,8 +321,8 @@ static void write_tokens(const char *path, char *said, size_t size) {
 
 static char pattern[128], data_path[512], params_path[512], shares[128];
 
-/* Sets weights so that scores are about 1, and u and v so that they are nonzero: a
-   wrong position changes the first loss. */
+/* Sets weights so that scores are about 1, and u and v to nonzero values, so that an
+   error in the positions changes the first loss. */
 static void set_attention(stx_par_block *b, size_t l) {
     stx_tensor *t[3];
     size_t i;
@@ -541,8 +547,9 @@ static int loop_training(int steps, samples *times, double *last) {
     return 1;
 }
 
-/* --loop CONFIG PRECISION: runs --rounds rounds of the configuration's steps or, with
-   --only par-generation, of its tokens, with the benchmark's parameters and tokens. */
+/* Implements --loop CONFIG PRECISION: runs --rounds rounds of training steps or, with
+   --only par-generation, of token generation, with the benchmark's parameters and
+   tokens. */
 static int loop(const config *g, int precision) {
     int ok, generates = !strcmp(opt.only, "par-generation");
     samples times;
@@ -587,8 +594,8 @@ static const char usage[] =
     "  --loop CONFIG f32|bf16 [options]    only this library, for a profiler: training, or with "
     "--only par-generation tokens\n" LM_USAGE;
 
-/* Handles --loop CONFIG PRECISION and other options. The first of them is the program's
-   name. */
+/* Handles a command line that begins with --loop CONFIG PRECISION. Other options may
+   follow. */
 static int loop_main(int argc, char **argv) {
     int ended, config_number = argc > 2 ? position(CONFIG_NAMES, argv[2]) : -1,
                precision = argc > 3 ? position("f32,bf16", argv[3]) : -1;

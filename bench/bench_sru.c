@@ -4,25 +4,25 @@
        sh bench/run.sh --only sru      builds this file and runs it (bench/README.md)
 
    Contenders alternate within one run, so that a busy machine affects all of them; values
-   are medians of rounds, with minimum and maximum. Training contenders are separate
-   processes that reply to a line on stdin with one round of steps: this program with
-   --worker, and PyTorch. Both take the options of bench/peers/sru_torch.py, read the same
-   data and start from the same parameter file, and a row whose losses differ from the
-   peer's is void. */
+   are medians of rounds, with minimum and maximum. Training contenders (this program
+   with --worker, and PyTorch) are separate processes that run one round of steps for
+   each line on stdin. All take the options of bench/peers/sru_torch.py, read the same
+   data and start from the same parameter file. A row is void if its losses differ from
+   the peer's. */
 #define _POSIX_C_SOURCE 200809L
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_sru.h"
 #include "lm.h"
 
 
-// >>found: input of the summary at the end; NaN: not measured
+// >>found: results for the summary at the end; NaN: not measured
 
 enum { CONFIGS = 5, SHAPES = 7, HEADS = 4 };
 
 static struct {
     double fwd[SHAPES], bwd[SHAPES]; /* relative to memcpy */
     double head[HEADS];              /* time of matmuls divided by time of attention */
-    double token[CONFIGS];           /* ms */
+    double token[CONFIGS];           /* ms per generated token */
     lm_found training[CONFIGS];
 } found;
 
@@ -56,8 +56,8 @@ static void copy_part(const stx_share *s, const void *unused) {
                k + 1 < (size_t)opt.threads ? each : copy.n - k * each);
 }
 
-/* The bytes per second that memcpy reads and writes in all threads; the median of three
-   runs. */
+/* Returns the bytes per second that memcpy reads and writes with all threads, as the
+   median of three runs. */
 static double copy_rate(void) {
     samples s;
     stx_desc d = {0};
@@ -101,7 +101,7 @@ static stx_real *persist_zero(stx_ctx *x, size_t n) {
     return p;
 }
 
-/* The inputs and outputs of both passes, all of them random, with a dropout of 0.1. */
+/* Returns the arguments of both passes, with random arrays and a dropout of 0.1. */
 static stx_sru_args recurrence_args(stx_ctx *x, size_t B, size_t T, size_t O) {
     size_t n = B * T * O, j, forward, backward;
     stx_sru_args a;
@@ -267,8 +267,9 @@ static stx_tensor *by_attention(stx_ctx *x, const head *s, const head_run *h, st
     return stx_attention(x, &in, &d);
 }
 
-/* Runs one forward and backward pass, by the op or by matmuls that store the scores of
-   all B T (M + T) pairs. Returns the seconds. out: the result and the gradient of q. */
+/* Runs one forward and backward pass, by stx_attention (way 0) or by matmuls that store
+   the scores of all B T (M + T) pairs (way 1). Returns the time in seconds. h->out[way]
+   receives the output and the gradient of q. */
 static double head_pass(head_run *h, const head *s, int way) {
     stx_ctx *x = h->x[way];
     stx_tensor *o, *q, *dy;
@@ -409,8 +410,8 @@ static stx_lm create(stx_ctx *x) {
 
 // >>training
 
-/* P = 0: SRU, otherwise SRU++. bf16: 1 with bf16 contenders, 2 with all of them but the
-   compiled one. quick: also runs with --quick. */
+/* P = 0: SRU, otherwise SRU++. bf16: 1: with all bf16 contenders; 2: without the
+   compiled one; 0: with none. quick: also runs with --quick. */
 typedef struct {
     const char *name, *title;
     int layers, d, P, T, B, steps, bf16, no_update, quick;
@@ -423,15 +424,15 @@ static const config configs[CONFIGS] = {
     {"base", "SRU++", 10, 3072, 768, 1024, 1, 1, 2, 0, 0},
     {"sru", "SRU, forward and backward only", 4, 1024, 0, 256, 8, 3, 1, 1, 1}};
 
-/* The configurations named by --config. By default all of them or, with --quick, the
-   small ones. */
+/* Returns nonzero for a configuration named by --config. The default is all of them or,
+   with --quick, the small ones. */
 static int wanted(const config *g) {
     if (opt.config) return listed(opt.config, g->name);
     return g->quick || !opt.quick;
 }
 
-/* Writes the initial parameters and returns their number in millions. Attention has an
-   effect from the first step on, so that an error in it changes the losses. */
+/* Writes the initial parameters and returns their number in millions. alpha_attn is
+   nonzero, so that an error in attention changes the losses from the first step on. */
 static double configure(const config *g, const char *path) {
     stx_ctx *x = context(F32, opt.threads);
     const stx_params *p = stx_sru_lm_params(model_create(x, g->layers, g->d, g->P, 1, 1));
@@ -460,7 +461,7 @@ static void training_config(int at) {
     lm_training_arguments(&shared, B, steps, warmup);
     arg_text(&shared, "--load", params);
     if (g->no_update) arg(&shared, "--no-update");
-    for (i = 0; i < CONTENDERS; i++) /* because memory ran out */
+    for (i = 0; i < CONTENDERS; i++) /* omitted because memory ran out */
         skip[i] = lm_kinds[i].precision == BF16
                   && (!g->bf16 || (g->bf16 == 2 && lm_kinds[i].compile));
     lm_start(c, lm_kinds, CONTENDERS, PEER, skip, label, opt.data, &shared);
@@ -495,7 +496,7 @@ typedef struct {
     stx_lm lm;
     void *gen;
     samples ms, prompt;
-    double bytes; /* bytes of parameters that a token reads */
+    double bytes; /* parameter bytes read per token */
     int config, threads;
 } stream;
 

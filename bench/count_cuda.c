@@ -1,6 +1,6 @@
-/* count_cuda.c - counts the operations and bytes of a training step of each configuration
-   of the GPU benchmark, kernel by kernel, from formulas (cuda_model.h). Nothing is run or
-   measured.
+/* count_cuda.c - counts the operations and bytes of one training step, kernel by
+   kernel, for each configuration of the GPU benchmark. The counts come from formulas
+   (cuda_model.h); nothing is run or measured.
 
        cc -O2 bench/count_cuda.c -o build/count_cuda -lm
        build/count_cuda [--kernels] [--tiny] [--append FILE]
@@ -49,8 +49,8 @@ static void totals(const work *w, int at) {
   "matmuls TFLOP|attention TFLOP|executed|needed / executed|together|of the model (MFU)|" \
   "matmuls GB|attention GB|passes GB|optimiser GB|together|nodes|roofline ms|planned ms"
 
-/* One line per configuration and kernel: padded channels of a head, queries of a warp,
-   sweep, and the number of plain tiles of a warp that are as much work as a step */
+/* Prints one line per configuration and kernel: padded channels per head, queries per
+   warp, name of the sweep, and the work of a step as a number of full warp tiles */
 static void sweeps(void) {
     static const char *const name[SWEEPS] = {"fwd", "queries", "keys", "table", "diagonals"};
     size_t l;

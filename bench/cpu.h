@@ -1,5 +1,5 @@
-/* cpu.h - what the benchmarks on a CPU share: options, contexts, the probe, contenders
-   that train interleaved. Included after the library. */
+/* cpu.h - shared by the CPU benchmarks: options, contexts, the machine probe, and
+   training contenders that run interleaved. Include it after the library. */
 #ifndef BENCH_CPU_H
 #define BENCH_CPU_H
 #include "report.h"
@@ -42,8 +42,9 @@ static const char shared_usage[] =
     "  --work DIR         for temporary files\n"
     "  --append FILE      also append the tables to this file\n";
 
-/* Parses the command line into opt and, by `more`, into other variables. Returns 0 to
-   continue; otherwise the program must end with the returned value minus 1. */
+/* Parses the command line into opt and into the variables of the options in `more`.
+   Returns 0 to continue; otherwise the program must end with the returned value minus
+   1. */
 static inline int parse(int argc, char **argv, const char *usage, const option *more) {
     int i, taken;
     opt.self = argv[0];
@@ -62,8 +63,8 @@ static inline int parse(int argc, char **argv, const char *usage, const option *
         opt.threads = stx_threads(x);
         stx_destroy(x);
     }
-    signal(SIGPIPE, SIG_IGN); /* a contender that has ended is reported, and this
-                                 program continues */
+    signal(SIGPIPE, SIG_IGN); /* otherwise, writing to a contender that has ended would
+                                 end this program */
     return 0;
 }
 
@@ -105,7 +106,7 @@ static inline int have_bf16(void) {
 
 static const char *const no_bf16 = " bf16: not in this build of the library.";
 
-/* The same for a contender, which reports the reason before it returns NULL. */
+/* Like context(), but for a contender: reports the reason before it returns NULL. */
 static inline stx_ctx *worker_context(int precision, int threads) {
     stx_ctx *x = context(precision, threads);
     if (!x)
@@ -144,7 +145,7 @@ static inline void params_load(stx_ctx *x, stx_params *params, const char *path)
 }
 
 /* The reply of this library's contenders after a round (the protocol of bench/peers).
-   It ends with the norm of the gradient, if that was measured. */
+   It ends with the gradient norm, if measured. */
 typedef struct {
     double tokens, seconds, first, last, step1, norm;
     unsigned long long done;
@@ -160,8 +161,8 @@ static inline void reply_print(const stx_ctx *x, const reply *r) {
     fflush(stdout);
 }
 
-/* Generates with one stream over bytes. Measures the tokens/s of the prompt, and the
-   seconds of n sampled tokens. */
+/* Generates bytes in one stream. Returns the time in seconds of n sampled tokens.
+   *prompt_rate receives the tokens per second of the prompt. */
 static inline double generate(const stx_lm *lm, void *gen, const int32_t *prompt, size_t length,
                               int n, double *prompt_rate) {
     stx_sampling how;
@@ -241,17 +242,17 @@ typedef struct {
     /* the largest accepted difference of losses (and relative difference of gradient
        norms) from the reference */
     double tolerance;
-    int on, fits; /* on: still replies; fits: agrees with the reference */
+    int on, fits; /* on: 1 while it replies; fits: 1 if it agrees with the reference */
     process p;
     samples rate;
-    /* norm: of the last gradient, or NaN. peak: as reported by the contender. memory:
-       the peak of the process if known, otherwise equal to `peak` */
+    /* norm: of the last gradient, or NaN. peak: peak memory that the contender reports.
+       memory: peak memory of its process if known, otherwise equal to `peak` */
     double step1, last, norm, peak, memory;
     char blas[128], cannot[256], log[512];
 } contender;
 
-/* Runs one round. The rate is 0 if something was compiled during the round, which then
-   does not count. */
+/* Runs one round. *rate receives the tokens per second, or 0 if code was compiled
+   during the round, which then does not count. Returns 0 if the contender failed. */
 static inline int ask_round(contender *c, double *rate) {
     const char *line = c->p.line;
     if (ask(&c->p, "", 3600) != 1) return 0;
@@ -290,8 +291,8 @@ static inline int is_blas(const char *file) {
     return strstr(file, "blas") || strstr(file, "libmkl_core") || strstr(file, "libblis");
 }
 
-/* Reads from /proc, if it exists, the peak of resident memory, and which BLAS the
-   process has loaded. */
+/* Reads the peak resident memory of a contender's process, and the BLAS that it has
+   loaded, from /proc, if that exists. */
 static inline void look_at(contender *c) {
     char line[4096];
     FILE *f = proc_open(c, "status");
@@ -314,9 +315,9 @@ static inline void look_at(contender *c) {
     }
 }
 
-/* Runs up to R interleaved rounds, each of which begins with another contender, and
-   returns their number. After three rounds, stops before the total exceeds limit
-   seconds. */
+/* Runs up to R interleaved rounds, each of which begins with a different contender, and
+   returns the number of rounds. After three rounds, stops before the total time exceeds
+   `limit` seconds. */
 static inline int contest(contender *c, int n, int R, double limit, const char *what) {
     double rate, start = seconds();
     int r, turn, i;
@@ -342,8 +343,8 @@ static inline int contest(contender *c, int n, int R, double limit, const char *
     return r;
 }
 
-/* Returns how much the losses differ from those of the reference, and the norms of the
-   gradient if both have one. */
+/* Returns the largest difference between the losses of a contender and of the reference
+   and, if the reference has a gradient norm, the relative difference of the norms. */
 static inline double difference(const contender *c, const contender *with) {
     double off = fmax(fabs(c->step1 - with->step1), fabs(c->last - with->last));
     int norms = with->on && measured(with->norm);
@@ -383,9 +384,9 @@ static inline void say_blas(const contender *peer) {
     say("\n");
 }
 
-/* Prints the table of a contest and why contenders were left out, then ends all
-   contenders. The reference is contender number `peer`, whose BLAS is printed, or the
-   first one if that is missing. */
+/* Prints the table of a contest, the reasons why contenders were left out, and the BLAS
+   of contender number `peer`. Then ends all contenders. The reference is contender
+   `peer` or, if it is missing, the first one. */
 static inline void contest_say(contender *c, int n, int peer) {
     const contender *with = c[peer].on ? &c[peer] : &c[0];
     int i;

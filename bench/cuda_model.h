@@ -1,8 +1,8 @@
-/* cuda_model.h - the configurations of the GPU benchmarks, and formulas that count the
-   operations and bytes of one training step of each. No device is needed. Letters: B
-   streams, M block, N = B M tokens, d width, f inner width, H heads, D = d / H, L largest
-   span, S_l working span of layer l, E mean keys per query and head, P persistent
-   vectors, V vocabulary. */
+/* cuda_model.h - the configurations of the GPU benchmarks, and formulas for the
+   operations and bytes of one training step of each. No GPU is required. Letters: B
+   streams, M block, N = B M tokens, d width, f inner width, H heads, D = d / H, L
+   largest span, S_l working span of layer l, E mean keys per query and head, P
+   persistent vectors, V vocabulary. */
 #ifndef BENCH_CUDA_MODEL_H
 #define BENCH_CUDA_MODEL_H
 #include <math.h>
@@ -10,15 +10,15 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Spans of heads: all L; similar to learned ones; all `reach`; one head L and the
-   others `reach`. */
+/* Spans of the heads, in this order: all L; similar to learned spans; all `reach`; L
+   for one head and `reach` for the others. */
 enum { SPANS_FULL, SPANS_LEARNED, SPANS_ALL, SPANS_ONE };
 
 typedef struct config {
     const char *name, *what;
     size_t layers, dim, inner, heads, span, block, batch, pers;
     int spans;
-    double reach; /* of SPANS_ALL and SPANS_ONE, in tokens */
+    double reach; /* in tokens: span of SPANS_ALL and SPANS_ONE, limit of SPANS_LEARNED (0: none) */
     int steps;    /* timed steps per round */
     size_t vocab; /* 0: VOCAB */
 } config;
@@ -45,7 +45,7 @@ static inline size_t vocab_of(const config *c) {
     return c->vocab ? c->vocab : VOCAB;
 }
 
-/* The same configuration in miniature, for a machine without a GPU. */
+/* Returns a miniature version of a configuration, for a machine without a GPU. */
 static inline config tiny(config c) {
     c.layers = 3;
     c.dim = 32;
@@ -60,12 +60,12 @@ static inline config tiny(config c) {
     return c;
 }
 
-/* The span, in tokens, of head h of layer l. SPANS_LEARNED: short heads in the lower
-   layers and a few long ones in the upper layers, as in trained models. The longest
-   span of a layer is a multiple of 64 (for L = 1024 or 8192). The working span changes
-   in steps of 64. With the ramp of 32, these spans are half a step away from the next
-   change on either side, so that the few updates of a benchmark do not change the
-   working span. */
+/* Returns the span of head h of layer l in tokens. SPANS_LEARNED: short heads in the
+   lower layers and a few long ones in the upper layers, as in trained models. The
+   longest span of a layer is a multiple of 64 (for L = 1024 or 8192). The working span
+   changes in steps of 64. With the ramp of 32, these spans are half a step away from
+   the next change on either side, so that the few updates of a benchmark do not change
+   the working span. */
 static inline double span_of(const config *c, size_t l, size_t h) {
     static const double small[3][4] = {{64, 20, 20, 20}, {320, 40, 40, 40}, {896, 320, 40, 40}};
     static const double large[3][8] = {{192, 24, 24, 24, 24, 24, 24, 24},
@@ -81,14 +81,15 @@ static inline double span_of(const config *c, size_t l, size_t h) {
     return v < (double)c->span ? v : (double)c->span;
 }
 
-/* Keys per query of a head: distances 1 .. z L + R, where the mask is above 0. */
+/* Returns the keys per query of a head: distances 1 .. z L + R, where the mask is above
+   0. */
 static inline double keys_of(const config *c, size_t l, size_t h) {
     double e = span_of(c, l, h) + RAMP;
     return e < (double)c->span ? e : (double)c->span;
 }
 
-/* The working span of a layer: the number of rows of memory that are projected per
-   step, once the memory is full. */
+/* Returns the working span of a layer: the number of memory rows that are projected per
+   step when the memory is full. */
 static inline double window_of(const config *c, size_t l) {
     double top = 0, L = (double)c->span, reach, trim;
     size_t h;
@@ -99,9 +100,9 @@ static inline double window_of(const config *c, size_t l) {
     return L - TRIM * floor(trim / TRIM);
 }
 
-/* Divides the heads, sorted by decreasing window w, into at most three groups: before
-   *a and before *b. The first group has m rows. A further group costs as much as 64
-   rows of all heads. */
+/* Divides the n heads, sorted by decreasing window w, into at most three groups, which
+   end before heads *a, *b and n. The first group projects m rows. Each further group
+   adds the cost of 64 rows of all heads. */
 static inline void group_cuts(const double *w, size_t n, double m, size_t *a, size_t *b) {
     double H = (double)n, best = m * H, cost;
     size_t i, j, k;
@@ -120,10 +121,10 @@ static inline void group_cuts(const double *w, size_t n, double m, size_t *a, si
         }
 }
 
-/* The groups of heads, each with a separate window over the memory's rows
-   (stx_head_groups_choose). Returns their number, and the rows and heads of each. There
-   is only one group if all streams together save fewer rows of a head than its
-   reordered weights have (stx__span_groups of seqtx_attn_span.h). */
+/* Divides the heads of a layer into groups with separate windows over the memory rows
+   (stx_head_groups_choose). Returns the number of groups; rows and heads receive the
+   rows and heads of each. There is only one group if more would save too few rows (see
+   stx__span_groups in seqtx_attn_span.h). */
 static inline int groups_of(const config *c, size_t l, double rows[3], double heads[3]) {
     double m = window_of(c, l), w[256], saved = 0;
     size_t n = c->heads, h, i, a, b;
@@ -179,10 +180,10 @@ static inline double parameters(const config *c) {
 enum { MATMULS, ATTENTION, PASSES, UPDATE, GROUPS };
 
 /* calls: nodes of the step's graph (test_cuda_model nodes, test_cuda_comp nodes and
-   test_cuda_par nodes count them under the shim). flop: the operations that are
-   required (in the backward pass of attention with recomputed logits). run: the
-   operations that the kernels execute. ms: the roofline of flop. plan: the same at the
-   expected rates, for attention based on run, without the nodes. */
+   test_cuda_par nodes count them under the shim). flop: the required operations,
+   including recomputed logits in the backward pass of attention. run: the operations
+   that the kernels execute. ms: roofline time of `flop` and `bytes`. plan: time at the
+   expected rates (for attention, of `run`), without the time per node. */
 typedef struct work_row {
     const char *name;
     int group;
@@ -194,18 +195,19 @@ typedef struct work {
     int rows;
     /* for MFU: attention has 3 matmuls forward and 6 backward, without recomputation */
     double model_flop;
-    /* sums over rows whose second stage is deferred, and the bytes of its input */
+    /* number of sums over rows with a deferred second stage, and bytes that this stage
+       reads */
     double sums, sum_bytes;
-    /* gradients of weights that are split along K, the bytes of the slices, and those
-       of dW, read and written */
+    /* number of weight gradients that are split along K, bytes of their slices, and
+       bytes of dW that are read and written */
     double cut, cut_bytes, cut_dw;
 } work;
 
 /* The machine of the roofline: an H200. */
 static const double ROOF_FLOPS = 790e12, ROOF_BYTES = 4.3e12;
-/* Values that are expected on that machine, but not measured: the share of the roofline
-   that matmuls and passes reach, operations of attention per second, forward and
-   backward, and microseconds between two nodes of a graph. */
+/* Expected values for that machine, which were not measured: the fraction of the
+   roofline that matmuls and passes reach, attention operations per second in the
+   forward and the backward pass, and microseconds between two nodes of a graph. */
 static const double PLAN_MATMULS = 0.75, PLAN_BYTES = 0.8, PLAN_FORWARD = 250e12,
                     PLAN_BACKWARD = 200e12, PLAN_NODE = 1.5;
 
@@ -229,9 +231,9 @@ static inline void work_add(work *w, const char *name, int group, double calls, 
     w->row[i].plan += 1e3 * (a > b && group != ATTENTION ? a : b);
 }
 
-/* Adds `count` sums over N rows of C: a first stage in chunks (stx__chunk), and a
-   deferred second stage ("Deferred sums" in seqtx_cuda.cu), with one node per 24 sums
-   or 32 MiB of partial sums. */
+/* Adds `count` sums over N rows of C elements: a first stage in chunks (stx__chunk),
+   and a deferred second stage ("Deferred sums" in seqtx_cuda.cu), with one node per 24
+   sums or 32 MiB of partial sums. */
 static inline void work_sums(work *w, double N, double C, double count, double least, double most) {
     double rows = ceil(ceil(N / most) / 8) * 8;
     w->sums += count;
@@ -249,9 +251,9 @@ static inline void work_sums_made(work *w) {
                  w->cut_bytes + w->cut_dw);
 }
 
-/* "Split K" in seqtx_cuda.cu: the number of slices of K for the gradient (o,i) of a
-   weight over n rows, and the share of 132 multiprocessors that tiles of 128 x 128 keep
-   busy. */
+/* Returns the number of slices of K ("Split K" in seqtx_cuda.cu) for a weight gradient
+   (o,i) over n rows. work_busy returns the fraction of 132 multiprocessors that tiles
+   of 128 x 128 keep busy. */
 static inline double work_pieces(double o, double i, double n) {
     size_t tiles = (size_t)(ceil(o / 128) * ceil(i / 128)), K = (size_t)n, best = 1,
            least = (tiles + 127) / 128 * K, p;
@@ -270,20 +272,20 @@ static inline double work_busy(double o, double i, double pieces) {
     return tiles / (132 * ceil(tiles / 132));
 }
 
-/* The number of columns of logits on the GPU ("Padded logits" in seqtx.h). */
+/* Returns the number of logit columns on the GPU ("Padded logits" in seqtx.h). */
 static inline double work_padded(double V) {
     return fmod(V, 8) != 0 ? ceil(V / 64) * 64 : V;
 }
 
-/* The operations that the attention kernels execute in bfloat16, tile by tile in their
-   order (>>attention of seqtx_cuda.cu). This includes rows and columns of a tile
-   outside the window, padded channels of a head, and what each sweep of the backward
-   pass recomputes. Groups of 16 keys that no query of a strip of 16 sees are not
-   counted. The unit is a matmul of 16 queries, BK keys and DP channels, which is 32 BK
-   DP operations. */
+/* The following functions count the operations that the attention kernels execute in
+   bfloat16, tile by tile in the order of the kernels (>>attention in seqtx_cuda.cu).
+   This includes rows and columns of a tile outside the window, padded channels of a
+   head, and what each sweep of the backward pass recomputes. Groups of 16 keys that no
+   query of a strip of 16 sees are not counted. The unit is a matmul of 16 queries, BK
+   keys and DP channels, which is 32 BK DP operations. */
 typedef struct tiles {
     double T, C, S, live, span, lo;
-    /* strip: queries of a warp; columns: of dR, per block of the table's kernel */
+    /* strip: queries per warp; columns: columns of dR per block of the table kernel */
     int D, DP, BQ, BK, strip, columns;
     double full; /* up to this distance, keys have full weight */
 } tiles;
@@ -318,8 +320,8 @@ static inline double tiles_begin(const tiles *t, double first, int by) {
     return floor((first + t->span) / by) * by - t->span;
 }
 
-/* The groups of 16 keys of a tile that the 16 queries from i on see at distances 1 ..
-   far, including queries beyond T. */
+/* Returns the number of 16-key groups of the tile at j0 that the 16 queries starting at
+   i, including queries beyond T, see at distances 1 .. far. */
 static inline double tiles_groups(const tiles *t, double i, double j0, double far) {
     /* keys first .. last - 1 */
     double first = t->C + i - far, last = t->C + i + 15, end = j0 + t->BK;
@@ -331,9 +333,9 @@ static inline double tiles_groups(const tiles *t, double i, double j0, double fa
     return last > first ? last - first : 0;
 }
 
-/* Units of the forward pass per head and batch row: positions (16 more columns at the
-   start of a strip, and in each tile inside the window of a warp with 32 rows), logits,
-   values. */
+/* Returns the units of the forward pass per head and batch row, for positions (16 more
+   columns at the start of a strip, and in each tile inside the window of a warp with 32
+   rows), logits and values. */
 static inline double tiles_forward(const tiles *t) {
     double i0, j0, i, units = 0;
     int strips = t->strip / 16, m;
@@ -358,8 +360,8 @@ static inline double tiles_forward(const tiles *t) {
     return units * 16 / t->BK;
 }
 
-/* Units of the sweep over queries: positions, logits, dO V^T, ds K, dR PE; 16 more
-   positions per tile. */
+/* Returns the units of the sweep over queries, for positions, logits, dO V^T, ds K and
+   dR PE, with 16 more positions per tile. */
 static inline double tiles_queries(const tiles *t) {
     /* dz includes one more distance */
     double i0, j0, i, units = 0, far = t->live < t->span ? t->live + 1 : t->span;
@@ -375,7 +377,8 @@ static inline double tiles_queries(const tiles *t) {
     return units * 16 / t->BK;
 }
 
-/* Units of the sweep over keys: positions, logits, dO V^T, dV, dK. */
+/* Returns the units of the sweep over keys, for positions, logits, dO V^T, dV and
+   dK. */
 static inline double tiles_keys(const tiles *t) {
     double i0, j0, i, n, units = 0;
     for (j0 = tiles_begin(t, tiles_from(t, t->C - t->span), 8); j0 < t->S; j0 += t->BK) {
@@ -408,8 +411,9 @@ static inline double tiles_diagonals(const tiles *t) { /* positions, logits, dO 
     return units * 16 / t->BK;
 }
 
-/* Rows of dR: the newest distance of a head, by the age of the window; the columns of a
-   row with `live` distances; and dPE computed from them. */
+/* dR. tiles_newest returns the key position of its newest column, which depends on the
+   start of the window. tiles_width returns the number of columns for `live` distances,
+   and tiles_table the units that compute dPE from dR. */
 static inline double tiles_newest(const tiles *t) {
     return t->C + 15 - fmod(t->C + t->span + 15, 16);
 }
@@ -428,8 +432,8 @@ static inline double tiles_table(const tiles *t) {
     return units;
 }
 
-/* The number of columns that all heads of a layer may have together, as
-   stx__attn_bwd_plan_of decides. 0: no head has rows. */
+/* Returns the total number of dR columns that the heads of a layer may have, as
+   stx__attn_bwd_plan_of decides. 0: no head has a dR. */
 static inline double tiles_room(const tiles *t, double batch, double heads) {
     double all = tiles_width(t, t->span) * heads,
            most = floor((256 << 20) / (batch * ceil(t->T / t->BQ) * t->BQ * 2));
@@ -437,8 +441,8 @@ static inline double tiles_room(const tiles *t, double batch, double heads) {
     return most >= 64 ? floor(most / 16) * 16 : 0;
 }
 
-/* Units of N persistent vectors: 2 matmuls forward, 3 and 4 backward, for all queries
-   (for inner tiles of the forward pass: for all queries of a warp). */
+/* Returns the units of N persistent vectors: 2 matmuls forward, 3 and 4 backward, for
+   all queries (for inner tiles of the forward pass: for all queries of a warp). */
 static inline double tiles_vectors(const tiles *t, double N, int backward) {
     double shift = (double)(((size_t)t->S + (size_t)t->span) & 7), strips = ceil(t->T / 16),
            units = 0, j;
@@ -452,9 +456,10 @@ static inline double tiles_vectors(const tiles *t, double N, int backward) {
     return units * 16 / t->BK;
 }
 
-/* Units per batch row of each sweep of a layer: forward, queries, keys, table,
-   diagonals (persistent vectors are part of forward and keys). *bytes: of rows of dR,
-   written and read. Returns the number of tiles of the backward or the forward pass. */
+/* The sweeps of a layer. attention_sweeps writes the units of each sweep per batch row
+   to `units` (persistent vectors are part of forward and keys), and the bytes of dR
+   that are written and read to *bytes. It returns the tile sizes of the forward or the
+   backward pass. */
 enum { SWEEP_FORWARD, SWEEP_QUERIES, SWEEP_KEYS, SWEEP_TABLE, SWEEP_DIAGONALS, SWEEPS };
 
 static inline tiles attention_sweeps(const config *c, size_t l, int backward, double *units,
@@ -494,7 +499,8 @@ static inline tiles attention_sweeps(const config *c, size_t l, int backward, do
     return t;
 }
 
-/* The operations of a layer, forward (0) or backward (1). */
+/* Returns the operations that the attention kernels of a layer execute in the forward
+   pass (backward = 0) or the backward pass (1). */
 static inline double attention_runs(const config *c, size_t l, int backward, double *bytes) {
     double units[SWEEPS], sum = 0;
     tiles t = attention_sweeps(c, l, backward, units, bytes);
@@ -503,8 +509,8 @@ static inline double attention_runs(const config *c, size_t l, int backward, dou
     return sum * (double)c->batch * 32 * t.BK * t.DP;
 }
 
-/* Units of a full tile of a warp: for the table, 64 queries by t.columns of four warps;
-   otherwise a strip by BK keys. */
+/* Returns the units of a full warp tile: for the table, 64 queries by t.columns, for
+   four warps; otherwise, a strip by BK keys. */
 static inline double sweep_unit(const tiles *t, int sweep) {
     double wide = 1 + 16.0 / t->BK;
     switch (sweep) {
@@ -516,22 +522,23 @@ static inline double sweep_unit(const tiles *t, int sweep) {
     }
 }
 
-/* Adds the operations that the kernels of a row execute, if they exceed `flop`, which
-   has been added before. */
+/* Corrects the executed operations of a row to `run`. The caller has already added
+   `flop`. */
 static inline void work_runs(work *w, const char *name, double run, double flop) {
     int i;
     for (i = 0; i < w->rows; i++)
         if (!strcmp(w->row[i].name, name)) {
             double t = 1e3 * run / (strstr(name, "backward") ? PLAN_BACKWARD : PLAN_FORWARD);
             w->row[i].run += run - flop;
-            /* the bytes are moved at the same time, which is short in comparison */
+            /* bytes are transferred at the same time, which takes much less time */
             w->row[i].plan += t;
         }
 }
 
 /* Adds dW (o,i) of n rows. Slices are written here and read by the deferred sums, which
-   add them to dW; a single slice is added directly. The expected rate of matmuls is for
-   a GPU that is fully busy, so it is scaled by the share that the tiles keep busy. */
+   add them to dW; a single slice is added directly. The expected rate of matmuls
+   assumes a fully busy GPU, so it is scaled by the fraction of multiprocessors that the
+   tiles keep busy. */
 static inline void work_weight(work *w, const char *name, double n, double i, double o,
                                double used) {
     double pieces = work_pieces(o, i, n), scratch = pieces > 1 || used < o, flop = 2 * n * i * o,
@@ -550,8 +557,8 @@ static inline void work_weight(work *w, const char *name, double n, double i, do
     w->cut_dw += scratch * 8 * i * used;
 }
 
-/* Adds y (n,o) = x (n,i) W^T and its backward pass: dx if n_dx > 0 (added: it is
-   accumulated), and dW in float. `used` of the o outputs are not padding. */
+/* Adds y (n,o) = x (n,i) W^T and its backward pass: dx if n_dx > 0 (accumulated if
+   `added` is 1), and dW in float. `used` of the o outputs are not padding. */
 static inline void work_linear_padded(work *w, const char *fwd, const char *dx, const char *dw,
                                       double n, double i, double o, double n_dx, int added,
                                       double used) {
@@ -595,8 +602,9 @@ static inline void work_layer(work *w, const config *c, size_t l) {
     if (groups > 1)
         work_add(w, "weights, rows by groups of heads", PASSES, 2, 0,
                  2 * d * d * (4 + 2 + 4 + 4 + 4));
-    /* together with the weights, or only for the gradient if it costs more than the
-       group saves */
+    /* The memory rows of a group are copied together with the weights. If that takes
+       more memory than the group saves, only their gradient is copied, by another
+       node. */
     for (g = 1; g < groups; g++)
         work_add(w, "weights, rows by groups of heads", PASSES,
                  window[g] * d > (S - window[g]) * 2 * D * heads[g], 0, 4 * B * d * window[g]);
@@ -650,7 +658,7 @@ typedef struct family {
     const char *name, *what;
     int kind;
     size_t layers, dim, inner, heads, block, memory, cmem, batch, vocab;
-    size_t remember; /* layers with a memory */
+    size_t remember; /* number of layers with a memory */
 } family;
 
 static const family families[] = {
@@ -696,10 +704,11 @@ static inline void more_copy(work *w, double nodes, double elements) {
     work_add(w, "memory: copies", PASSES, nodes, 0, 2 * 2 * elements);
 }
 
-/* place: causal, over the block and the C keys before it, with positions, which require
-   one more matmul; those of Transformer-XL have biases, and a gradient that is not a
-   parameter's. If place is 0: not causal, over C keys, of which only k and v get
-   gradients, unless back is 0. */
+/* Adds one attention. With place = 1, it is causal, over the block and the C keys
+   before it, with positions, which require one more matmul. In Transformer-XL,
+   positions have biases, and their gradient does not belong to a parameter. With place
+   = 0, attention is not causal, over C keys. With back = 0, there is no backward
+   pass. */
 static inline void more_attention(work *w, const family *f, double T, double C, int place,
                                   int back) {
     double B = (double)f->batch, d = (double)f->dim, H = (double)f->heads, D = d / H, N = B * T,
@@ -744,7 +753,8 @@ static inline void more_gru(work *w, double n, double d) {
     work_add(w, "gates", PASSES, 2, 0, 2 * (8 + 15) * n * d);
 }
 
-/* The attention of Transformer-XL. The sum that follows includes the bias of Wo. */
+/* Adds the attention of Transformer-XL. The residual sum that follows adds the bias of
+   Wo. */
 static inline void more_xl_attention(work *w, const family *f) {
     double B = (double)f->batch, T = (double)f->block, C = (double)f->memory, d = (double)f->dim,
            N = B * T;
@@ -776,7 +786,7 @@ static inline void more_layer(work *w, const family *f, int remembers) {
         break;
     default:
         more_norm(w, N, d, 0);
-        /* both memories are in one array */
+        /* both memories are copied into one array */
         if (remembers) more_copy(w, 1, B * d * (M + Z));
         more_linear(w, N, d, 3 * d, N, BIAS_NONE, ACT_NONE);
         if (remembers) more_linear(w, B * (M + Z), d, 2 * d, 0, BIAS_NONE, ACT_NONE);
@@ -790,11 +800,12 @@ static inline void more_layer(work *w, const family *f, int remembers) {
         more_linear(w, N, F, d, N, BIAS_OWN, ACT_NONE);
         more_gru(w, N, d);
         if (!remembers) break;
-        /* Evicted rows are compressed, 4 to 1, and attended to like the original rows.
-           The rows of a group are copied to one array, and both memories move. */
+        /* Evicted rows are compressed 4 to 1. The auxiliary loss compares attention
+           over the compressed rows with attention over the original rows. The rows of a
+           group are copied to one array, and both memories move. */
         more_copy(w, 3, B * d * (T + T + Z));
         more_linear(w, N / 4, 4 * d, d, 0, BIAS_OWN, ACT_NONE);
-        /* with constant weights */
+        /* these matmuls have constant weights, so there is no dW */
         work_add(w, "matmuls forward", MATMULS, 1, N * d * d, 2 * (N / 4 * 3 * d + 2 * d * d));
         work_add(w, "matmuls backward, dx", MATMULS, 1, N * d * d,
                  2 * (N / 4 * 3 * d + 2 * d * d));
@@ -826,7 +837,7 @@ static inline void family_count(work *w, const family *f) {
     for (l = 0; l < f->layers; l++) more_layer(w, f, l < f->remember);
     more_linear_padded(w, N, d, P, N, BIAS_OWN, ACT_NONE, V);
     work_add(w, "scalars: loss, notes", PASSES, 5, 0, 0);
-    /* aux losses */
+    /* auxiliary losses */
     if (f->kind == OF_COMPRESSIVE)
         work_add(w, "scalars: loss, notes", PASSES, 2 * ceil((double)f->remember / 8), 0, 0);
     work_sums_made(w);
@@ -834,7 +845,7 @@ static inline void family_count(work *w, const family *f) {
     work_add(w, "norms, update, gradients to 0", UPDATE, 3, 0, 30 * family_parameters(f));
 }
 
-/* The values that work_sum can add up. WORK_PLAN includes the nodes. */
+/* The values that work_sum can add up. WORK_PLAN includes the time per node. */
 enum { WORK_FLOP, WORK_BYTES, WORK_MS, WORK_RUN, WORK_NODES, WORK_PLAN };
 
 static inline double work_value(const work_row *r, int what) {
@@ -848,7 +859,7 @@ static inline double work_value(const work_row *r, int what) {
     }
 }
 
-/* group < 0: all groups. */
+/* Returns the sum of a value over the rows of a group, or over all rows if group < 0. */
 static inline double work_sum(const work *w, int group, int what) {
     double sum = 0;
     int i;

@@ -1,12 +1,12 @@
 /* gemm_peers.h - the peers of stx_gemm in bench.c, within one process: a CBLAS, MKL,
    oneDNN. Each is optional. Included after the library and cpu.h.
 
-   CBLAS   linked (-DBENCH_CBLAS); OpenBLAS is given its number of threads. MKL     loaded
-   by dlopen from a file that has sgemm_ and MKL_Set_Num_Threads_Local:
-           PyTorch's libtorch_cpu.so, which contains it, or libmkl_rt. On AMD processors a
-           file with mkl_serv_intel_cpu_true is loaded before it.
-   oneDNN  linked (-DBENCH_DNNL), 2.x or 3.x: its matmul primitive, created once per
-           shape. Its threads are those of OpenMP. */
+   CBLAS   linked (-DBENCH_CBLAS). The number of threads is set for OpenBLAS only.
+   MKL     loaded by dlopen from a file with sgemm_ and MKL_Set_Num_Threads_Local:
+           PyTorch's libtorch_cpu.so, which contains MKL, or libmkl_rt. On AMD processors,
+           a file with mkl_serv_intel_cpu_true is loaded first.
+   oneDNN  linked (-DBENCH_DNNL), 2.x or 3.x. Its matmul primitive is created once per
+           shape and uses the threads of OpenMP. */
 #ifndef BENCH_GEMM_PEERS_H
 #define BENCH_GEMM_PEERS_H
 #include <dlfcn.h>
@@ -17,10 +17,11 @@
 /* A matmul op(A) (M,K) op(B) (K,N). If ta, A is (K,M); if tb, B is (N,K). */
 typedef struct {
     char name[40];
-    const char *of; /* its model */
+    const char *of; /* the model that it belongs to */
     int ta, tb;
     size_t M, N, K;
-    int one_thread, counted; /* counted: included in the ratios below the table */
+    int one_thread, counted; /* one_thread: 1 if timed with one thread only; counted: 1
+                                if included in the ratios below the table */
 } matmul;
 
 
@@ -79,22 +80,24 @@ static struct {
     char name[200];
 } mkl;
 
-/* to: receives the address of the function. */
+/* Returns the address of a function, or NULL. `to` points to a function pointer, which
+   receives the same address. */
 static void *symbol(void *from, const char *name, void *to) {
     void *at = from ? dlsym(from, name) : NULL;
     memcpy(to, &at, sizeof at);
     return at;
 }
 
-/* Returns 1 if MKL was found. Otherwise mkl.name says why not. `amd`, unless NULL, is a
-   file that defines mkl_serv_intel_cpu_true, which replaces MKL's. */
+/* Returns 1 if MKL was found. Otherwise mkl.name says why not. Unless NULL, `amd` is a
+   file that defines mkl_serv_intel_cpu_true, to replace the function in MKL. */
 static int mkl_open(const char *path, const char *amd) {
     void (*version)(char *to, int size);
     void *lib;
     const char *base;
     size_t n;
     if (amd && !dlopen(amd, RTLD_NOW | RTLD_GLOBAL)) fprintf(stderr, "bench: %s\n", dlerror());
-    /* makes libmkl_rt use oneDNN's OpenMP, so that the process has only one */
+    /* makes libmkl_rt use the OpenMP runtime of oneDNN, so that the process has only
+       one */
     setenv("MKL_THREADING_LAYER", "GNU", 0);
     lib = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
     if (!lib) {
@@ -153,7 +156,7 @@ static int mkl_check(void) {
 #ifdef BENCH_DNNL
 static struct {
     int on;
-    /* NULL if it is not based on OpenMP: then it is compared only with all threads */
+    /* NULL if oneDNN does not use OpenMP. It is then compared only with all threads */
     void (*threads)(int n);
     char name[200];
     dnnl_engine_t engine;
@@ -175,9 +178,9 @@ typedef struct {
     dnnl_memory_t in[2], packed[2], out;
 } dnnl_plan;
 
-/* A matmul by oneDNN, f32 or bf16. of[0] reads operands in the caller's layout, of[1]
-   in the layout that the primitive prefers. Reorder primitives round or pack them,
-   which is part of the measured time. best: the faster of the two. */
+/* A matmul by oneDNN in f32 or bf16. of[0] reads operands in the caller's layout, of[1]
+   in the layout that the primitive prefers. Reorder primitives round or pack the
+   operands, which is part of the measured time. best: index of the faster plan. */
 typedef struct {
     dnnl_plan of[2];
     int best;
@@ -187,7 +190,8 @@ static int dnnl_good(dnnl_status_t s) {
     return s == dnnl_success;
 }
 
-/* The layout of A (0), B (1) or C (2). */
+/* *md receives the layout of A (i = 0), B (1) or C (2). any: 1 if oneDNN may choose
+   it. */
 static int dnnl_describe(dnnl_memory_desc_t *md, const matmul *p, int i, dnnl_data_type_t type,
                          int any) {
     dnnl_dims_t dim, step;
@@ -299,8 +303,7 @@ static void dnnl_matmul_run(const dnnl_plan *d) {
         die("oneDNN's matmul fails");
 }
 
-/* Returns 0 if oneDNN does not support the matmul. The number of its threads is already
-   set. */
+/* Returns 0 if oneDNN does not support the matmul. Set the number of threads first. */
 static int dnnl_pair_make(dnnl_pair *d, const matmul *p, const stx_real *A, const stx_real *B,
                           stx_real *C, int bf16) {
     double least[2] = {HUGE_VAL, HUGE_VAL};
@@ -308,7 +311,7 @@ static int dnnl_pair_make(dnnl_pair *d, const matmul *p, const stx_real *A, cons
     for (any = 0; any < 2; any++) {
         dnnl_plan *k = &d->of[any];
         if (!dnnl_make(k, p, A, B, C, bf16, any)) continue;
-        /* identical to the first one */
+        /* identical to the first plan */
         if (any && !bf16 && !k->pack[0] && !k->pack[1]) {
             dnnl_drop(k);
             continue;

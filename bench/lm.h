@@ -1,6 +1,5 @@
-/* lm.h - what the benchmarks of language models of any family (stx_lm) share: options,
-   a contender that trains, and a contest. Include it after the library. main() sets
-   `family`. */
+/* lm.h - shared by the benchmarks of language models (stx_lm): options, a training
+   contender, and a contest. Include it after the library. main() sets `family`. */
 #ifndef BENCH_LM_H
 #define BENCH_LM_H
 #include "cpu.h"
@@ -12,7 +11,7 @@ static const option lm_options[] = {OPTION_TEXT("--config", &opt.config),
   "  --without LIST     omits contenders, some of compiled,installed,bf16,peer\n" \
   "  --batch N, --steps N    streams, and steps per round, of all models (default: per model)\n"
 
-/* The available memory in bytes. */
+/* Returns the available memory in bytes. */
 static inline double available(void) {
     char line[256];
     double v = 4e9;
@@ -37,7 +36,7 @@ static inline unsigned char *read_bytes(const char *path, size_t *n) {
     return p;
 }
 
-/* The nll of a token, from logits or from log p. */
+/* Returns the nll of a token, computed from logits or from log p. */
 static inline double nll_of(const stx_real *logits, size_t V, int32_t token) {
     double top = (double)logits[0], sum = 0;
     size_t v;
@@ -57,7 +56,7 @@ static struct {
     const char *data, *load, *save, *curve;
 } job = {128, 8, 0, 10, 0, -1, F32, 0, 0, 0, 0, 400000, 1, 1, 3e-4, 0.1, 1, NULL, NULL, NULL, NULL};
 
-/* Element i of a file of --data: a byte or a 32-bit integer. */
+/* Returns token i of the --data file, which contains bytes or 32-bit integers. */
 static inline int32_t token_at(const unsigned char *data, size_t i) {
     int32_t v;
     if (job.token_bytes == 1) return data[i];
@@ -66,7 +65,7 @@ static inline int32_t token_at(const unsigned char *data, size_t i) {
 }
 
 static struct {
-    const option *options;        /* of the model */
+    const option *options;        /* the model's options */
     stx_lm (*create)(stx_ctx *x); /* creates the model that the options describe */
 } family;
 
@@ -122,8 +121,9 @@ static inline void trainee_free(trainee *t) {
     stx_destroy(t->x);
 }
 
-/* Runs a step and returns the mean nll in nats. Batch row b is part b of B equal parts
-   of the text. At their end, training restarts at 0 with an empty state. */
+/* Runs a step and returns the mean nll in nats. The text is divided into B equal parts,
+   and batch row b reads part b. At the end of the parts, training restarts at their
+   beginning with an empty state. */
 static inline double trainee_step(trainee *t) {
     stx_tensor *loss;
     double nll;
@@ -161,7 +161,7 @@ static inline double grad_norm(const stx_params *p) {
     return sqrt(sum);
 }
 
-/* --train: runs N steps and prints one line for each. */
+/* Implements --train N: runs N steps and prints one line for each. */
 static inline void train_curve(trainee *t) {
     FILE *f = job.curve ? fopen(job.curve, "w") : stdout;
     int k;
@@ -239,12 +239,12 @@ static const option worker_options[] = {
     OPTION_CHOICE("--schedule", &job.cosine, "constant,cosine"),
     OPTION_TEXT("--data", &job.data),
     OPTION_TEXT("--load", &job.load),
-    OPTION_TEXT("--save", &job.save), /* for the initial parameters */
+    OPTION_TEXT("--save", &job.save), /* file for the initial parameters */
     OPTION_TEXT("--curve", &job.curve),
     OPTION_END};
 
-/* Parses the options after --worker: those of the peers' options that this program has,
-   and those of the model. Returns 0, or the exit code after reporting an error. */
+/* Parses the options after --worker: the supported options of the peers, and the
+   model's options. Returns 0, or the exit code after reporting an error. */
 static inline int worker_parse(int argc, char **argv) {
     int i, taken;
     for (i = 2; i < argc; i += taken) {
@@ -258,7 +258,7 @@ static inline int worker_parse(int argc, char **argv) {
 
 // >>contest
 
-enum { BY_SEQTX, BY_PEER, BY_INSTALLED }; /* BY_INSTALLED: PyTorch without any settings */
+enum { BY_SEQTX, BY_PEER, BY_INSTALLED }; /* BY_INSTALLED: PyTorch with default settings */
 
 typedef struct {
     const char *name;
@@ -267,7 +267,7 @@ typedef struct {
     const char *more[3]; /* further options, up to a NULL */
 } lm_kind;
 
-/* The contenders of training. */
+/* The training contenders. */
 enum { OWN, OWN_BF16, PEER, PEER_BF16, PEER_COMPILED, PEER_COMPILED_BF16, PEER_PLAIN, CONTENDERS };
 
 static lm_kind lm_kinds[CONTENDERS] = {
@@ -279,7 +279,7 @@ static lm_kind lm_kinds[CONTENDERS] = {
     {"PyTorch compiled bf16 autocast", 2e-2, BF16, 1, BY_PEER, {NULL}},
     {"PyTorch eager f32, as installed", 1e-3, F32, 0, BY_INSTALLED, {NULL}}};
 
-/* Nonzero if --without omits the contender. */
+/* Returns nonzero if --without omits the contender. */
 static inline int lm_without(const lm_kind *k) {
     return (k->compile && listed(opt.without, "compiled"))
            || (k->who == BY_INSTALLED && listed(opt.without, "installed"))
@@ -318,11 +318,11 @@ static inline void lm_command(arguments *a, const lm_kind *k, const char *data,
     for (i = 0; i < shared->n; i++) arg(a, shared->v[i]);
 }
 
-/* Starts n kinds of contenders, except those marked in skip (may be NULL) or omitted by
-   --without, all with the options `shared`. Waits until all have finished their first
-   rounds. They are in memory at the same time: the memory that a contender needs is
-   estimated from the ones before it, and doubled for contender number `twice` (-1: for
-   none). */
+/* Starts n contenders with the options `shared`, except those marked in skip (may be
+   NULL) or omitted by --without. Waits until all have finished their first rounds. All
+   are in memory at the same time, so the memory of each contender is estimated first,
+   from the contenders before it. The estimate is doubled for contender number `twice`
+   (-1: for none). */
 static inline void lm_start(contender *c, const lm_kind *kind, int n, int twice, const int *skip,
                             const char *what, const char *data, const arguments *shared) {
     double largest = 0;
@@ -346,7 +346,7 @@ static inline void lm_start(contender *c, const lm_kind *kind, int n, int twice,
     probe_begin();
 }
 
-/* The options of --worker for a training benchmark. */
+/* Adds the --worker options of a training benchmark. */
 static inline void lm_training_arguments(arguments *a, int B, int steps, int warmup) {
     arg_number(a, "--batch-sz", (size_t)B);
     arg_number(a, "--steps", (size_t)steps);
@@ -375,7 +375,7 @@ static inline void lm_training_say(contender *c, int r, int steps, int warmup) {
     contest_say(c, CONTENDERS, PEER);
 }
 
-/* Prints a table of step times. tokens: number per step. */
+/* Prints a table of step times. tokens: number of tokens per step. */
 static inline void lm_step_times(const contender *c, double tokens) {
     int i;
     header("contender|ms per step|range");
@@ -448,7 +448,7 @@ static inline int lm_parse(int argc, char **argv, const char *usage, const char 
     return 0;
 }
 
-/* Nonzero if --only names the whole benchmark or this section of it. */
+/* Returns nonzero if --only names the whole benchmark or this section of it. */
 static inline int section(const char *whole, const char *name) {
     return listed(opt.only, whole) || listed(opt.only, name);
 }

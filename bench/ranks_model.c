@@ -1,13 +1,14 @@
-/* ranks_model.c - counts what data parallel training of two presets (enwik8: 12 layers of
-   512, enwik8_large: 24 of 768) exchanges, how long that takes on machines with several
-   GPUs, and how much of it backward hides, bucket by bucket. It prints its assumptions
-   with the tables. Nothing is run on a GPU or measured.
+/* ranks_model.c - estimates how much data the data-parallel training of two presets
+   (enwik8: 12 layers of 512, enwik8_large: 24 of 768) exchanges, how long this takes on
+   machines with several GPUs, and how much of this time the backward pass hides, bucket
+   by bucket. It prints its assumptions with the tables. Nothing is run on a GPU or
+   measured.
 
        cc -O2 bench/ranks_model.c -o build/ranks_model -lm
        build/ranks_model [--trainer build/train_attn_span]
 
-   --trainer: compares the numbers of parameters with those of the trainer's --dry-run;
-   exit code 1 if they differ. */
+   --trainer: compares the parameter counts with those that the trainer's --dry-run
+   prints; exit code 1 if they differ. */
 #define _DEFAULT_SOURCE
 #include "report.h"
 #include "cuda_model.h"
@@ -15,17 +16,20 @@
 
 // >>assumptions
 
-/* bytes/s each way of a ring, of 900 GB/s both ways together */
+/* bytes/s per direction that a ring reaches; the total of both directions is 900
+   GB/s */
 static const double NVLINK = 0.8 * 450e9;
 static const double NET_USABLE = 0.9; /* of the nominal rate of a network */
-/* seconds: a step of a ring or tree; a call of any size */
+/* seconds per step of a ring or tree, inside a machine and between machines; seconds
+   per call of any size */
 static const double HOP_INSIDE = 2e-6, HOP_NET = 6e-6, CALL = 10e-6;
 
-/* per machine; elements per bucket (stx_group_desc); streams of the GPU budgets */
+/* GPUs per machine; elements per bucket (stx_group_desc); streams of the planned
+   steps */
 enum { GPUS = 8, BUCKET = 1 << 20, WHOLE = 64 };
 
-/* planned: milliseconds of a step of 64 streams on one H200, bf16, learned spans,
-   attention by mma.sync */
+/* planned: expected milliseconds per step of 64 streams on one H200, in bf16, with
+   learned spans and attention by mma.sync */
 typedef struct model {
     const char *config, *preset;
     double planned;
@@ -35,7 +39,7 @@ static const model models[] = {{"12x512", "enwik8", 31}, {"24x768", "enwik8_larg
 
 enum { MODELS = sizeof models / sizeof *models };
 
-/* nics: network adapters per machine, of gbit each */
+/* nics: network adapters per machine; gbit: rate of each in Gbit/s */
 typedef struct net {
     const char *name;
     double gbit;
@@ -53,8 +57,8 @@ enum { NETS = sizeof nets / sizeof *nets };
 
 // >>compute
 
-/* Seconds of a step of `streams` streams on one GPU; half: of each layer, in the order of
-   backward: feed-forward, then attention */
+/* Seconds of the phases of a step on one GPU. half: backward pass of each half of a
+   layer, in the order of the backward pass: feed-forward, then attention */
 typedef struct phases {
     double forward, head, half[64][2], embedding, update, backward, all;
     size_t layers;
@@ -84,7 +88,8 @@ static double roofline(const model *m, double streams) {
     return work_sum(&w, -1, WORK_MS) * 1e-3;
 }
 
-/* Nodes of a step's CUDA graph (cuda_model.h); each takes PLAN_NODE microseconds. */
+/* Returns the number of nodes of a step's CUDA graph (cuda_model.h). Each takes
+   PLAN_NODE microseconds. */
 static double nodes(const config *c) {
     double n = 0;
     work w;
@@ -140,8 +145,8 @@ static phases step_of(const model *m, double streams) {
 
 // >>buckets
 
-/* Parameters in the order of stx_span_params, and when backward has completed the
-   gradient of each, in seconds after its start */
+/* size: elements of each parameter, in the order of stx_span_params. ready: when the
+   backward pass completes its gradient, in seconds after the start of the pass */
 typedef struct gradients {
     double size[64 * 11 + 4], ready[64 * 11 + 4], all;
     int n;
@@ -177,14 +182,14 @@ static void list_gradients(gradients *g, const config *c, const phases *p) {
 
 // >>exchange
 
-/* Bytes per second that leave a machine, and that arrive there */
+/* Returns the bytes per second that a machine can send, and at the same time receive */
 static double rate_of(const net *w) {
     return w->nics * w->gbit / 8 * 1e9 * NET_USABLE;
 }
 
-/* Seconds of an all-reduce of n elements: a ring over all GPUs, or by machines (halves
-   inside by NVLink, sums of 1/GPUs each between machines by a ring or a tree). `how`
-   names the fastest. */
+/* Returns the seconds of an all-reduce of n elements by the fastest method, whose name
+   *how receives: a ring over all GPUs, or two levels: NVLink inside each machine, and a
+   ring or a tree between machines, in which each GPU sums 1/GPUS of the elements. */
 static double all_reduce(double n, int gpus, const net *w, const char **how) {
     double bytes = 4 * n, N = gpus, machines = N / GPUS, inside, ring, by_ring, by_tree, best,
            lan = rate_of(w);
@@ -213,8 +218,9 @@ typedef struct exchange {
     double wire, exposed;
 } exchange;
 
-/* Buckets are sent one after the other, from the end of the list, each when all its
-   gradients are complete. exposed: the rest when backward ends */
+/* Computes the exchange of all buckets. They are sent one after the other, from the end
+   of the list, each when all its gradients are complete. wire: total time of the
+   transfers; exposed: time after the end of the backward pass */
 static exchange overlap(const gradients *g, const phases *p, int gpus, const net *w,
                         double bucket) {
     exchange e = {0, 0};
@@ -297,7 +303,7 @@ static void table_models(void) {
 
 static void table_speed(const model *m) {
     static const struct {
-        int gpus, first, last; /* networks */
+        int gpus, first, last; /* first, last: indices in nets */
     } kind[] = {{8, 0, 0}, {64, 1, 4}, {1024, 1, 4}};
 
     static const double share[] = {1, 8, 64}, bucket[] = {BUCKET, 4.0 * BUCKET};
@@ -469,7 +475,7 @@ static void table_memory(void) {
     print_table();
 }
 
-/* Does the trainer count the same numbers of parameters? */
+/* Returns 1 if the trainer reports the same parameter counts. */
 static int compare(const char *trainer) {
     int i, ok = 1;
     for (i = 0; i < MODELS; i++) {

@@ -1,5 +1,5 @@
-/* report.h - what all benchmarks share: options, samples and their quantiles, tables, and
-   contenders that run in separate processes */
+/* report.h - shared by all benchmarks: options, samples and their quantiles, tables,
+   and contenders that run in separate processes */
 #ifndef BENCH_REPORT_H
 #define BENCH_REPORT_H
 #include <errno.h>
@@ -46,9 +46,10 @@ static inline void progress(const char *what) {
 
 // >>options of a command line
 
-/* An option. Its value is stored in *whole, *real or *text; the other two are NULL.
-   *whole is a number of at least `least`, the index of the value in `choices`, or 1 for
-   a flag, which has no value. A table of options ends with OPTION_END. */
+/* An option. Its value is stored in *whole, *real or *text; the other two pointers are
+   NULL. *whole receives a number of at least `least`, the index of the value in
+   `choices`, or 1 for a flag, which has no value. A table of options ends with
+   OPTION_END. */
 typedef struct {
     const char *name;
     int *whole, least;
@@ -65,13 +66,13 @@ enum { IS_FLAG = -1 };
 #define OPTION_TEXT(name, to)            {name, NULL, 0, NULL, to, NULL}
 #define OPTION_END                       {NULL, NULL, 0, NULL, NULL, NULL}
 
-/* Returns the list after its first element. */
+/* Returns the part of a list after its first element. */
 static inline const char *after(const char *list) {
     list += strcspn(list, ",");
     return list + (*list == ',');
 }
 
-/* The index of a name in a list such as "f32,bf16", or -1. */
+/* Returns the index of a name in a list such as "f32,bf16", or -1. */
 static inline int position(const char *list, const char *name) {
     size_t n = strlen(name);
     int i = 0;
@@ -80,13 +81,12 @@ static inline int position(const char *list, const char *name) {
     return -1;
 }
 
-/* Nonzero if the list contains the name. NULL contains everything. */
+/* Returns nonzero if the list contains the name. A NULL list contains every name. */
 static inline int listed(const char *list, const char *name) {
     return !list || position(list, name) >= 0;
 }
 
-/* Reports every element of `given` that is not in `known`, and ends the program if
-   there is one. */
+/* Ends the program with an error message if an element of `given` is not in `known`. */
 static inline void require_listed(const char *name, const char *given, const char *known) {
     char element[64];
     for (; given && *given; given = after(given)) {
@@ -134,7 +134,7 @@ static inline int option_take(const option *o, int argc, char **argv, int i) {
     return 2;
 }
 
-/* Reports an option that is in no table and returns the exit code. */
+/* Reports an option that is unknown or has no value, and returns the exit code. */
 static inline int option_unknown(const char *what, const char *usage) {
     fprintf(stderr, "%s: unknown option, or no value: %s\n%s", program, what, usage);
     return 2;
@@ -157,8 +157,8 @@ static inline int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* A quantile: q = 0 is the minimum, 0.5 the median, 1 the maximum. NaN without
-   samples. */
+/* Returns a quantile: the minimum for q = 0, the median for 0.5, the maximum for 1.
+   Returns NaN if there are no samples. */
 static inline double quantile(const samples *s, double q) {
     double v[MAX_SAMPLES], at = q * (s->n - 1);
     int i = (int)at;
@@ -172,7 +172,7 @@ static inline double median(const samples *s) {
     return quantile(s, 0.5);
 }
 
-/* Marks n results as not measured, by NaN. */
+/* Marks n results as not measured by setting them to NaN. */
 static inline void not_measured(double *v, size_t n) {
     while (n-- > 0) v[n] = NAN;
 }
@@ -292,7 +292,8 @@ static inline void print_table(void) {
 // >>contenders: separate processes. A line on stdin is a request, a line of JSON on
 // stdout the reply.
 
-/* A command line that grows. v ends with NULL; the texts of numbers are stored here. */
+/* A command line under construction. v ends with NULL; `number` stores the text of
+   numeric arguments. */
 typedef struct {
     char *v[MAX_ARGS + 1], number[MAX_ARGS][24];
     int n;
@@ -346,7 +347,8 @@ static inline int spawn(process *c, char *const argv[], const char *log) {
     }
     close(down[0]);
     close(up[1]);
-    /* otherwise the next contender would keep this contender's stdin open */
+    /* otherwise, the next contender would inherit the pipes and keep this one's stdin
+       open */
     fcntl(down[1], F_SETFD, FD_CLOEXEC);
     fcntl(up[0], F_SETFD, FD_CLOEXEC);
     c->to = down[1];
@@ -354,8 +356,9 @@ static inline int spawn(process *c, char *const argv[], const char *log) {
     return 1;
 }
 
-/* Reads the next line into c->line. Returns 1 if there is one, 0 if the process has
-   ended, and -1 if no line arrived within limit seconds. */
+/* Reads the next reply, a line that starts with {, into c->line. Returns 1 if there is
+   one, 0 if the process has ended, and -1 if no reply arrived within `limit`
+   seconds. */
 static inline int answer(process *c, double limit) {
     double until = seconds() + limit;
     for (;;) {
@@ -421,7 +424,7 @@ static inline double json_number(const char *line, const char *key) {
     return p ? strtod(p, NULL) : NAN;
 }
 
-/* Reads the numbers of "key": [1, 2]. */
+/* Adds the numbers of an array such as "key": [1, 2] to `to`. */
 static inline void json_numbers(const char *line, const char *key, samples *to) {
     const char *p = json_find(line, key);
     while (p && (*p == ' ' || *p == '[' || *p == ',')) {
@@ -435,15 +438,15 @@ static inline void json_numbers(const char *line, const char *key, samples *to) 
     }
 }
 
-/* Reads a text up to its closing quote. */
+/* Reads a string value up to its closing quote. */
 static inline void json_text(const char *line, const char *key, char *to, size_t size) {
     const char *p = json_find(line, key);
     if (!p || !(p = strchr(p, '"'))) return;
     snprintf(to, size, "%.*s", (int)strcspn(p + 1, "\""), p + 1);
 }
 
-/* Finds out why a contender ended: its line "cannot: REASON" or, without one, its last
-   line. */
+/* Reads the reason why a contender ended from its log: the line "cannot: REASON" or,
+   without such a line, the last line. */
 static inline void why_not(const char *log, char *to, size_t size) {
     char line[4096], last[4096] = "";
     int found = 0;

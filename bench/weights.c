@@ -1,7 +1,8 @@
 /* weights.c - bf16 and int8 weights in generation (sh bench/weights.sh builds and runs
-   it): matmuls of one row compared with the bandwidth of reading and copying memory, then
-   tokens of models larger than the caches, and of models so narrow that their arithmetic
-   is negligible. All contenders are interleaved; values are medians. */
+   it): matmuls of one row compared with the bandwidth of reading and copying memory,
+   then the token rate of models larger than the caches, and of models so narrow that
+   their arithmetic is negligible. All contenders are interleaved; values are
+   medians. */
 #define SEQTX_IMPLEMENTATION
 #define SEQTX_ATTN_SPAN_IMPLEMENTATION
 #define SEQTX_SRU_IMPLEMENTATION
@@ -42,7 +43,7 @@ static memory memory_create(size_t bytes) {
     m.to = (char *)malloc(m.blocks * BLOCK);
     m.sums = (double *)malloc(m.blocks * sizeof *m.sums);
     if (!m.from || !m.to || !m.sums) die("not enough memory");
-    /* nonzero, because all untouched pages may be mapped to the same zero page */
+    /* write to all pages, because untouched pages may all be mapped to one zero page */
     memset(m.from, 1, m.blocks * BLOCK);
     memset(m.to, 1, m.blocks * BLOCK);
     return m;
@@ -73,8 +74,8 @@ static void copy_part(const stx_share *s, const void *job) {
     for (i = s->begin; i < s->end; i++) memcpy(m->to + i * BLOCK, m->from + i * BLOCK, BLOCK);
 }
 
-/* GB/s. The second pass is timed, when the threads are awake, as they are while a model
-   generates. */
+/* Returns GB/s. Only the second pass is timed, because the threads are then awake, as
+   they are while a model generates. */
 static double reading(stx_ctx *x, const memory *m) {
     double at = 0;
     int pass;
@@ -95,7 +96,7 @@ static double copying(stx_ctx *x, const memory *m) {
     return 2 * (double)(m->blocks * BLOCK) / (seconds() - at) * 1e-9;
 }
 
-/* Packs parameters and returns the bytes that a token reads. */
+/* Packs parameters and returns the bytes read per token. */
 static double pack(stx_params *p, int kind, double floats) {
     if (kind == KIND_F32) return floats * sizeof(stx_real);
     return (double)stx_params_pack(p, kind_weights[kind]);
@@ -104,7 +105,8 @@ static double pack(stx_params *p, int kind, double floats) {
 
 // >>matmuls of one row
 
-/* n matrices of d x d, --mb megabytes in float. Each is multiplied by one row. */
+/* n matrices of d x d elements, --mb megabytes in float in total. Each is multiplied by
+   one row. */
 enum { MOST = 1024 };
 
 typedef struct {
@@ -145,7 +147,8 @@ static void rows_begin(rows_bench *b) {
     }
 }
 
-/* The seconds of all matmuls. As in reading(), the second pass is timed. */
+/* Returns the time of all matmuls in seconds. As in reading(), only the second pass is
+   timed. */
 static double rows_time(const rows_bench *b, int kind, int tb) {
     double at = 0;
     size_t i;
@@ -261,7 +264,8 @@ static stx_lm make_par(stx_ctx *x) {
     return stx_par_as_lm(stx_par_create(x, &d));
 }
 
-/* The same layers, but so narrow that the cost of a token is that of the calls. */
+/* Models with the same layers, but so narrow that function calls dominate the cost of a
+   token. */
 enum { NARROW = 16, NARROW_VOCAB = 16, NARROW_WINDOW = 32 };
 
 static stx_lm narrow_span(stx_ctx *x) {
@@ -349,7 +353,7 @@ static void generator_free(generator *g) {
     stx_destroy(g->lm.ctx);
 }
 
-/* The seconds of n tokens. */
+/* Returns the time of n tokens in seconds. */
 static double generator_time(generator *g, int n, int vocab) {
     double at = seconds();
     int i;
