@@ -2728,7 +2728,7 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
     if (d0 != rows || d1 != s->B || d2 != d->hidden) {
         stx_fail(x, STX_ERR_SHAPE,
                  "stx_sru_state_set_nn: expected shape (%zu,%zu,%zu), that is (layers D, B, H), "
-                 "got (%zu,%zu,%zu), which can mean another order of the elements",
+                 "got (%zu,%zu,%zu); the elements may be in another order",
                  rows, s->B, d->hidden, d0, d1, d2);
         return 0;
     }

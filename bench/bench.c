@@ -647,7 +647,7 @@ static double attention_once(stx_ctx *x, const attention_case *c, int backward) 
     if (backward) stx_backward_from(x, y, c->dy);
     t = seconds() - t;
     check(x);
-    if (!isfinite(stx_item(x, y))) die("the result of the attention is not finite");
+    if (!isfinite(stx_item(x, y))) die("the result of attention is not finite");
     return t;
 }
 
@@ -763,7 +763,7 @@ static stx_span *model_create(stx_ctx *x, int kind, int literal, size_t span) {
 static stx_corpus *corpus_open(stx_ctx *x) {
     stx_vocab *v = stx_vocab_build(x, NULL, NULL, 0, 0);
     stx_corpus *c = opt.data ? stx_corpus_open(x, v, opt.data, 0, 0) : NULL;
-    if (!opt.data) die("no --data");
+    if (!opt.data) die("expected --data FILE, got none");
     check(x);
     stx_vocab_free(v);
     return c;
@@ -804,7 +804,7 @@ static void trainee_create(trainee *t, stx_ctx *x, size_t B, size_t span) {
     t->memory = stx_span_state_create(t->m, B);
     t->in = (int32_t *)malloc(B * t->T * sizeof *t->in);
     t->out = (int32_t *)malloc(B * t->T * sizeof *t->out);
-    if (!t->in || !t->out) die("no memory");
+    if (!t->in || !t->out) die("out of memory");
     check(x);
 }
 

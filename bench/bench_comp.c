@@ -91,9 +91,9 @@ static void generation_begin(generation *g, stx_ctx *x) {
     g->m = model_create(x);
     if (job.load) params_load(x, stx_comp_params(g->m), job.load);
     n = P + S + 1;
-    if (bytes < n) die("too few bytes for this prompt");
+    if (bytes < n) die("the --data file is too short for --prompt and --block-sz");
     g->text = (int32_t *)malloc(n * sizeof *g->text);
-    if (!g->text) die("no memory");
+    if (!g->text) die("out of memory");
     for (k = 0; k < n; k++) g->text[k] = text[k];
     free(text);
     g->state = stx_comp_state_create(g->m, 1);

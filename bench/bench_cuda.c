@@ -86,7 +86,7 @@ static stx_ctx *context_or(int mode, int no_graph) {
     d.no_graph = no_graph;
     d.threads = 1;
     x = stx_create(&d);
-    if (!x) die("no memory");
+    if (!x) die("out of memory");
     return x;
 }
 
@@ -208,7 +208,7 @@ static void random_fill(stx_ctx *x, stx_real *to, size_t n, double scale) {
             for (e = 0; e < 4; e++) pool[i + e] = (float)((double)r[e] / 2147483648.0 - 1);
         }
     }
-    if (!pool || !piece) die("no memory");
+    if (!pool || !piece) die("out of memory");
     for (at = 0; at < n && stx_ok(x); at += PIECE) {
         size_t w = n - at < PIECE ? n - at : PIECE, from = (turn++ * 1299709) % (POOL - PIECE);
         for (i = 0; i < w; i++) piece[i] = (float)scale * pool[from + i];
@@ -341,7 +341,7 @@ static stx_span *model_create(stx_ctx *x, const config *c, int literal) {
 static void write_data(const char *path, const config *c, size_t steps) {
     FILE *f = fopen(path, "wb");
     size_t n = c->batch * ((steps + 2) * c->block + 2), i, e;
-    if (!f) die("the file of random tokens cannot be written");
+    if (!f) die("cannot write the file of random tokens");
     for (i = 0; i < n; i += 16) {
         uint32_t r[4];
         unsigned char b[16];
@@ -350,7 +350,7 @@ static void write_data(const char *path, const config *c, size_t steps) {
             b[e] = (unsigned char)((r[e / 4] >> 8 * (e % 4) & 255) % vocab_of(c));
         fwrite(b, 1, n - i < 16 ? n - i : 16, f);
     }
-    if (fclose(f)) die("the file of random tokens cannot be written");
+    if (fclose(f)) die("cannot write the file of random tokens");
 }
 
 static int trainee_create(trainee *t, const config *c, int mode, int no_graph, int literal,
@@ -386,7 +386,7 @@ static int trainee_create(trainee *t, const config *c, int mode, int no_graph, i
     t->out = stx_tokens_create(t->x, c->batch, c->block);
     t->block[0] = (int32_t *)malloc(c->batch * c->block * sizeof **t->block);
     t->block[1] = (int32_t *)malloc(c->batch * c->block * sizeof **t->block);
-    if (!t->block[0] || !t->block[1]) die("no memory");
+    if (!t->block[0] || !t->block[1]) die("out of memory");
     return stx_ok(t->x);
 }
 
@@ -1458,7 +1458,7 @@ static void rows_job(job *j, stx_ctx *x, void (*fn)(job *), size_t N, size_t C, 
     for (i = 5; i < 7; i++) j->a[i] = device_random(x, N, 1, STX_MEM_BYTES);
     for (i = 0; i < 2; i++) j->work[i] = device_bytes(x, 4 * C);
     j->ids = (int32_t *)device_bytes(x, N * sizeof *ids);
-    if (!ids) die("no memory");
+    if (!ids) die("out of memory");
     for (i = 0; i < N; i++) {
         uint32_t r[4];
         stx_philox(3, 4, i, r);

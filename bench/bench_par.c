@@ -129,9 +129,10 @@ static int generation_begin(generation *g) {
     if (job.load) params_load(g->x, stx_par_params(g->m), job.load);
     text = read_bytes(job.data, &n);
     g->count = (size_t)model.generate + 2;
-    if (n / (size_t)job.token_bytes < N + g->count) die("too few tokens for this prompt");
+    if (n / (size_t)job.token_bytes < N + g->count)
+        die("the --data file is too short for --prompt and --block-sz");
     g->ids = (int32_t *)malloc((N + g->count) * sizeof *g->ids);
-    if (!g->ids) die("no memory");
+    if (!g->ids) die("out of memory");
     for (k = 0; k < N + g->count; k++) g->ids[k] = token_at(text, k);
     free(text);
     g->state = stx_par_state_create(g->m, 1);
@@ -243,7 +244,7 @@ static int32_t *byte_tokens(size_t *n) {
     int32_t *ids = (int32_t *)malloc((*n + 1) * sizeof *ids);
     int v, number_of[256], known = 0;
     size_t i;
-    if (!ids) die("no memory");
+    if (!ids) die("out of memory");
     for (v = 0; v < 256; v++) number_of[v] = -1;
     for (i = 0; i < *n; i++) {
         if (number_of[text[i]] < 0) number_of[text[i]] = known++ % model.V;
@@ -273,7 +274,7 @@ static int32_t *word_tokens(size_t n) {
     double *sum = (double *)malloc((size_t)model.V * sizeof *sum), total = 0;
     int v, words = model.V - model.reference;
     size_t i;
-    if (!ids || !sum) die("no memory");
+    if (!ids || !sum) die("out of memory");
     for (v = 0; v < words; v++) sum[v] = total += often(v);
     for (i = 0; i < n; i++) {
         uint32_t r[4];
@@ -315,7 +316,7 @@ static void write_tokens(const char *path, char *said, size_t size) {
     said[0] = 0;
     if (model.V > 256) describe_clusters(ids, n, said, size);
     ok = f && fwrite(ids, sizeof *ids, n, f) == n;
-    if (!f || fclose(f) || !ok) die("the tokens cannot be written");
+    if (!f || fclose(f) || !ok) die("cannot write the file of tokens");
     free(ids);
 }
 

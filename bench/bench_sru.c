@@ -301,7 +301,7 @@ static void head_begin(head_run *h, const head *s) {
         h->out[way] = (stx_real *)malloc(2 * h->nq * sizeof *h->in);
         h->x[way] = context(F32, opt.threads);
     }
-    if (!h->in || !h->mask || !h->out[0] || !h->out[1]) die("no memory");
+    if (!h->in || !h->mask || !h->out[0] || !h->out[1]) die("out of memory");
     fill_repeating(h->in, 2 * h->nq + 2 * h->nk, 7, 1);
     kv = h->in + 2 * h->nq + 2 * h->nk;
     for (b = 0; b < s->B * h->S; b++) /* the same keys and values, concatenated */
@@ -533,7 +533,7 @@ static void bench_generation(void) {
     int i, k, r, t, count = 0, R = rounds(5), n = opt.quick ? 16 : 64;
     size_t bytes;
     unsigned char *text = read_bytes(opt.data, &bytes);
-    if (bytes < PROMPT) die("too few bytes for a prompt");
+    if (bytes < PROMPT) die("the --data file is too short for the prompt of 1100 bytes");
     for (k = 0; k < PROMPT; k++) ids[k] = text[k];
     free(text);
     for (i = 0; i < CONFIGS; i++)

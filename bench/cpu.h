@@ -89,7 +89,7 @@ static inline stx_ctx *context(int precision, int threads) {
     d.threads = threads;
     d.precision = precision;
     x = stx_create(&d);
-    if (!x) die("no memory");
+    if (!x) die("out of memory");
     if (precision != F32 && stx_error_code(x) == STX_ERR_DEVICE) {
         stx_destroy(x);
         return NULL;

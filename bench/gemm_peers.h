@@ -43,7 +43,7 @@ static double cblas_rate(void) {
     stx_real *a = (stx_real *)malloc(3 * 65536 * sizeof *a);
     double best = 0;
     int i;
-    if (!a) die("no memory");
+    if (!a) die("out of memory");
     fill_random(a, 3 * 65536, 1);
     for (i = 0; i < 3; i++) {
         double t = seconds(), r;
@@ -136,7 +136,7 @@ static int mkl_check(void) {
     size_t i, n = 1024 * 1024;
     stx_real *a = (stx_real *)malloc(3 * n * sizeof *a);
     double best = 0;
-    if (!a) die("no memory");
+    if (!a) die("out of memory");
     fill_random(a, 2 * n, 1);
     mkl.threads(1);
     for (i = 0; i < 6; i++) {
@@ -284,9 +284,9 @@ static void dnnl_pack(const dnnl_plan *d) {
         arg[1].arg = DNNL_ARG_TO;
         arg[1].memory = d->packed[i];
         if (!dnnl_good(dnnl_primitive_execute(d->pack[i], onednn.stream, 2, arg)))
-            die("oneDNN's reorder fails");
+            die("oneDNN's reorder failed");
     }
-    if (!dnnl_good(dnnl_stream_wait(onednn.stream))) die("oneDNN's stream fails");
+    if (!dnnl_good(dnnl_stream_wait(onednn.stream))) die("oneDNN's stream failed");
 }
 
 static void dnnl_matmul_run(const dnnl_plan *d) {
@@ -300,7 +300,7 @@ static void dnnl_matmul_run(const dnnl_plan *d) {
     arg[2].memory = d->out;
     if (!dnnl_good(dnnl_primitive_execute(d->run, onednn.stream, 3, arg))
         || !dnnl_good(dnnl_stream_wait(onednn.stream)))
-        die("oneDNN's matmul fails");
+        die("oneDNN's matmul failed");
 }
 
 /* Returns 0 if oneDNN does not support the matmul. Set the number of threads first. */
@@ -336,7 +336,7 @@ static int onednn_open(size_t size) { /* size: bytes of the largest operand in f
                     dnnl_stream_create(&onednn.stream, onednn.engine, dnnl_stream_default_flags));
     onednn.size = size + size / 4; /* packed operands are padded */
     for (i = 0; i < 2 && onednn.on && size; i++)
-        if (posix_memalign(&onednn.packed[i], 4096, onednn.size)) die("no memory");
+        if (posix_memalign(&onednn.packed[i], 4096, onednn.size)) die("out of memory");
     symbol(dlopen(NULL, RTLD_LAZY), "omp_set_num_threads", &onednn.threads);
     snprintf(onednn.name, sizeof onednn.name, "oneDNN %d.%d.%d%s", v->major, v->minor, v->patch,
              onednn.threads ? "" : ", not on OpenMP: with all threads only");

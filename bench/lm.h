@@ -107,9 +107,9 @@ static inline void trainee_create(trainee *t, stx_ctx *x) {
 
     t->text = read_bytes(job.data, &n);
     t->stream = n / (size_t)job.token_bytes / t->B;
-    if (t->stream <= t->T) die("too few bytes for this batch and block");
+    if (t->stream <= t->T) die("the --data file is too short for --batch-sz and --block-sz");
     t->in = (int32_t *)malloc(2 * t->B * t->T * sizeof *t->in);
-    if (!t->in) die("no memory");
+    if (!t->in) die("out of memory");
     t->out = t->in + t->B * t->T;
     check(x);
 }
@@ -291,7 +291,8 @@ static inline int lm_without(const lm_kind *k) {
 static inline int lm_possible(contender *c, const lm_kind *k, double memory) {
     if (memory > available()) {
         snprintf(c->cannot, sizeof c->cannot,
-                 "not enough memory next to the others, about %.0f MB", memory * 1e-6);
+                 "too little free memory while the others run; it needs about %.0f MB",
+                 memory * 1e-6);
         return 0;
     }
     if (k->who != BY_SEQTX

@@ -487,7 +487,7 @@ static int compare(const char *trainer) {
                  models[i].preset, VOCAB);
         f = popen(command, "r");
         if (!f || fscanf(f, "%lf", &n) != 1 || fabs(n - parameters(&c)) > 0.5) {
-            fprintf(stderr, "ranks_model: %s has %.0f parameters here, and %.0f by %s\n", c.name,
+            fprintf(stderr, "ranks_model: %s: expected %.0f parameters, got %.0f from %s\n", c.name,
                     parameters(&c), n, command);
             ok = 0;
         }

@@ -92,7 +92,7 @@ static inline void require_listed(const char *name, const char *given, const cha
     for (; given && *given; given = after(given)) {
         snprintf(element, sizeof element, "%.*s", (int)strcspn(given, ","), given);
         if (listed(known, element)) continue;
-        fprintf(stderr, "%s: %s: expected some of %s, got %s\n", program, name, known, element);
+        fprintf(stderr, "%s: %s: expected names from %s, got %s\n", program, name, known, element);
         exit(2);
     }
 }
@@ -136,7 +136,7 @@ static inline int option_take(const option *o, int argc, char **argv, int i) {
 
 /* Reports an option that is unknown or has no value, and returns the exit code. */
 static inline int option_unknown(const char *what, const char *usage) {
-    fprintf(stderr, "%s: unknown option, or no value: %s\n%s", program, what, usage);
+    fprintf(stderr, "%s: unknown option or missing value: %s\n%s", program, what, usage);
     return 2;
 }
 

@@ -42,7 +42,7 @@ static memory memory_create(size_t bytes) {
     m.from = (char *)malloc(m.blocks * BLOCK);
     m.to = (char *)malloc(m.blocks * BLOCK);
     m.sums = (double *)malloc(m.blocks * sizeof *m.sums);
-    if (!m.from || !m.to || !m.sums) die("not enough memory");
+    if (!m.from || !m.to || !m.sums) die("out of memory");
     /* write to all pages, because untouched pages may all be mapped to one zero page */
     memset(m.from, 1, m.blocks * BLOCK);
     memset(m.to, 1, m.blocks * BLOCK);
@@ -129,7 +129,7 @@ static void rows_begin(rows_bench *b) {
     b->m = memory_create(b->n * d * d * sizeof(float));
     b->in = (stx_real *)malloc(d * sizeof *b->in);
     b->out = (stx_real *)malloc(d * sizeof *b->out);
-    if (!b->in || !b->out) die("not enough memory");
+    if (!b->in || !b->out) die("out of memory");
     for (i = 0; i < d; i++) b->in[i] = (stx_real)sin((double)i);
     for (k = 0; k < KINDS; k++) {
         stx_params *p;
@@ -467,7 +467,7 @@ int main(int argc, char **argv) {
                                            "64), --mb N, --dim N, --append FILE\n");
     }
     if (size.tokens > PROMPT) die("--tokens: expected at most 64");
-    if (opt.rounds >= MAX_SAMPLES) die("--rounds: too many");
+    if (opt.rounds >= MAX_SAMPLES) die("--rounds: expected at most 1023");
     bench_rows();
     bench_tokens();
     bench_overheads();
