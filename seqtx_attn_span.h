@@ -292,13 +292,13 @@
    Fidelity to the authors' code for 1905.07799 and 1907.01470 (github.com/
    facebookresearch/adaptive-span, commit 27b815f)
        In double precision, losses, caches, all gradients and optimiser updates agree to
-       within 1e-10 with those of an independent float64 implementation. Windows,
-       initialisers, positions and presets match the authors' code. Weights and biases
-       of linear layers are uniform in [-1/sqrt(columns), 1/sqrt(columns)]. The
-       embedding and key_pe are normal with standard deviation 1, persistent keys with
-       1/sqrt(D) and persistent values with 1/sqrt(N). As in the authors' code, the mask
-       m_t is the paper's m_z(t - 1), with m_z(x) = clamp((R + z - x) / R, 0, 1). A span
-       therefore reaches one token further than in the paper. The paper's z is z L here.
+       within 1e-10 with an independent float64 implementation. Windows, initialisers,
+       positions and presets match the authors' code. Weights and biases of linear
+       layers are uniform in [-1/sqrt(columns), 1/sqrt(columns)]. The embedding and
+       key_pe are normal with standard deviation 1, persistent keys with 1/sqrt(D) and
+       persistent values with 1/sqrt(N). As in the authors' code, the mask m_t is the
+       paper's m_z(t - 1), with m_z(x) = clamp((R + z - x) / R, 0, 1). A span therefore
+       reaches one token further than in the paper. The paper's z is z L here.
 
        Corrected. Flags in `literal` restore the accidental behaviour of the authors'
        code:
@@ -317,7 +317,7 @@
 
        Improved: rows outside the window are never projected. In the trainer: evaluation
        uses a separate memory; bits per byte are computed from the bytes of the text;
-       checkpoints contain everything that is needed to resume bit-exactly.
+       checkpoints contain all data needed to resume bit-exactly.
 
        Omitted: dynamic spans, where z depends on the input.
 
@@ -484,7 +484,7 @@ typedef struct stx_span_desc {
     double divval;          /* cluster i has width floor(d / divval^i); 0: 4 */
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second, third, .. cluster;
                                                increasing, below vocab */
-    size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that
+    size_t cutoffs;         /* number of cutoffs; 0: use 20000, 40000 and 200000, as far as they
                                are below vocab */
     int    forward_columns; /* order of the cluster logits in the output head. 0: last cluster
                                first, as in PyTorch; 1: cluster 1 first, as in
@@ -662,9 +662,9 @@ STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 // >>api: generation
 
 /* Generates token by token, with one KV cache per layer. A cache has the length of the
-   layer's window, so the cost of a token does not grow with the text. The results equal
-   those of stx_span_forward over the whole text, up to rounding. After the parameters
-   change, reset the generator or create a new one. */
+   layer's window, so the cost of a token does not grow with the text. Up to rounding,
+   the results are the same as with stx_span_forward over the whole text. After the
+   parameters change, reset the generator or create a new one. */
 typedef struct stx_span_gen {
     stx_span  *model;
     size_t     B;

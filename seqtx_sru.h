@@ -45,8 +45,9 @@
    Outside the recurrence, m is a model, p a layer and h the input or output of a layer.
 
    The model. An LSTM multiplies its previous output by a matrix at every time step. An
-   SRU multiplies all inputs at once, U = W3 x, and the rest of the recurrence is
-   elementwise. SRU++ keeps W3 but puts a projection W1 and attention (W2) in front of it.
+   SRU multiplies the inputs of all time steps in one matmul, U = W3 x, and its
+   recurrence is elementwise. SRU++ keeps W3 but puts a projection W1 and attention (W2)
+   in front of it.
 
           x (B,T,Ci) --+--> U = W3 x --> for t: f, r, c', h --> h (B,T,O)
                        '------ highway -----------^
@@ -270,8 +271,8 @@
        highway_bias = -2.
 
        Corrected, without a flag: the authors' code masks by adding -10000, so a padded
-       time whose keys are all padding attends to the future. Here it attends to nothing.
-       This changes no output, state or gradient; see stx__sru_attend.
+       time that sees only padded keys attends to the future. Here it attends to
+       nothing. This changes no output, state or gradient; see stx__sru_attend.
 
        Kept: with STX_SRU_NORM_AFTER, the output of padding is the shift of the norm;
        zero_pads makes it 0. With k = 4, the forward pass does not scale the highway by
@@ -433,8 +434,8 @@ typedef struct stx_sru_desc {
     int    input_first;         /* 1: if input differs from O, a matrix maps x to O first,
                                    so that every layer has k = 3 */
     int    init_xavier;         /* STX_SRU_LINEAR: 1: Xavier initialisers, as in version 3.0 of the
-                                   authors' code; 0: those of 2.6. SRU++ always uses
-                                   Xavier initialisers */
+                                   authors' code; 0: as in version 2.6. SRU++ always
+                                   uses Xavier initialisers */
     double v_init;              /* the initial v is uniform in [-v_init, v_init]. 0: sqrt(3/2), or
                                    1 with Xavier. -1: v starts at 0 and is learned */
     stx_sru_transform custom;   /* replaces transform; user is passed to it */
@@ -617,7 +618,7 @@ typedef struct stx_sru_lm_desc {
     size_t emb_adaptive;    /* width of the first cluster; 0: dim */
     double divval;          /* cluster i has width floor(emb_adaptive / divval^i); 0: 4 */
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second, third, .. cluster */
-    size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that
+    size_t cutoffs;         /* number of cutoffs; 0: use 20000, 40000 and 200000, as far as they
                                are below vocab */
     int    separate_projs;  /* 1: the embedding does not share the output's projections */
     int    forward_columns; /* order of the head's cluster logits; see stx_adaptive. 0: as in the
@@ -676,9 +677,9 @@ STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const s
 // >>api: generation
 
 /* Generates token by token. SRU stores only c, and SRU++ also stores the keys and
-   values of the last `window` times. The results equal those of one segment over the
-   whole text with that window, up to rounding. After the parameters change, reset the
-   generator or create a new one. */
+   values of the last `window` times. Up to rounding, the results are the same as for
+   one segment over the whole text with that window. After the parameters change, reset
+   the generator or create a new one. */
 typedef struct stx_sru_gen {
     stx_sru_lm    *model;
     size_t         B, window;
@@ -1583,8 +1584,8 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
 
 // >>recurrence: backward
 
-/* Recomputes the states and forget gates of a run. cs (steps+1,n), whose first row is
-   an input, and fs (steps,n) have stride `width`:
+/* Recomputes the states cs (steps+1,n) and forget gates fs (steps,n) of a run. Both
+   have stride `width`, and the first row of cs is an input:
        f = sigmoid(u1 + vf c + bf)        c' = u0 + (c - u0) f */
 STX_INNER void stx__sru_states_as(int fma, STX__SRU_OUT cs, STX__SRU_OUT fs,
                                   const stx__sru_rows *STX_RESTRICT in, int gates) {
@@ -1644,8 +1645,9 @@ STX_INNER stx__sru_partials stx__sru_partials_of(int fma, int tanh_, stx_real cp
 /* Runs the steps of a run in reverse:
        du0 = dc' (1-f)    du1 = dzf    du2 = dzr    dx = alpha (dh - dh m r)
        e  <- dc' f + dzf vf + dzr vr
-   Writes du (whose planes have a stride of O), dx (stride ldd) and dV (like V). gvf, gvr,
-   gbf and gbr (n) accumulate dvf, dvr, dbf and dbr. All pointers are at the last step. */
+   Writes du (with a stride of O between planes), dx (stride ldd) and dV (like V). gvf,
+   gvr, gbf and gbr (n) accumulate dvf, dvr, dbf and dbr. All pointers are at the last
+   step. */
 STX_INNER void stx__sru_bwd_steps_as(int fma, STX__SRU_OUT du, STX__SRU_OUT dx, STX__SRU_OUT dV,
                                      STX__SRU_OUT e, STX__SRU_OUT gvf, STX__SRU_OUT gvr,
                                      STX__SRU_OUT gbf, STX__SRU_OUT gbr,

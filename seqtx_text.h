@@ -59,7 +59,7 @@
      IDS, a boundary moves to the next word or line. The start and the end of a range move
      in the same way, so adjacent ranges neither lose nor share text.
 
-     The caller owns everything created here and must free it before the context. All
+     The caller owns all objects created here and must free them before the context. All
      functions accept NULL as their object, and do nothing if the context has an error.
      They report errors through the context: STX_ERR_IO if a file cannot be read,
      STX_ERR_FORMAT if its contents are invalid, STX_ERR_ARG for a wrong argument.

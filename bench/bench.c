@@ -384,7 +384,7 @@ static void gemm_end(gemm_bench *b) {
 }
 
 /* Warms up a contender, finds the number of calls that take about 8 ms, and compares
-   its result with that of BY_F32. */
+   its result with our float result. */
 static void gemm_first(gemm_bench *b, int by, int i, int t) {
     const matmul *p = &matmuls[i];
     double rate = 0;
@@ -898,7 +898,7 @@ static void context_table(context_case cases[CONTEXTS][PRECISIONS], const size_t
             cell_spread(1 + 4 * p, &c->ms, 1, 1);
             cell(3 + 4 * p, "%.3f", ratio);
             cell(4 + 4 * p, "%.0f", c->memory * 1e-6);
-            found.context[p] = ratio; /* finally, that of the largest span */
+            found.context[p] = ratio; /* the last ratio is kept: the largest span */
             trainee_destroy(&c->t);
         }
     }

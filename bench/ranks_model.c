@@ -187,9 +187,10 @@ static double rate_of(const net *w) {
     return w->nics * w->gbit / 8 * 1e9 * NET_USABLE;
 }
 
-/* Returns the seconds of an all-reduce of n elements by the fastest method, whose name
-   *how receives: a ring over all GPUs, or two levels: NVLink inside each machine, and a
-   ring or a tree between machines, in which each GPU sums 1/GPUS of the elements. */
+/* Returns the seconds of an all-reduce of n elements by the fastest method; *how
+   receives its name. The methods are a ring over all GPUs, and two levels: NVLink
+   inside each machine, then a ring or a tree between machines, in which each GPU sums
+   1/GPUS of the elements. */
 static double all_reduce(double n, int gpus, const net *w, const char **how) {
     double bytes = 4 * n, N = gpus, machines = N / GPUS, inside, ring, by_ring, by_tree, best,
            lan = rate_of(w);
