@@ -1,8 +1,8 @@
-/* test_cuda_attention.c - stx_attention_fwd_cuda and stx_attention_bwd_cuda against their
-   CPU twins: every feature of the attention and many combinations of features, by version
-   0 (with all of its scratch and with little) and by the fused kernels where they support
-   the call, in f32 and in bf16. Also: dropout masks cell by cell, masked keys and
-   queries, gradients that are not requested, memory between rows, repeatability. */
+/* test_cuda_attention.c - stx_attention_fwd_cuda and stx_attention_bwd_cuda compared
+   with their CPU twins in f32 and in bf16: every attention feature and many
+   combinations, computed by version 0 (with all of its scratch and with little) and by
+   the fused kernels where they support the call. Also: dropout masks cell by cell,
+   masked keys and queries, omitted gradients, memory between rows, repeatability. */
 #include "../seqtx.h"
 #include "values.h"
 #include "cuda_test.h"
@@ -21,8 +21,8 @@ enum {
     Z_MIXED,
     Z_SHORT,    /* all are short */
     Z_ONE_LONG, /* one is long, the others are short */
-    Z_ENDS,     /* at the ends of the ramp and at the middle */
-    Z_BEYOND    /* outside [0,1], too */
+    Z_ENDS,     /* at both ends and in the middle of the ramp */
+    Z_BEYOND    /* some are outside [0,1] */
 };
 
 /* Which keys are padded. Padded keys are NaN. */
@@ -125,7 +125,7 @@ static const char *precision_name(int half) {
     return half ? "bf16" : "f32";
 }
 
-/* Sets the pointers of the args. A gradient whose entry in grad is NULL is not
+/* Sets the pointers in the args. A NULL entry in grad means that this gradient is not
    requested. */
 static void point(data *d, stx_attention_args *a, stx_real *const *in, stx_real *const *grad,
                   stx_real *y, stx_real *top, stx_real *inv) {
@@ -153,7 +153,7 @@ static void point(data *d, stx_attention_args *a, stx_real *const *in, stx_real 
     a->dpersistent_v = a->persistent_v ? grad[PV] : NULL;
 }
 
-/* Returns p + n elements, for the size of an element in x. */
+/* Returns p advanced by n elements. On a GPU, an element of p may have only 2 bytes. */
 static stx_real *skip(stx_ctx *x, const stx_real *p, size_t n) {
     size_t bytes = sizeof(stx_real);
     if (!p) return NULL;
@@ -263,8 +263,8 @@ static void pad_open(data *d) {
             if (is_padded(c, b, j)) d->pad[b * d->a.pad_batch_stride + j] = marks[j % 4];
 }
 
-/* The z of head h. With Z_ENDS and Z_BEYOND it may be at a kink of the ramp; otherwise
-   it never is. */
+/* Returns the span fraction z of head h. Only with Z_ENDS and Z_BEYOND may it be at a
+   kink of the ramp function. */
 static float z_of(const attn *c, size_t h) {
     static const float ends[] = {0, 1, 0.5f, 0.25f}, beyond[] = {-0.3f, 1.7f, 0.4f, -5};
     double L = c->L > 0 ? c->L : 150, f = 0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11;
@@ -275,8 +275,8 @@ static float z_of(const attn *c, size_t h) {
     return (float)((floor(f * L) + 0.37) / L);
 }
 
-/* half: inputs are rounded to values that bf16 can represent. add: gradients start with
-   nonzero values. */
+/* half: rounds the inputs to values that bf16 can represent. add: gives the gradients
+   nonzero initial values. */
 static void data_open(data *d, const attn *c, int half, int add) {
     size_t i, h, b;
     memset(d, 0, sizeof *d);
@@ -324,7 +324,7 @@ static void outputs_free(float **o) {
     free(o);
 }
 
-/* Runs one pass with scratch that exists only during the call. */
+/* Runs one pass and allocates its scratch for the duration of the call. */
 static void run_pass(stx_ctx *x, stx_attention_args *a, int backward) {
     a->work = NULL;
     if (stx_ctx_desc(x)->device == STX_CUDA) {
@@ -357,8 +357,8 @@ static void on_cpu(stx_ctx *x, data *d) {
 
 enum { FORWARD_ONLY = 1 << 16 };
 
-/* without: bits of the gradients that are not requested. Bit GRADS: only dv is not;
-   FORWARD_ONLY: none is requested. */
+/* without: bit mask of the gradients that are not requested. Bit GRADS omits dv but not
+   dk; FORWARD_ONLY skips the backward pass. */
 static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     stx_attention_args a;
     stx_real *in[INS], *grad[GRADS], *y, *top, *inv;
@@ -400,19 +400,23 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
 
 
 // >>comparison
-/* Errors are relative to the largest element of a tensor, or to a floor if that is
-   larger: a gradient may be what remains after cancellation (a row of one key has ds =
-   0), while its terms are of order 1. f32: sums of up to a few hundred terms in a
-   different order, where each term is rounded by 6e-8 and is less than e^s: 1e-5. A
-   logit of size s is rounded by 6e-8 s, which changes its weight by the same relative
-   amount (in cases with large logits, of 3000: 1e-3). bf16: y and the gradients of
-   activations are stored with 8 binary digits (2e-3 of an element). The fused kernels
-   also round q + u, weights and ds to 8 digits, which changes a logit of size 4 by 1e-2
-   and its weight by the same relative amount: 1.5e-2. dz and the gradients of tables
-   are sums of terms of both signs. The sums partly cancel, but their errors do not:
-   4e-2. If logits are large, 8 digits determine nothing. Then version 0 computes in
-   f32, and the fused kernels are only required to return finite values of the right
-   magnitude. */
+/* Error limits, relative to the largest element of a tensor or to a floor, whichever is
+   larger. The floor is needed because cancellation may leave a small gradient (0 in a row
+   of one key) although its terms are of order 1.
+
+   FLOAT: in f32, up to a few hundred terms are added in different orders. Each is less
+   than e^s and rounded by 6e-8. A logit of size s is rounded by 6e-8 s, which changes its
+   weight by the same relative amount; cases with logits of 3000 have a limit of 1e-3.
+
+   HALF: in bf16, y and the activation gradients are stored with 8 binary digits (2e-3 of
+   an element). The fused kernels also round q + u, weights and ds to 8 digits. This
+   changes a logit of size 4 by 1e-2 and its weight by the same relative amount.
+
+   HALF_SUMS: dz and the table gradients are sums of terms of both signs. The terms partly
+   cancel, but their errors do not.
+
+   With large logits, 8 digits leave nothing to compare. Version 0 then computes in f32,
+   and the fused kernels must only return finite values of the right magnitude. */
 static const double FLOAT = 1e-5, HALF = 1.5e-2, HALF_SUMS = 4e-2;
 static double worst[2][OUTS];
 
@@ -454,8 +458,8 @@ static double tolerance(size_t o, double logit, int half, int version) {
     return o >= OUT_GRADS + PE ? HALF_SUMS : HALF;
 }
 
-/* Returns the error of inv. For a row that sees no key, inv is 0. For others, the
-   logarithms of e^top / inv, the row's normaliser, are compared. */
+/* Returns the error of inv. A row that sees no key must have inv = 0. For other rows,
+   the logarithm of the normaliser, e^top / inv, is compared. */
 static double inv_error(const data *d, float **got, int *exact) {
     double off = 0;
     size_t i;
@@ -522,14 +526,14 @@ static void compare(const data *d, float **got, int half, int version, int forwa
 }
 
 static stx_ctx *cpu, *gpu[2]; /* float, bf16 */
-/* see stx_cuda_attention; versions 4 to 6 differ from 2 only in bf16 */
+/* see stx_cuda_attention; versions 4 to 6 differ from version 2 only in bf16 */
 static const int versions[] = {1, 3, 2, 4, 5, 6};
 
 static size_t versions_of(int half) {
     return half ? 6 : 3;
 }
 
-/* which: a bit for each version to run */
+/* which: bit mask of the elements of `versions` to run */
 static void one_case(const attn *c, int half, int add, unsigned which) {
     data d;
     float **got;
@@ -546,7 +550,7 @@ static void one_case(const attn *c, int half, int add, unsigned which) {
     data_close(&d);
 }
 
-/* The values 1 of z, gap and pad are Z_MIXED, ROWS_ODD and PAD_SCATTERED. */
+/* In this table, 1 means Z_MIXED for z, ROWS_ODD for gap and PAD_SCATTERED for pad. */
 static const attn table[] = {
     /* sizes */
     {.B = 1, .T = 1, .S = 1, .H = 1, .D = 1},
@@ -654,7 +658,7 @@ static const attn table[] = {
     {.B = 1, .T = 17, .S = 33, .H = 1, .D = 1024, .z = 1, .L = 30, .R = 8, .u = 1, .dmin = 1,
      .P = 33, .vb = 1},
     {.B = 1, .T = 20, .S = 20, .H = 1, .D = 744, .not_causal = 1, .pad = 2, .gap = 1},
-    /* longer ones */
+    /* longer sequences */
     {.B = 1, .T = 129, .S = 400, .H = 2, .D = 64, .P = 300, .shared = 1, .dmin = 1, .z = 3,
      .L = 290},
     /* mask after normalisation; one span for all heads; fractional ramps */
@@ -690,7 +694,8 @@ static const attn table[] = {
     {.B = 3, .T = 33, .S = 97, .H = 2, .D = 64, .pad = 2, .gap = 2, .z = 4, .L = 64, .R = 20,
      .drop = 0.3},
     {.B = 2, .T = 20, .S = 200, .H = 1, .D = 72, .pad = 4, .P = 200, .u = 1, .N = 9, .acts = 1},
-    /* not causal: fewer keys than queries and more; a hole; a last key inside a tile */
+    /* not causal: fewer or more keys than queries; a hole; a last key that is inside a
+       tile */
     {.B = 2, .T = 150, .S = 37, .H = 2, .D = 64, .not_causal = 1},
     {.B = 2, .T = 64, .S = 256, .H = 1, .D = 128, .not_causal = 1, .drop = 0.2},
     {.B = 1, .T = 200, .S = 1, .H = 2, .D = 32, .not_causal = 1},
@@ -756,15 +761,15 @@ static attn random_case(void) {
 
 
 // >>cached rows
-/* Keys and values before the block are in separate buffers, one per group of heads,
-   with only the rows that the heads of the group see. Gradients are overwritten. The
-   reference is the CPU with all keys in one buffer. On the GPU, the rows that are
-   stored in the groups' buffers are NaN in the common buffer, because they must not be
-   read there. Gradients that will be overwritten are NaN as well. */
+/* The keys and values before the current block are in separate buffers, one per head
+   group. Each buffer holds only the rows that the group's heads see. Gradients are
+   overwritten. The reference is the CPU with all keys in one common buffer. On the GPU,
+   the cached rows of the common buffer are NaN, because they must not be read there.
+   Gradients that will be overwritten are NaN as well. */
 enum { CACHES = 3 };
 
-/* GAP: between the rows of a group. UNUSED: gradients of cached keys in the common
-   buffer. */
+/* Fill values. GAP: between the rows of a group. UNUSED: gradients of cached keys in
+   the common buffer. */
 static const float GAP = 77, UNUSED = 55;
 
 typedef struct cache {
@@ -782,7 +787,7 @@ static stx_real *up(stx_ctx *x, const float *v, size_t n, int kind) {
     return p;
 }
 
-/* Copies p to v, unless v is NULL, and frees p. */
+/* Copies array p of the context to v, unless v is NULL, and frees p. */
 static void down(stx_ctx *x, float *v, stx_real *p, size_t n) {
     if (stx_ctx_desc(x)->device == STX_CUDA) {
         if (v) stx_cuda_download_activations(x, v, p, n);
@@ -793,8 +798,8 @@ static void down(stx_ctx *x, float *v, stx_real *p, size_t n) {
     free(p);
 }
 
-/* The number of cached rows that a head needs: all of them or, with groups, those it
-   sees. */
+/* Returns the number of cached rows that head h needs: all of them or, with several
+   groups, only those that it sees. */
 static size_t rows_needed(const data *d, size_t h) {
     const stx_attention_args *a = &d->a;
     size_t reach;
@@ -803,7 +808,7 @@ static size_t rows_needed(const data *d, size_t h) {
     return reach + 1 < d->c->past ? reach + 1 : d->c->past;
 }
 
-/* The group of a head that needs `need` rows, before empty groups are removed. */
+/* Returns the group of a head that needs `need` rows. Empty groups are still included. */
 static size_t group_of(const data *d, size_t need) {
     size_t past = d->c->past;
     if (d->c->sets < 3) return d->c->sets == 2 && need * 2 <= past;
@@ -828,8 +833,8 @@ static void groups_open(const data *d, cache *s) {
     }
 }
 
-/* The offset, in the buffer of head h's group, of the key (if v is set: the value)
-   `back` rows before the block. */
+/* Returns the offset of a cached key (v = 0) or value (v = 1) in the buffer of head h's
+   group. The row is `back` rows before the block. */
 static size_t cache_at(const cache *s, const data *d, size_t v, size_t b, size_t back, size_t h) {
     const size_t g = s->group[h], first = v * s->heads[g];
     return b * s->st[g] + (s->rows[g] - back) * s->ld[g] + (first + s->index[h]) * d->a.D;
@@ -876,7 +881,8 @@ static void cache_free(cache *s) {
     }
 }
 
-/* Points the args at the groups' buffers, and k, v, dk and dv at the block. */
+/* Sets the args: the cached rows are in the groups' buffers, and k, v, dk and dv start
+   at the block. */
 static void cache_point(stx_ctx *x, const data *d, cache *s, stx_attention_args *a) {
     const size_t past = d->c->past, rows = past * a->kv_row_stride;
     size_t g;
@@ -933,7 +939,7 @@ static void cache_gather(stx_ctx *x, const data *d, cache *s, float *dkv) {
           label(d->c));
 }
 
-/* The inputs with new and cached rows in one buffer, where the cached rows are NaN. */
+/* Copies the inputs to the context. Cached rows of the common buffer are set to NaN. */
 static void cached_inputs(stx_ctx *x, const data *d, stx_real **in) {
     size_t i, b, j;
     for (i = 0; i < INS; i++) {
@@ -946,7 +952,8 @@ static void cached_inputs(stx_ctx *x, const data *d, stx_real **in) {
     }
 }
 
-/* The gradients in the common buffer, where those of cached rows are UNUSED. */
+/* Copies the initial gradients to the context. In the common buffer, the gradients of
+   cached rows are set to UNUSED. */
 static void cached_grads(stx_ctx *x, const data *d, stx_real **grad) {
     size_t i, b, j, e;
     for (i = 0; i < GRADS; i++) {
@@ -962,7 +969,7 @@ static void cached_grads(stx_ctx *x, const data *d, stx_real **grad) {
     }
 }
 
-/* Runs a case in x. version: the version of the kernels, on a GPU. */
+/* Runs a case in x. version: the kernel version on a GPU */
 static void on_cached(stx_ctx *x, data *d, int version, float **out) {
     const int cuda = stx_ctx_desc(x)->device == STX_CUDA;
     const size_t past = d->c->past;
@@ -1048,7 +1055,8 @@ static const attn cached_table[] = {
      .z = 3, .L = 690, .sets = 3, .fresh = 1},
 };
 
-/* On the CPU, cached rows must give the same bits, except for the sign of 0. */
+/* On the CPU, the results must be bit-identical to those without cached rows, except
+   for the sign of 0. */
 static void cached_exact(const data *d, float **got) {
     size_t o, k;
     for (o = 0; o < OUTS; o++) {
@@ -1138,9 +1146,8 @@ static void masks(int half) {
         }
 }
 
-/* The fused kernels support padded keys and calls that are not causal, which is seen in
-   their scratch being smaller than that of version 0. They do not support the last
-   case. */
+/* The fused kernels must support padded keys and calls that are not causal: their
+   scratch is then smaller than that of version 0. They do not support the last case. */
 static void supported(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 40, .S = 90, .H = 2, .D = 64, .P = 90, .z = 1, .L = 80, .R = 8, .u = 1,
@@ -1183,14 +1190,14 @@ static void supported(int half) {
 
 // >>masked keys and queries
 
-/* Changes the keys that no query can reach (first_key to dead), the keys that only
-   queries from `cut` on see, and these queries. */
+/* Changes the keys that no query can reach (from first_key to `dead`), the keys that
+   only the queries from `cut` on see, and these queries. */
 static void change_unseen(data *d, size_t cut, size_t dead) {
     const attn *c = d->c;
     size_t b, j, e;
     for (b = 0; b < c->B; b++) {
         for (j = 0; j < c->S; j++) {
-            /* delta < dmin for every query before `cut` */
+            /* keys that are too recent for every query before `cut`: delta < dmin */
             int later = j + c->T >= c->S + cut + 1 - (size_t)c->dmin;
             if ((j >= (size_t)STX_MAX(c->first, 0) && j < dead) || later)
                 set_row(d->in[KV], d, b, j, 50, -70);
@@ -1201,7 +1208,7 @@ static void change_unseen(data *d, size_t cut, size_t dead) {
 }
 
 /* Keys before first_key are NaN. Keys beyond the span of every head, later keys and
-   later queries change. The results of earlier queries must keep their bits. */
+   later queries change. No bit of the results of earlier queries may change. */
 static void unseen(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 40, .S = 90, .H = 2, .D = 16, .P = 90, .shared = 1, .dmin = 1, .z = 2,
@@ -1209,7 +1216,7 @@ static void unseen(int half) {
         {.B = 1, .T = 65, .S = 70, .H = 2, .D = 32, .P = 70, .u = 1, .vb = 1, .N = 3},
         {.B = 1, .T = 70, .S = 140, .H = 1, .D = 16, .span = 17, .first = 30, .drop = 0.2},
     };
-    /* Z_SHORT: at most 0.06 L + R + 1 */
+    /* a head with Z_SHORT reaches at most 0.06 L + R + 1 keys */
     static const size_t reach[] = {15, 70, 17};
     size_t k, v, b, j, i;
     for (k = 0; k < 3; k++)
@@ -1249,8 +1256,8 @@ static void unseen(int half) {
 
 // >>gradients that are not requested
 
-/* Requests only some of the gradients. Those must keep their bits, and the others must
-   not be written. */
+/* Requests only some of the gradients. These must have the same bits as if all were
+   requested, and the others must not be written. */
 static void requested(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 17, .S = 33, .H = 2, .D = 16, .P = 33, .shared = 1, .dmin = 1, .z = 1,
@@ -1272,7 +1279,7 @@ static void requested(int half) {
                 if (w < GRADS && !d.size[w]) continue;
                 on_gpu(gpu[half], &d, versions[v], 1 << w, got);
                 for (o = 0; o < OUTS; o++) {
-                    /* if dv is not requested: the first half of the buffer, dk */
+                    /* without dv: only the first half of the buffer, dk */
                     size_t n = w == GRADS && o == OUT_GRADS + KV ? d.vo : d.out_size[o];
                     if (o != OUT_GRADS + w && memcmp(all[o], got[o], n * sizeof(float))) good = 0;
                 }
@@ -1341,9 +1348,9 @@ static void orders(int half) {
         }
 }
 
-/* GPUs with more or fewer multiprocessors must give the same bits. In a memory that is
-   not yet full, the first key cuts off windows of up to 100 keys. There, wide and
-   narrow tiles start at different keys, so their sums have different orders. */
+/* The number of multiprocessors must not affect the bits, and thus not the choice of
+   tiles. Until a memory is full, the first key cuts off windows of up to 100 keys. There,
+   wide and narrow tiles start at different keys and add the terms in different orders. */
 static uint64_t bits_of(stx_ctx *x, data *d, int version) {
     again g;
     uint64_t h = 14695981039346656037u;
@@ -1396,9 +1403,9 @@ static void devices(int half) {
 
 #ifdef SEQTX_CUDA_HOST
 /* The backward pass prefetches the next tile if there is enough shared memory, which
-   depends on the GPU. The bits must not depend on it. With few registers, so many
-   blocks run per multiprocessor that there is never enough; with very many registers,
-   there always is. */
+   depends on the GPU. Prefetching must not change the bits. If a kernel needs few
+   registers, so many blocks share a multiprocessor that the memory is never sufficient;
+   if it needs very many, the memory always is. */
 static void ahead(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 150, .S = 290, .H = 2, .D = 16, .P = 290, .shared = 1, .dmin = 1, .z = 1,
@@ -1436,7 +1443,7 @@ static void ahead(int half) {
     }
 }
 
-/* The number of mma instructions of one pass of a version, by the formulas of
+/* Returns the number of mma instructions of one pass according to the formulas of
    bench/cuda_model.h. */
 static double mma_expected(const data *d, int version, int backward) {
     const attn *c = d->c;
@@ -1487,7 +1494,8 @@ static void counted(void) {
         {.B = 1, .T = 93, .S = 293, .H = 1, .D = 88, .P = 200, .shared = 1, .dmin = 1, .first = 210,
          .N = 17},
     };
-    static const int list[] = {2, 4, 5, 6}; /* 6: memory for half of the heads' rows */
+    static const int list[] = {2, 4, 5, 6}; /* version 6 has memory for half of the rows
+                                               of dR */
     size_t k, v;
     int backward;
     for (k = 0; k < sizeof cases / sizeof *cases; k++)
@@ -1544,7 +1552,7 @@ static void counted_groups(void) {
 }
 
 /* The same for a model with few streams. There, groups cost more than they save,
-   because their weights are reordered in each step. */
+   because each step reorders their weights. */
 static void counted_streams(void) {
     size_t B, l, h, cut[4] = {0, 0, 0, 0};
     config c = configs[2];
@@ -1589,8 +1597,8 @@ static void counted_streams(void) {
 
 // >>rows of dR
 
-/* Returns the number of mma instructions so far, or 0 on a GPU, which does not count
-   them. */
+/* Returns the number of mma instructions so far. A real GPU does not count them; the
+   result is then 0. */
 static long mma_count(void) {
 #ifdef SEQTX_CUDA_HOST
     return cuda_host_mmas();
@@ -1599,7 +1607,7 @@ static long mma_count(void) {
 #endif
 }
 
-/* Compares dpe of a version with dpe of the sweep over diagonals. */
+/* Compares dpe of a version with dpe of the diagonal sweep. */
 static void compare_dpe(const data *d, const float *sweep, const float *dpe, int version) {
     double top = largest(sweep, d->size[PE], 0);
     double off = max_difference(sweep, dpe, d->size[PE]) / top;
@@ -1634,11 +1642,10 @@ static const attn rows_table[] = {
     {.B = 1, .T = 1, .S = 77, .H = 4, .D = 64, .P = 77, .shared = 1, .z = 5, .L = 50},
 };
 
-/* Versions 5, 2 and 6 have memory for no row of dR, for all rows and for half of them.
-   The gradient of the relative table is either computed from rows in memory or by the
-   sweep over diagonals. Both sum the same bf16 terms in different orders. All other
-   results must have the same bits. Each run has a new context, where scratch that was
-   not written is NaN. */
+/* Versions 5, 2 and 6 have memory for none of the rows of dR, for all and for half of
+   them. The gradient of the relative table is computed either from stored rows or by the
+   diagonal sweep, which add the same bf16 terms in different orders. All other results
+   must have the same bits. Each run has a new context, whose unwritten scratch is NaN. */
 static void rows_of_dR(void) {
     static const int list[] = {5, 2, 6};
     long ran[3];
@@ -1662,9 +1669,9 @@ static void rows_of_dR(void) {
             compare_dpe(&d, out[0][OUT_GRADS + PE], out[v][OUT_GRADS + PE], list[v]);
         }
 #ifdef SEQTX_CUDA_HOST
-        /* Rows need fewer instructions, unless windows are short: the sweep computes
-           only the groups of keys that a window touches, but rows consist of whole
-           blocks of columns. */
+        /* Stored rows need fewer instructions, unless windows are short: the sweep
+           computes only the key groups that a window touches, whereas rows consist of
+           whole column blocks. */
         CHECK(k < 7 || k == 13 ? ran[1] < ran[0] : k == 8 || ran[1] != ran[0],
               "%ld mma instructions with rows of dR, %ld without: %s", ran[1], ran[0], label(d.c));
         CHECK(k > 1 || (ran[1] < ran[2] && ran[2] < ran[0]),
@@ -1680,10 +1687,10 @@ static void rows_of_dR(void) {
 
 // >>edges
 
-/* Windows that end in and next to every group of 16 keys of a tile, from any first key
-   to any last query, with positions and persistent vectors. If a strip of queries skips
-   a group of keys that it sees, the results here are wrong. If it computes a group too
-   many, counted() fails. */
+/* Windows that end inside or next to every 16-key group of a tile, for various first
+   keys and last queries, with positions and persistent vectors. If a strip of queries
+   skips a key group that it sees, the results here are wrong. If it computes an
+   unnecessary group, counted() fails. */
 static void edges(int half) {
     static const size_t spans[] = {3, 8, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65, 80, 97, 129},
                         sizes[] = {16, 64, 96, 128};
@@ -1720,7 +1727,7 @@ static void edges(int half) {
         }
 }
 
-/* The op in a training step on a GPU, with pad in device memory. */
+/* Runs the op in a training step on a GPU, with pad in device memory. */
 static void padded_op(int half) {
     static const int32_t pad[2 * 12] = {1, 1, 0, 0, 3, 0, 0, 0, 0, 0, 0, -1,
                                         0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0};
@@ -1761,7 +1768,7 @@ static void padded_op(int half) {
 }
 
 /* TF32 has 11 binary digits, between bf16 and f32. With padded keys, some head sizes
-   use f32 in the sweep over queries. */
+   use f32 in the query sweep. */
 static void tf32(void) {
     static const attn cases[] = {
         {.B = 2, .T = 33, .S = 70, .H = 2, .D = 72, .P = 70, .u = 1, .z = 1, .L = 60, .R = 8},
@@ -1862,9 +1869,9 @@ static void scratch_bounds(void) {
 }
 
 #ifdef SEQTX_CUDA_HOST
-/* Prints one line per kernel for tests/cuda_regs.sh --table: name, channels, threads,
-   bytes of dynamic shared memory, and the additional bytes for prefetching the next
-   tile. */
+/* Prints one line per kernel for tests/cuda_regs.sh --table: name, channels, `two`,
+   threads, bytes of dynamic shared memory, and the additional bytes for prefetching the
+   next tile. */
 static void kernels(void) {
     static const size_t channels[] = {32, 64, 96, 128};
     size_t i;
@@ -1889,7 +1896,8 @@ static int wanted(int section) {
     return only < 0 || only == section;
 }
 
-/* short: each case of the table with one version in f32 and one in bf16 */
+/* In the short form, each case of the table runs with one version in f32 and one in
+   bf16. */
 static void table_cases(int half) {
     size_t i;
     for (i = 0; i < TABLE; i++)
@@ -1905,7 +1913,7 @@ static void random_cases(int half) {
         /* the exact gradient of a single vector is 0, which leaves only rounding
            errors */
         if (c.pad && c.N == 1) c.N = 2;
-        /* version 0 with all of its scratch, or with little; and the fused kernels */
+        /* version 0 with all of its scratch or with little, and the fused kernels */
         one_case(&c, half, (int)(i % 2), (i / 2 + i / 4 + (size_t)half) % 2 ? 16 + 14 : 32 + 13);
     }
 }

@@ -1,7 +1,7 @@
-/* test_cuda_comp.c - the Compressive Transformer on a GPU: its CUDA kernels against
-   those of the CPU, at odd sizes, from misaligned starts, between guard elements, and
-   in several orders of threads; small models with every option, trained on both
-   devices; replayed steps; generation. "short" omits the large cases. */
+/* test_cuda_comp.c - the Compressive Transformer on a GPU: its CUDA kernels compared
+   with the CPU kernels, with odd sizes, misaligned arrays, guard elements around them,
+   and several thread orders; small models with every option, trained on both devices;
+   replayed steps; generation. "short" omits the large cases. */
 #include "../seqtx_compressive.h"
 #include "cuda_arr.h"
 
@@ -17,8 +17,8 @@ typedef struct grouped {
     int32_t *first, *pad, *dfirst, *dpad;
 } grouped;
 
-/* how: bit 0: streams have separate first rows. The other bits: 0 no row is missing, 1
-   some rows are, 2 all are. There may be gaps between streams. */
+/* how: bit 0 selects separate first rows for the streams. how >> 1: 0 if no row is
+   missing, 1 if some are, 2 if all are. There may be gaps between streams. */
 static void grouped_make(grouped *t, size_t B, size_t rows, size_t groups, size_t taps, size_t step,
                          size_t D, ptrdiff_t at, int how) {
     size_t b, i;
@@ -65,7 +65,7 @@ static size_t stride_of(const grouped *t) {
     return t->c.stride ? t->c.stride : t->c.rows * t->c.D;
 }
 
-/* The rows of the streams. Missing rows and gaps contain NaN, which must not be used. */
+/* Returns the rows of the streams. Missing rows and gaps are NaN and must not be read. */
 static arr rows_of(const grouped *t) {
     const size_t ld = stride_of(t), w = t->c.rows * t->c.D;
     arr a = arr_of(t->c.B * ld, 2, 0, N_);
@@ -82,7 +82,7 @@ static arr rows_of(const grouped *t) {
     return a;
 }
 
-/* Checks that the CPU kernel computes the same result from rows without gaps: y (n).
+/* Checks that the CPU kernel computes the same n results y from rows without gaps.
    kernel: 0 unfold, 1 mean, 2 max, 3 pick. */
 static void dense_check(const char *name, const grouped *t, const arr *rows, const arr *u,
                         size_t ldu, const float *y, size_t n, int kernel) {
@@ -221,15 +221,16 @@ static void test_pick(void) {
 
 // >>usage
 
-/* Keys first .. first + n - 1 are counted. pad: 0 none, 1 some, 2 some and all of
-   stream 0. */
+/* A case in which the usage of the keys first .. first + n - 1 is counted. pad: 0 no
+   key is padded, 1 some are, 2 some and all keys of stream 0. */
 typedef struct looked {
     size_t B, T, S, H, D, first, n;
     int pe, u, pad, dmin;
     size_t span, extra;
 } looked;
 
-/* The arrays of an attention call and the usage of its keys, on both sides. */
+/* The arrays and arguments of an attention call and of the usage of its keys, for both
+   devices. */
 typedef struct usage_run {
     const looked *s;
     size_t ldq, ldk, ldu, P;
@@ -262,7 +263,7 @@ static void usage_padding(usage_run *r) {
     r->dpad = (int32_t *)cuda_bytes(gx, r->pad, s->B * (s->S + 1) * sizeof *r->pad);
 }
 
-/* The arrays and arguments of both sides. */
+/* Sets the arrays and arguments for both devices. */
 static void usage_args(usage_run *r) {
     const looked *s = r->s;
     const size_t C = s->H * s->D;
@@ -348,7 +349,7 @@ static void usage_free(usage_run *r) {
     free(r->pad);
 }
 
-/* Runs attention on both sides, then counts the usage of its keys. version: see
+/* Runs attention on both devices, then counts the usage of its keys. version: see
    stx_cuda_attention. */
 static void usage_both(usage_run *r, int version) {
     const looked *s = r->s;
@@ -364,8 +365,8 @@ static void usage_both(usage_run *r, int version) {
     stx_cuda_attention(gx, 0);
 }
 
-/* Compares the GPU's usage with the definition. was: the usage before; sum (B,n): what
-   the definition adds. */
+/* Compares the GPU's usage with the definition. was: the usage before the call; sum
+   (B,n): the increase according to the definition. */
 static void usage_check(const usage_run *r, const float *was, const double *sum, int version) {
     const looked *s = r->s;
     float *got = arr_get(&r->usage);
@@ -514,7 +515,7 @@ static void test_errors(void) {
 
 enum { PLANES = 6 }; /* x, y, p0 .. p3 */
 
-/* The bits of the planes that a kind of gate has. */
+/* Returns a bit mask of the planes that this kind of gate reads. */
 static int planes_of(int kind) {
     switch (kind) {
     case STX_COMP_GATE_GTRXL: return 61;
@@ -540,8 +541,8 @@ typedef struct gate {
     stx_comp_gate_args c, d;
 } gate;
 
-/* Makes some logits infinite. The factors of a gate stay finite: whether 0 times
-   infinity occurs depends on where a sigmoid becomes 0. */
+/* Makes some logits infinite. The values that a gate multiplies by a sigmoid stay finite:
+   whether infinity is multiplied by 0 would depend on where the sigmoid underflows. */
 static void gate_extremes(arr *a, int kind, int i) {
     size_t j;
     if (kind != STX_COMP_GATE_GLU && (i == 2 || (i > 2 && kind != STX_COMP_GATE_GRU)))
@@ -624,7 +625,7 @@ static void test_gates(void) {
             double most = gate_most(n);
             gate_make(&t, kind, rows[n % COUNT(rows)], gate_wide[n % COUNT(gate_wide)], most);
             BOTH(stx_comp_gate_fwd, (cx, &t.c), (gx, &t.d));
-            /* the far tail of gelu, which the two sides compute by different formulas */
+            /* the far tail of GELU, for which the two devices use different formulas */
             least = kind == STX_COMP_GATE_GLU ? 1e-6 : 0;
             snprintf(name, sizeof name, "gate %d, N %zu D %zu, values to %g", kind, t.N, t.D, most);
             arr_check(name, &t.out, 2e-6);
@@ -644,7 +645,7 @@ static void test_gates(void) {
         }
 }
 
-/* The backward pass with gradients of the biases. */
+/* The backward pass with bias gradients. */
 static void test_gate_biases(void) {
     static const size_t many[] = {1, 7, 64, 65, 150, 0};
     size_t n, i;
@@ -932,7 +933,7 @@ static double model_run(model *r, int n) {
     return r->loss;
 }
 
-/* Step n with padding vectors, and with a stream that restarts now and then. Every
+/* Runs step n with padding vectors and with a stream that restarts occasionally. Every
    third step is shorter. */
 static double model_padded(model *r, int n) {
     size_t T = n % 3 == 2 ? r->S - 3 : r->S, b, i;
@@ -990,7 +991,7 @@ static void compare_models(int which, int half_, int padded) {
 }
 
 static void test_models(void) {
-    /* tested in f32: bit 0 without padding, bit 1 with padding */
+    /* models that are tested in f32: bit 0 without padding, bit 1 with padding */
     static const int in_f32[MODELS] = {1, 0, 3, 0, 0, 2, 1, 2, 0};
     int which, half_, padded;
     for (half_ = 0; half_ < 2; half_++)
@@ -1001,9 +1002,9 @@ static void test_models(void) {
             }
 }
 
-/* A replayed step must have the bits of a launched one. Once the memory is full, steps
-   are replayed, except those of STX_COMP_STORE_ROTATE, which swaps its buffers in every
-   step. */
+/* A replayed step must have the same bits as a launched one. Once the memory is full,
+   all steps are replayed except those of STX_COMP_STORE_ROTATE, which swaps its buffers
+   in every step. */
 static void test_graph(void) {
     static const int models[] = {USED, BPTT, TIED, ROTATE};
     size_t k;
@@ -1045,8 +1046,8 @@ static void test_graph(void) {
 #ifdef SEQTX_CUDA_HOST
 static int print_nodes; /* set by build/test_cuda_comp nodes */
 
-/* As in test_cuda_model.c: counts the nodes of a layer with a memory, its compression
-   and its auxiliary loss. */
+/* Counts the graph nodes of a layer with a memory, its compression and its auxiliary
+   loss, as in test_cuda_model.c. */
 static void test_nodes(void) {
     static const struct {
         int which;
@@ -1074,8 +1075,8 @@ static void test_nodes(void) {
 }
 #endif
 
-/* Feeds tokens one by one, across the ends of segments. One stream is reset on the
-   way. */
+/* Returns the number of tokens to feed at position `at`. Some calls cross the end of a
+   segment. One stream is reset on the way. */
 static size_t fed_at(size_t at) {
     if (at == 0) return 21;
     return at < 26 ? 1 : 3;

@@ -10,9 +10,9 @@
 static stx_ctx *cpu;
 static int brief; /* sanitizers are slow, and do not check values */
 
-/* |a - b| <= rel |b| + abs_ max |b| for all elements; false for NaN. rel of a bf16
-   result: one rounding is 2^-9 |b|, and a value between two bf16 values may be rounded
-   to either. */
+/* Nonzero if |a - b| <= rel |b| + abs_ max |b| for all elements; 0 if any is NaN. In a
+   bf16 result, one rounding is 2^-9 |b|, and rel must also allow for a value between
+   two bf16 values that is rounded to either. */
 static int near(const float *a, const float *b, size_t n, double rel, double abs_) {
     double top = cuda_largest(b, n, 1e-3);
     size_t i;
@@ -37,9 +37,9 @@ typedef struct matmul {
     size_t gap;     /* elements between rows and between matrices */
     size_t off;     /* elements before the first, which break the alignment */
     int shared;     /* all matrices share one B */
-    int sum;        /* all matrices are added up in one C */
+    int sum;        /* all matmuls are summed in one C */
     int ka, kb, kc; /* memory kinds */
-    int whole;      /* small integers: exact in any order */
+    int whole;      /* values are small integers, for which any order of sums is exact */
 } matmul;
 
 /* The arrays of a matmul, on the host and on the device. */
@@ -167,7 +167,7 @@ static void matmuls_of_all_kinds(stx_ctx *x) {
     size_t i;
     memset(&p, 0, sizeof p);
     for (i = 0; i < 126; i++) {
-        /* every fifth, at irregular steps */
+        /* one case in five, at irregular intervals */
         if (brief && (i + i / 5) % 5) continue;
         p.batch = 1 + i % 3;
         p.ta = (int)(i & 1);
@@ -188,8 +188,8 @@ static void matmuls_of_all_kinds(stx_ctx *x) {
     }
 }
 
-/* One C for all matrices, with all memory kinds and transpositions. The rows are
-   consecutive, or there are gaps between matrices. */
+/* All matmuls of a batch add to one C, with all memory kinds and transpositions. The
+   rows are consecutive, or there are gaps between matrices. */
 static void matmuls_with_one_C(stx_ctx *x) {
     const size_t n = COUNT(matmul_size);
     matmul p;
@@ -233,8 +233,8 @@ static void matmuls_large(stx_ctx *x) {
     }
 }
 
-/* With K = 0, C = beta C, in every memory kind. Also without rows, columns or
-   matrices. */
+/* With K = 0, C must become beta C in every memory kind. Also tests calls without rows,
+   columns or matrices. */
 static void matmuls_empty(stx_ctx *x) {
     matmul p;
     size_t i;
@@ -275,8 +275,8 @@ static void matmuls(stx_ctx *x) {
     matmuls_empty(x);
 }
 
-/* A matmul into a parameter updates its bf16 copy, which is then used by a matmul that
-   reads the parameter. */
+/* A matmul into a parameter must update the parameter's bf16 copy, which a second
+   matmul then reads. */
 static void twin(stx_ctx *x) {
     float one = 1, *A = cuda_random(12, 1, 0);
     stx_real *dA, *d1, *P, *y;
@@ -313,15 +313,16 @@ static void twin(stx_ctx *x) {
 
 // >>layers
 
-/* off: offset of the bias, which breaks its alignment. pad: padding of the O outputs,
-   see stx_linear_bwd_args. */
+/* off: offset of the bias, which breaks its alignment. pad: the number of the O outputs
+   that are padding; see stx_linear_bwd_args. */
 typedef struct layer {
     size_t N, I, O;
     int act, bias, pre, dx, accumulate;
     size_t off, pad;
 } layer;
 
-/* The arrays of a layer on the host (values of the CPU) and on the device (d..). */
+/* The arrays of a layer: on the host, with the CPU's values, and on the device (names
+   that start with g). */
 typedef struct layer_run {
     const layer *l;
     float *in, *W, *b, *y, *pre, *dy, *dx, *dW, *db;
@@ -349,7 +350,7 @@ static void layer_make(layer_run *r, stx_ctx *x, const layer *l) {
         cuda_round(r->dx, N * I);
     }
     for (i = R * I; i < O * I; i++) r->W[i] = 0;
-    /* a loss would set it to 0; other values make a wrong use of the padding visible */
+    /* a loss would set dy to 0 in the padding; 5 reveals any wrong use of it */
     for (i = 0; i < n; i++)
         if (i % O >= R) r->dy[i] = 5;
     for (i = R; i < O; i++) r->b[i + l->off] = 0;
@@ -360,7 +361,7 @@ static void layer_make(layer_run *r, stx_ctx *x, const layer *l) {
     r->gpre = cuda_array(x, NULL, n, STX_MEM_ACTIVATIONS);
     r->gdy = cuda_array(x, r->dy, n, STX_MEM_ACTIVATIONS);
     r->gdx = cuda_array(x, r->dx, N * I, STX_MEM_ACTIVATIONS);
-    /* their padding belongs to another tensor */
+    /* the elements after R rows of dW and after db[R - 1] belong to another tensor */
     r->gdW = cuda_array(x, r->dW, O * I, STX_MEM_BYTES);
     r->gdb = cuda_array(x, r->db, O, STX_MEM_BYTES);
 }
@@ -400,14 +401,16 @@ static void layer_forward(layer_run *r, stx_ctx *x) {
               N, I, O, l->act, l->bias);
         free(got);
     }
-    /* a separate activation has a rounded argument, and all slopes are below 1.13 */
+    /* a separate activation pass reads a rounded argument, and all slopes are below
+       1.13 */
     got = cuda_fetch(x, r->gy, n);
     CHECK(near(got, r->y, n, half, is_bf16(x) && l->act ? 2 * HALF : small),
           "y of linear N %zu I %zu O %zu act %d bias %d pre %d", N, I, O, l->act, l->bias, l->pre);
     free(got);
 }
 
-/* Backward on the GPU, from the CPU's y and pre, rounded as the GPU stores them. */
+/* Runs the backward pass on the GPU, from the CPU's y and pre, rounded as the GPU
+   stores them. */
 static void layer_backward(layer_run *r, stx_ctx *x) {
     const layer *l = r->l;
     const size_t n = l->N * l->O;
@@ -436,7 +439,8 @@ static void layer_backward(layer_run *r, stx_ctx *x) {
     stx_linear_bwd_cuda(x, &bwd);
 }
 
-/* The CPU's gradients of the matmuls, from the da that the GPU's matmuls read. */
+/* Computes the matmul gradients on the CPU, from the same da that the GPU's matmuls
+   read. */
 static void layer_backward_cpu(layer_run *r) {
     const layer *l = r->l;
     stx_linear_bwd_args bwd;
@@ -462,7 +466,7 @@ static void layer_gradients(layer_run *r, stx_ctx *x) {
     float behind[64], *got;
     memcpy(behind, r->db + R, l->pad * sizeof *behind);
     if (l->act) k_act_bwd(cpu, r->dy, r->dy, r->y, r->pre, n, l->act, 0);
-    if (l->bias) { /* sums of gradients before rounding */
+    if (l->bias) { /* the bias gradient sums unrounded terms */
         stx_sum_rows(cpu, r->db, r->dy, N, O);
         got = cuda_fetch(x, r->gdb, O);
         CHECK(!memcmp(got + R, behind, l->pad * sizeof *got), "elements after db were written");
@@ -519,7 +523,7 @@ static void layers(stx_ctx *x) {
             l.off = k % 3 == 2;
             layer_case(x, &l);
         }
-    /* with padding. The last one is too large for one part of the shim's scratch */
+    /* with padding. The last layer is too large for one part of the shim's scratch */
     for (i = 0; i < 4; i++) {
         static const size_t padded[][4] = {{70, 24, 64, 41},
                                            {9, 8, 128, 51},
@@ -583,8 +587,8 @@ static void plans(stx_ctx *x) {
     CHECK(inner_plans(x) == after + 1, "no separate plan for another shape");
 }
 
-/* Rows that move within their buffer or in the arena must be the same kind of matmul.
-   For another kind, cublasLt might choose another algorithm, with other bits. */
+/* Moving rows within their buffer or in the arena must not result in another kind of
+   matmul. cublasLt might choose another algorithm for it, with other bits. */
 static void plans_of_moved_rows(stx_ctx *x) {
     static const size_t widths[] = {40, 10, 7};
 
@@ -616,10 +620,10 @@ static void plans_of_moved_rows(stx_ctx *x) {
 
 // >>split K
 
-/* The number of slices of K for the trainers' shapes (O,Ci,N), with deferred sums:
-   12x512 and its output layers, small, 24x768, PAR, and the few rows of generation.
-   Also shapes that cannot be split evenly, are not worth splitting, or would need too
-   much memory. */
+/* Checks the number of K slices for the trainers' shapes (O,Ci,N), with deferred sums:
+   12x512 and its output layers, small, 24x768, PAR, and generation with its few rows.
+   Other shapes cannot be split evenly, are not worth splitting, or would need too much
+   memory. */
 static void slices_by_size(void) {
     static const size_t cases[][4] = {{512, 512, 32768, 8},   {2048, 512, 32768, 2},
                                       {512, 2048, 32768, 2},  {256, 512, 32768, 16},
@@ -643,19 +647,20 @@ static void slices_by_size(void) {
 
 #ifdef SEQTX_CUDA_HOST
 static int slices_no_memory; /* the first allocation fails */
-static int slices_timed;     /* plans are made by timing, which needs more calls at first */
+static int slices_timed;     /* plans are chosen by timing, which at first needs more
+                                calls */
 #endif
 
-/* slices: number of slices of K, or 0 to choose it by size. late: with deferred sums.
-   times: number of passes, each with other rows. cut: number of batches that cublasLt
-   gets per pass. */
+/* slices: number of K slices; 0: chosen by size. late: with deferred sums. times:
+   number of passes, each with different rows. cut: number of batched matmuls per pass
+   that cublasLt must receive. */
 typedef struct sliced {
     size_t N, I, O, pad;
     int slices, late, times, cut;
 } sliced;
 
-/* The arrays for the gradient of a weight. exact: the CPU's slices, added to dW in
-   order. */
+/* The arrays of a weight gradient. exact: the CPU's result, with the slices added to dW
+   in order. */
 typedef struct sliced_run {
     const sliced *p;
     size_t R, n;
@@ -699,8 +704,8 @@ static void sliced_free(sliced_run *r, stx_ctx *x) {
     free(r->exact);
 }
 
-/* One pass over the rows from element `from` on: on the GPU, on the CPU, and in slices
-   on the CPU. */
+/* Runs one pass over the rows, starting at element `from`: on the GPU, on the CPU, and
+   on the CPU in slices. */
 static void sliced_pass(sliced_run *r, stx_ctx *x, size_t from) {
     const sliced *p = r->p;
     const size_t P = p->slices ? (size_t)p->slices : 1, rows = p->N / P;
@@ -730,8 +735,8 @@ static void sliced_pass(sliced_run *r, stx_ctx *x, size_t from) {
     for (i = 0; i < r->n; i++) r->exact[i] += r->sum[i];
 }
 
-/* Compares dW of a weight, computed from R of O rows in slices or as a whole, with the
-   CPU. In f32, the slices are added to dW in order, bit-exactly. */
+/* Compares dW with the CPU. It is computed in slices or as a whole, for R of the O
+   rows. In f32, it must be bit-identical to the slices added to dW in order. */
 static void slices_case(stx_ctx *x, const sliced *p, uint64_t *hash) {
     sliced_run r;
     float *got;
@@ -764,7 +769,8 @@ static void slices_case(stx_ctx *x, const sliced *p, uint64_t *hash) {
     CHECK(batches == p->cut * p->times || (slices_timed && batches > p->cut * p->times),
           "dW of N %zu I %zu O %zu in %d slices: %ld batches of matmuls, expected %d", p->N, p->I,
           p->O, p->slices, batches, p->cut * p->times);
-    if (!is_bf16(x) && p->cut && !p->pad) /* the shim's matmuls have the CPU's bits */
+    if (!is_bf16(x) && p->cut && !p->pad) /* the shim's matmuls are bit-identical to the
+                                             CPU's */
         CHECK(!memcmp(got, r.exact, r.n * sizeof *got),
               "the slices of dW are not added in their order: N %zu, %d slices, late %d", p->N,
               p->slices, p->late);
@@ -782,11 +788,12 @@ static void slices(stx_ctx *x, int own) {
                                    {60, 7, 9, 0, 5, 1, 2, 1}, /* no operand is aligned */
                                    {96, 16, 64, 23, 3, 1, 1, 1},
                                    {96, 16, 64, 23, 3, 0, 2, 1},
-                                   /* with padding, and one slice, which is not a batch */
+                                   /* with padding, and a single slice, which needs no
+                                      batch */
                                    {50, 8, 64, 5, 1, 0, 1, 0},
                                    /* cannot be split evenly, so it is not split */
                                    {61, 8, 8, 0, 4, 0, 1, 0},
-                                   /* size selects three slices */
+                                   /* three slices, chosen by size */
                                    {768, 40, 56, 0, 0, 0, 1, 1},
                                    {768, 40, 56, 0, 0, 1, 2, 1},
                                    /* too large for the shim's scratch, so it is not
@@ -805,9 +812,9 @@ static void slices(stx_ctx *x, int own) {
     }
 }
 
-/* The same for streams with gaps between them, as in a memory: a single sum over all
-   streams, with packed rows, either not split or in slices that need not coincide with
-   the streams. */
+/* The same for streams with gaps between them, as in a memory. One sum covers the rows
+   of all streams, which are packed. It is not split, or its slices need not coincide
+   with the streams. */
 static void slices_of_streams(stx_ctx *x) {
     enum { B = 6, N = 40, I = 24, O = 40, GAP = 48 };
 
@@ -860,8 +867,8 @@ static void slices_of_streams(stx_ctx *x) {
     free(dy);
 }
 
-/* More sums than a single launch has space for, for many weights. The bits must be the
-   same in every order of threads. */
+/* Many weights with more deferred sums than one launch can hold. The bits must be the
+   same in every thread order. */
 static stx_ctx *slices_ctx;
 
 static void slices_again(void *user, uint64_t *hash) {
@@ -919,8 +926,8 @@ static void slices_again(void *user, uint64_t *hash) {
 
 // >>refusals
 
-/* cublasLt has no plan for the slices, or refuses the call, or there is no memory for
-   them: one matmul computes the result, without an error. */
+/* If cublasLt has no plan for the slices or refuses the call, or if there is no memory
+   for the slices, one matmul computes the result without an error. */
 static void slices_refused(int precision) {
     static const sliced p = {512, 24, 40, 0, 4, 0, 2, 0}, padded = {96, 16, 64, 23, 3, 1, 1, 0},
                         cut = {512, 24, 40, 0, 4, 0, 2, 1};
@@ -945,7 +952,7 @@ static void slices_refused(int precision) {
     }
 }
 
-/* The bits of y = relu(in W^T + b). */
+/* Returns y = relu(in W^T + b), computed on the GPU. */
 static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, size_t O) {
     stx_real *in = cuda_array(x, numbers, N * I, STX_MEM_ACTIVATIONS),
              *W = cuda_array(x, numbers + 100, O * I, STX_MEM_PARAMS);
@@ -961,8 +968,8 @@ static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, s
     return got;
 }
 
-/* cublasLt has algorithms, but refuses the call with a status that it returns before
-   anything runs: our kernel takes over permanently. */
+/* If cublasLt has algorithms but refuses the call with a status that guarantees that
+   nothing ran, our kernel takes over permanently. */
 static void call_refused(int precision, const float *values, int how, int status, int all_layers) {
     enum { N = 50, I = 40, O = 24 };
 
@@ -994,7 +1001,7 @@ static void call_refused(int precision, const float *values, int how, int status
     stx_destroy(own);
 }
 
-/* After other statuses the context has an error. */
+/* After any other status, the context has an error. */
 static void calls_refused(int precision, const float *values) {
     enum { NOT_SUPPORTED = 15, INVALID_VALUE = 7, ARCH_MISMATCH = 8 };
 
@@ -1021,7 +1028,8 @@ static void calls_refused(int precision, const float *values) {
 }
 #endif
 
-/* A matmul can be captured, even in its first call. Each replay accumulates once. */
+/* A matmul can be captured, even when it is called for the first time. Each replay
+   accumulates once. */
 static void captured(stx_ctx *x) {
     size_t M = 19, N = 24, K = 37, i, before = inner_plans(x);
     float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1),

@@ -1,7 +1,7 @@
-/* test_cuda_group.c - groups of ranks with GPUs: their exchanges; whole models, for
-   which several ranks must get the results of one rank with the whole batch; captured
-   steps; ranks that end early or never start. Each rank is a forked process, and only
-   these processes use CUDA. They return their results in shared memory. Under
+/* test_cuda_group.c - groups of ranks with GPUs: exchanges; whole models, whose results
+   with several ranks must equal those of one rank with the whole batch; captured steps;
+   ranks that end early or never start. Each rank is a forked process, and only these
+   processes use CUDA. They return their results in shared memory. Under
    tests/cuda_host, each rank has a separate GPU. On real devices, tests that need more
    GPUs than are available are skipped. "short" skips training. */
 #if !defined(_WIN32) && !defined(_DEFAULT_SOURCE)
@@ -26,21 +26,21 @@ typedef struct found { /* the results of a rank */
     long passed, failed;
     uint64_t hash;
     double loss[STEPS], seconds;
-    int calls, last_call; /* calls: of the step's function; last_call: the step of its
-                             last call */
+    int calls, last_call; /* calls: number of calls of the step's function; last_call:
+                             the step of the last one */
     long graphs;
     size_t values;
-    float value[MAX_VALUES]; /* of the parameters */
+    float value[MAX_VALUES]; /* values of the parameters */
     char text[512];
 } found;
 
 static found *results; /* (MAX_RANKS), shared by all processes */
 static int groups, first_port, gpus = MAX_RANKS;
 
-/* train_job.uncaptured: how NCCL fails in captures */
+/* train_job.uncaptured: how NCCL fails during a capture */
 enum { REFUSES = 1, REFUSES_RANK_1, ENDS };
 
-/* die: the rank that ends. family: 0 span, 1 SRU, or a variant of the job. */
+/* die: the rank that ends. family: 0 span, 1 SRU; other jobs select a variant with it. */
 
 typedef struct job {
     int family, precision, overlap, shard, ranks, rank, die, uncaptured;
@@ -61,7 +61,7 @@ static void set_variable(const char *name, int v) {
     setenv(name, s, 1);
 }
 
-/* Sets the environment of a rank. With a single rank, there is no group. */
+/* Sets the environment of a rank. A single rank has no group. */
 static void environment(int rank, int ranks) {
     static const char *const names[] = {
         "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK",     "SLURM_PROCID",
@@ -79,7 +79,7 @@ static void environment(int rank, int ranks) {
     set_variable("MASTER_PORT", first_port + 2 * groups);
 }
 
-/* Checks at the end of a rank that the shim has nothing to report and that everything
+/* At the end of a rank, checks that the shim has nothing to report and that everything
    was freed. */
 static void rank_end(const char *name) {
 #ifdef SEQTX_CUDA_HOST
@@ -221,7 +221,8 @@ static void exchange_sum(stx_ctx *x, const job *j, double *v, size_t n) {
           bad);
 }
 
-/* The maximum if there is a NaN at n / 2, infinity at 0 and -infinity at n - 1. */
+/* Nonzero if v[i] is the maximum of the ranks' values. The expected result is NaN at n
+   / 2, infinity at 0 and -infinity at n - 1. */
 static int is_max(const job *j, const double *v, size_t n, size_t i) {
     double m = value(0, i);
     int r;
@@ -242,7 +243,7 @@ static void exchange_max(stx_ctx *x, const job *j, double *v, size_t n) {
     CHECK(!bad, "maximum of %zu at rank %d of %d: %zu are wrong", n, j->rank, j->ranks, bad);
 }
 
-/* Sets the bytes of a rank, or returns how many of them are different. */
+/* Byte i of the data of a rank. */
 static unsigned char byte_of(int rank, size_t i) {
     return (unsigned char)(i * 7 + i / 251 + 31 * (size_t)rank);
 }
@@ -348,8 +349,8 @@ static void test_exchange(void) {
     }
 }
 
-/* Rank 0 creates the group's id, and the program sends it to the others (as MPI would,
-   if it had started the ranks). */
+/* Rank 0 creates the group's id, and the program distributes it, as a program started
+   by MPI would. */
 static int pipes[2];
 
 static void named_job(job *j) {
@@ -368,8 +369,8 @@ static void named_job(job *j) {
     stx_destroy(x); /* without leaving */
 }
 
-/* The group's address, from MASTER_ADDR, MASTER_PORT and SLURM's list of hosts. An
-   expected text that begins with ! is part of an error. */
+/* Tests the group's address, which is derived from MASTER_ADDR, MASTER_PORT and SLURM's
+   host list. An expected text that begins with ! is part of an error message. */
 static void address(stx_ctx *x, const char *addr, const char *port, const char *list,
                     const char *expected) {
     unsigned char id[STX_NCCL_ID];
@@ -443,7 +444,7 @@ typedef struct model {
     size_t streams;
     const job *j;
     int n, calls, last_call;
-    uint64_t key; /* added to the key of the step */
+    uint64_t key; /* added to the step key */
 } model;
 
 static void model_make_span(model *m) {
@@ -532,8 +533,8 @@ static void model_step(void *user) {
     if (m->span) stx_span_clamp(m->span);
 }
 
-/* Runs step n on this rank's share of the streams. A different m->key results in a new
-   key. */
+/* Runs step n on this rank's share of the streams. Changing m->key gives the step
+   another key. */
 static double model_run(model *m, int n) {
     int32_t in[B * T], out[B * T];
     size_t i, b, from = (size_t)m->j->rank * m->streams;
@@ -555,7 +556,8 @@ static double model_run(model *m, int n) {
     return stx_metric_get(m->x, 0);
 }
 
-/* A step that was captured in the group must not be replayed after leaving it. */
+/* A step that was captured in the group must not be replayed after this rank has left
+   the group. */
 static void step_after_group(model *m) {
     double loss;
     stx_group_leave(m->x);
@@ -599,10 +601,11 @@ static void train_job(job *j) {
 }
 
 #ifdef SEQTX_NCCL
-/* The results of one rank, and of the previous group. */
+/* the results of a single rank; the results of the previous group */
 static found whole, before;
 
-/* The largest relative difference of losses between the group and one rank. */
+/* Returns the largest relative difference between the losses of the group and of one
+   rank. */
 static double loss_error(int ranks) {
     double worst = 0;
     int n, r;
@@ -614,7 +617,7 @@ static double loss_error(int ranks) {
     return worst;
 }
 
-/* The largest difference of parameters, relative to the largest parameter. */
+/* Returns the largest parameter difference, relative to the largest parameter. */
 static double values_error(void) {
     return max_difference(results[0].value, whole.value, whole.values)
            / cuda_largest(whole.value, whole.values, 0);
@@ -622,8 +625,8 @@ static double values_error(void) {
 
 static const char *const families[] = {"span", "sru"};
 
-/* Trains with several ranks and compares with one rank. f32: equal except for the order
-   of sums. bf16: if a parameter is rounded in the other direction, activations that
+/* Trains with several ranks and compares with one rank. In f32, only the order of sums
+   differs. In bf16, if a parameter is rounded in the other direction, activations that
    depend on it differ by one bf16 unit (2^-8). Differences of 1e-7 to 1e-3 were
    observed. */
 static void train_together(const job *j, int overlap) {
@@ -670,7 +673,9 @@ static void train_family(int family, int half) {
           whole.loss[0], whole.loss[STEPS - 1]);
     for (ranks = 2; ranks <= 4 && ranks <= gpus; ranks += 2)
         for (overlap = 0; overlap < 3; overlap++) {
-            if (half && overlap != (ranks == 4 ? 2 : 0)) continue; /* that is sufficient */
+            if (half && overlap != (ranks == 4 ? 2 : 0)) continue; /* in bf16, one mode
+                                                                      per group size
+                                                                      suffices */
             j.ranks = ranks;
             j.overlap = overlap > 0;
             j.shard = overlap == 2;
@@ -690,9 +695,9 @@ static void test_train(void) {
 }
 
   #ifdef SEQTX_CUDA_HOST
-/* NCCL cannot capture, on all ranks or on one of them: each step is launched, the
-   status says why, and the bits are those of replayed steps. The communicator may fail
-   together with the capture, and is then replaced. */
+/* If NCCL cannot capture, on all ranks or on one of them, each step must be launched,
+   the status must say why, and the bits must equal those of replayed steps. The
+   communicator may fail together with the capture; it is then replaced. */
 static void test_uncaptured(void) {
     static found replayed[2];
     int family, how, r;
@@ -785,10 +790,10 @@ static void absent_job(job *j) {
     stx_destroy(x);
 }
 
-/* Ways to wait for a rank that has ended. */
+/* Ways in which a rank waits for one that has ended. */
 enum { WAIT_IN_SUM, WAIT_IN_LEAVE, WAIT_IN_DOWNLOAD, WAIT_IN_SYNC, WAITS };
 
-/* The other rank ends. j->family: how this rank waits for it. */
+/* One of two ranks ends. j->family: how the remaining rank waits for it. */
 static void gone_job(job *j) {
     stx_ctx *x = joined(j);
     float a[64] = {0};
@@ -796,7 +801,7 @@ static void gone_job(job *j) {
     stx_real *p;
     stx_group_leave(x);
     stx_destroy(x);
-    unsetenv("NCCL_COMM_ID"); /* a second group, at the next port */
+    unsetenv("NCCL_COMM_ID"); /* a second group, which uses the next port */
     set_variable("MASTER_PORT", first_port + 2 * groups + 1);
     x = joined(j);
     p = cuda_array(x, a, 64, STX_MEM_BYTES);
@@ -895,8 +900,8 @@ static void test_ends(void) {
   #endif
 }
 #else
-/* A process that was started as one of several ranks, in a build without NCCL, gets an
-   error that names the missing option. */
+/* In a build without NCCL, a process that was started as one of several ranks gets an
+   error that names the missing build option. */
 static void none_job(job *j) {
     stx_ctx *x = context(j);
     CHECK(!stx_group_join(x, NULL) && strstr(stx_error(x), "SEQTX_NCCL"), "%s", stx_error(x));

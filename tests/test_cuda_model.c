@@ -14,8 +14,8 @@
 
 static const char *part = ""; /* argv[1]: the only part to run */
 
-/* The largest error of a parameter of b (on a GPU), relative to the largest element of
-   the same parameter of a (on the CPU). */
+/* Returns the largest parameter error of b, which is on a GPU, relative to the largest
+   element of the same parameter of a, which is on the CPU. */
 static double params_error(stx_ctx *x, const stx_params *b, const stx_params *a) {
     double worst = 0;
     size_t i;
@@ -164,9 +164,9 @@ static stx_tensor *op_cross_entropy_over(stx_ctx *x, stx_tensor **in) {
     return cross_entropy(x, in[0], 1);
 }
 
-/* An adaptive softmax or embedding with clusters of 11 and 8 words, whose embeddings
-   have 16 and 4 elements. in: the tables, the projection of the second cluster, its row
-   in the head, and h. */
+/* An adaptive softmax or embedding with two clusters: 11 words with 16-element
+   embeddings and 8 words with 4-element embeddings. in: the tables, the projection of
+   the second cluster, its row in the head, and h. */
 static stx_adaptive adaptive(stx_tensor **in, int output) {
     stx_adaptive a;
     memset(&a, 0, sizeof a);
@@ -253,7 +253,7 @@ static stx_tensor *op_recompute(stx_ctx *x, stx_tensor **in) {
     return stx_add(x, stx_recompute(x, twice, NULL, in, 2, NULL, 0), in[0]);
 }
 
-/* Returns a view of an input with less allocated memory than the view has elements. */
+/* Returns a view that has more elements than its input has allocated memory for. */
 static stx_tensor *view(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     (void)user;
     (void)out;
@@ -298,7 +298,7 @@ static stx_tensor *op_linear_past(stx_ctx *x, stx_tensor **in) {
                             stx_linear(x, in[0], in[2], in[4], STX_ACT_NONE)));
 }
 
-/* Three heads in two groups. The groups' results are concatenated. */
+/* Three heads in two groups, whose results are concatenated. */
 static stx_tensor *op_linear_heads(stx_ctx *x, stx_tensor **in) {
     stx_tensor *m = stx_detach(x, in[0]), *out[STX_HEAD_GROUPS], *a, *b;
     stx_head_groups g;
@@ -407,8 +407,8 @@ static const struct op_row {
     {"recompute, several results, aligned", op_results, {{3, 5, 64}, {3, 5, 64}}, 2e-2},
 };
 
-/* Runs one row of the table in x. out[0] receives the value, out[1..] the gradients.
-   params: the inputs are parameters in f32 with bf16 copies. */
+/* Runs row o of the op table in x. out[0] receives the value, out[1..] the gradients.
+   params: the inputs are f32 parameters with bf16 copies. */
 static void op_run(const struct op_row *o, int device, int precision, int params, float **data,
                    float **out, size_t *size) {
     stx_ctx *x = cuda_ctx(device, precision);
@@ -805,7 +805,8 @@ static void same_memory(stx_memory *a, stx_memory *b, const char *what) {
     }
 }
 
-/* Replays while the groups of heads change. The memories must have the same bits, too. */
+/* Replays steps while the head groups change. The memories, too, must have the same
+   bits as without graphs. */
 static void test_groups(void) {
     enum { PHASES = 6, EACH = 6, S = 800 };
 
@@ -826,7 +827,7 @@ static void test_groups(void) {
     a.out = stx_tokens_create(a.x, 2, 24);
     b.in = stx_tokens_create(b.x, 2, 24);
     b.out = stx_tokens_create(b.x, 2, 24);
-    rows = cuda_random(2 * S * 32, 1, 0); /* until the memories are full */
+    rows = cuda_random(2 * S * 32, 1, 0); /* enough rows to fill the memories */
     CHECK(stx_memory_set(a.s->memory, 0, S, rows, S) && stx_memory_set(b.s->memory, 0, S, rows, S),
           "%s", stx_error(a.x));
     free(rows);
@@ -862,8 +863,8 @@ static void test_groups(void) {
     model_free(&b);
 }
 
-/* Returns the number of batched matmuls so far, or 0 on a GPU, which does not count
-   them. */
+/* Returns the number of batched matmuls so far. A real GPU does not count them; the
+   result is then 0. */
 static long batches_so_far(void) {
 #ifdef SEQTX_CUDA_HOST
     return cuda_host_batches();
@@ -872,11 +873,12 @@ static long batches_so_far(void) {
 #endif
 }
 
-/* Replays steps in which the gradients of all weights are split along K, with the sums
+/* Replays steps in which all weight gradients are split along K and their sums are
    deferred to the end of the backward pass. */
 static void pieces_case(int which, int half) {
     const char *name = model_names[which];
-    /* batches: of the last launched step; most: of the step that is captured */
+    /* batched matmuls of the last launched step (batches) and of the captured step
+       (most) */
     long batches = 0, most = 0, replays = cuda_replays(), before;
     model a, b;
     int n;
@@ -900,7 +902,7 @@ static void pieces_case(int which, int half) {
     replays = cuda_replays() - replays;
     if (CUDA_ON_HOST) {
         CHECK(replays > 4 && b.calls < 12, "%ld replays of 12 steps, %ld calls", replays, b.calls);
-        /* Without splitting, there is one batch less per weight. */
+        /* Without splitting, there is one batched matmul fewer per weight. */
         before = batches_so_far();
         inner_pieces(a.x, 0);
         model_run(&a, n, NULL);
@@ -919,9 +921,9 @@ static void test_pieces(void) {
     for (half = 0; half < 2; half++) pieces_case(PERS, half);
 }
 
-/* A step that continues from one memory to another: from a to b and back, or through
-   three memories. When it is replayed, it must have the bits of launched steps, and the
-   losses of a step that continues equally often in a single memory. */
+/* A step that reads one memory and writes another: from a to b and back, or through
+   three memories. When it is replayed, it must have the same bits as launched steps,
+   and the same losses as a step that uses a single memory throughout. */
 typedef struct turning {
     model r;
     stx_span_state *s[3];
@@ -1033,8 +1035,8 @@ static void test_turns(void) {
     }
 }
 
-/* Memories with spare capacity, whose rows ops either read in place or copy. Each step
-   starts at the same address. */
+/* Memories with spare capacity. Ops either read their rows in place or copy them. Each
+   step starts at the same address. */
 static void test_room(void) {
     stx_desc cd;
     stx_memory_desc d;
@@ -1163,10 +1165,9 @@ static void test_scalars(void) {
         for (inside = 0; inside < 2; inside++) scalars_case(precision, inside);
 }
 
-/* Adaptive input and softmax, with ignored rows. Steps whose clusters have the same
-   sizes are replayed and must have the bits of launched steps. blind: the key does not
-   contain the sizes, so a replayed step whose ids do not fit must not update anything.
-   */
+/* Adaptive input and softmax, with ignored rows. Steps with equal cluster sizes are
+   replayed and must have the same bits as launched steps. blind: the key does not contain
+   the sizes, so a replayed step must not update anything if its ids do not fit. */
 enum { CB = 4, CT = 16, CV = 41 };
 
 typedef struct clustered {
@@ -1208,7 +1209,7 @@ static void clustered_make(clustered *u, int precision, int no_graph) {
         u->out.proj_bias[c] = stx_param(u->p, STX_NORMAL, 0.2, n[4], w, 0, 0, 0);
     }
     u->out.cluster_w = stx_param(u->p, STX_NORMAL, 0.2, "clusters", 2, 16, 0, 0);
-    if (!no_graph) { /* Gradients in one block must not change the bits. */
+    if (!no_graph) { /* Storing the gradients in one block must not change the bits. */
         size_t n;
         CHECK(stx_params_grads(u->p, &n) && n > stx_params_size(u->p) && n % 64 == 0, "%s",
               stx_error(u->x));
@@ -1269,8 +1270,8 @@ static int clustered_run(clustered *u, int n, int kind, int blind) {
     return stx_step_run(u->x, key, clustered_step, u);
 }
 
-/* Steps whose key does not contain the clusters' sizes. Step 4 is of a different kind
-   than the captured step and must not update anything. */
+/* Runs steps whose key does not contain the cluster sizes. Step 4 is of a different
+   kind than the captured step and must not update anything. */
 static void clustered_blind(clustered *b) {
     const stx_tensor *t = b->in.table[1];
     int n;
@@ -1319,9 +1320,9 @@ static void test_clusters(void) {
 
 // >>deferred sums
 
-/* Sums of rows that the backward pass defers: of parameters that several ops use, of
-   more parameters than a table holds, of a parameter that is both gain and shift, and
-   of a bias that is not a parameter, whose gradient is read before the backward pass
+/* Row sums that the backward pass defers: for parameters that several ops use, for more
+   parameters than a table holds, for a parameter that is both gain and shift, and for a
+   bias that is not a parameter and whose gradient is read before the backward pass
    ends. */
 enum { LATE_N = 70, LATE_C = 36, LATE_OPS = 17 };
 
@@ -1389,9 +1390,9 @@ static void test_late(void) {
 
 // >>padded logits
 
-/* Vocabularies of all kinds whose rows are not multiples of 8 elements. Compares
-   gradients, logits and log p of both devices. Updates must not change the padding of a
-   table. */
+/* Vocabularies of all kinds whose rows are not multiples of 8 elements. Gradients,
+   logits and log p of both devices are compared. Updates must not change the padding of
+   a table. */
 typedef struct worded {
     stx_ctx *x;
     stx_params *p;
@@ -1548,8 +1549,8 @@ static void worded_padding_check(worded *a, worded *b, int kind) {
     }
 }
 
-/* Returns the number of matmuls with unaligned rows so far, or 0 on a GPU, which does
-   not count them. */
+/* Returns the number of matmuls with unaligned rows so far. A real GPU does not count
+   them; the result is then 0. */
 static long unaligned_so_far(void) {
 #ifdef SEQTX_CUDA_HOST
     return cuda_host_unaligned();
@@ -1587,8 +1588,8 @@ static void test_words(void) {
     free(id);
 }
 
-/* With a vocabulary of 205, training on a GPU must match the CPU, and no matmul of a
-   step may have unaligned rows. */
+/* With a vocabulary of 205 words, training on a GPU must match the CPU, and no matmul
+   of a step may have unaligned rows. */
 static void test_odd_vocabulary(void) {
     int half, n;
     model_vocab = 205;
@@ -1617,10 +1618,10 @@ static void test_odd_vocabulary(void) {
 
 #ifdef SEQTX_CUDA_HOST
 /* Counts the nodes that a layer adds to the graph of a step with a full memory. Each
-   node costs the GPU one or two microseconds, whatever it does. `build/test_cuda_model
-   nodes` lists them. */
+   node costs one or two microseconds on the GPU, whatever it computes.
+   `build/test_cuda_model nodes` lists them. */
 static void test_nodes(void) {
-    /* In one case, the gradients of weights are split along K and their sums deferred. */
+    /* In one case, weight gradients are split along K and their sums deferred. */
     static const struct {
         int which;
         long nodes;
@@ -1658,8 +1659,8 @@ static void test_nodes(void) {
 
 // >>keys and status
 
-/* A step that takes its tokens from the host is not replayed, and its results are
-   correct. */
+/* A step that takes its tokens from the host must not be replayed, and its results must
+   be correct. */
 typedef struct fresh_user {
     model *r;
     int n;
@@ -1753,7 +1754,7 @@ static void test_keys(void) {
     model_free(&a);
     model_free(&b);
 
-    /* tokens of other shapes, when the memory is full */
+    /* tokens of other shapes, once the memory is full */
     model_make_small(&a, SMALL, STX_CUDA, STX_PREC_F32, 1);
     model_make_small(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
     for (n = 0; n < 16; n++) {
@@ -1815,9 +1816,10 @@ static void status_of_replays(void) {
 enum { REFUSED_STEPS = 14, ALL_STEPS = 20 };
 
 /* CUDA call number `call` of the capture fails. The run must continue with the same
-   bits, and the status must say why it is slow. After a parameter is added, the step is
-   captured. loss, hash, index: losses of a run without graphs, and its parameters and
-   step index after REFUSED_STEPS. */
+   bits, and the status must say why the step was not captured. Once a parameter has
+   been added, the step must be captured. loss, hash and index are the results of a run
+   without graphs: its losses, and the hash of its parameters and its step index after
+   REFUSED_STEPS. */
 static void status_of_refusal(int call, const double *loss, uint64_t hash, uint64_t index) {
     static const char *const name[CUDA_HOST_GRAPH_CALLS] = {"cudaErrorStreamCaptureUnsupported",
                                                             "cudaErrorStreamCaptureInvalidated",
@@ -1872,7 +1874,7 @@ static void status_of_refusals(void) {
 }
 #endif
 
-/* Tokens from the host in every step. */
+/* Every step takes its tokens from the host. */
 static void status_of_fresh(void) {
     model b;
     fresh_user u;
@@ -1890,8 +1892,8 @@ static void status_of_fresh(void) {
     model_free(&b);
 }
 
-/* Keys that are new or alternate, then always the same key, whose step is captured
-   immediately. */
+/* The keys are new or alternate at first. Then the key stays the same, and its step is
+   captured immediately. */
 static void status_of_keys(void) {
     model b;
     int n, keys;
@@ -1922,7 +1924,7 @@ static void test_status(void) {
 // >>checkpoints, generation, bad input
 
 /* A model saved on one device is loaded on the other. Its next steps must equal those
-   of the run that was not interrupted. */
+   of the uninterrupted run. */
 static int save_model(model *r, const char *path) {
     stx_writer *w = stx_writer_create(r->x);
     int ok = stx_params_save(w, r->m->params, "") && stx_optim_save(w, r->o)
@@ -2006,8 +2008,8 @@ static void test_generation(void) {
     }
 }
 
-/* A gradient is not finite: the device skips the update, and stx_optim_sync reports it
-   to the host. */
+/* If a gradient is not finite, the device skips the update, and stx_optim_sync reports
+   this to the host. */
 static void test_skip(void) {
     model r;
     uint64_t before;
@@ -2058,11 +2060,11 @@ static void test_bad_token(void) {
 
 
 // >>NaN
-/* A NaN with all bits set, as CUDA produces them, must remain NaN in the matmuls of
-   attention and reach every gradient that depends on it; no clamp of an exponent may
-   hide it. It is placed in q, k or v at batch row 0, head 0, time 7. Tested on the CPU,
-   with version 0 and with the fused kernels. (More elements of that head may become
-   NaN: 0 times NaN, where a query does not see a key of the same tile.) */
+/* A NaN with all bits set, which CUDA produces, must remain NaN in the attention
+   matmuls and reach every gradient that depends on it; no clamp of an exponent may hide
+   it. It is placed in q, k or v at batch row 0, head 0, time 7. Tested on the CPU, with
+   version 0 and with the fused kernels. More elements of that head may become NaN: if a
+   query does not see a key of the same tile, 0 is multiplied by NaN. */
 static void nan_grads(stx_ctx *x, int which, float *out, float *grads) {
     static const uint32_t bits = 0x7fffffffu;
 
@@ -2109,7 +2111,7 @@ static int in_nan_head(size_t i) {
     return i % NAN_N / 16 < 24 && i % 16 < 8;
 }
 
-/* Nonzero if output i depends on it. */
+/* Nonzero if output i depends on the NaN in input `which`. */
 static int nan_reaches_y(size_t i, int which) {
     size_t row = i / 16;
     if (!in_nan_head(i) || (which == 2 && i % 16 != 3)) return 0;
@@ -2152,12 +2154,12 @@ static void test_nan(void) {
 
 // >>two GPUs
 
-/* One model on each of two GPUs in one process: alone on GPU 0, alone on its own GPU,
-   or with alternating steps. */
+/* One model on each of two GPUs in one process. It runs alone on GPU 0, alone on its
+   GPU, or alternating with the other model. */
 enum { ALONE_ON_0, ALONE, ALTERNATING, TURNS };
 
 static void two_gpus_run(int half, int turn, uint64_t hash[2], double loss[2]) {
-    /* one with dropout, one with the widest tiles of attention */
+    /* one with dropout, one with the widest attention tiles */
     static const int kinds[2] = {DROP, WIDE};
     model r[2];
     int gpu, n;
@@ -2230,9 +2232,9 @@ static void errors_of_devices(void) {
           cuda_host_bytes_in_use());
 }
 
-/* Run n: a device with more and more memory, then one whose allocation n - 59 fails,
-   after which arenas retry with less. Returns nonzero if the run ended with an
-   error. */
+/* Run n: up to n = 59, on a device whose memory grows with n; then on one where
+   allocation n - 59 fails, after which arenas retry with a smaller size. Returns
+   nonzero if the run ended with an error. */
 static int short_of_memory(long n) {
     stx_span_desc sd;
     stx_desc d;
