@@ -1,8 +1,8 @@
-/* test_bf16.c - precision bf16, and all micro-kernels (f32 and bf16) that this processor
-   can run: rounding, GEMM, attention (values, gradients, borders of tiles, red zones), a
-   whole model. GEMMs are those of this library, even if another one is linked. With
-   TEST_AMX_EMULATED there is also the AMX kernel in C. It is slow, so fewer cases run, as
-   with TEST_FEW. With SEQTX_DOUBLE the only test is that bf16 is refused. */
+/* test_bf16.c - bf16 precision, and all f32 and bf16 micro-kernels that this processor
+   can run: rounding, GEMM, attention (values, gradients, tile borders, red zones), and
+   a whole model. GEMMs use the kernels of this library, even if a BLAS is linked.
+   TEST_AMX_EMULATED adds the AMX kernel, emulated in C. It is slow, so fewer cases run,
+   as with TEST_FEW. With SEQTX_DOUBLE the only test is that bf16 is refused. */
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
 #include "inner.h"
@@ -56,7 +56,7 @@ static void find_kernels(void) {
     printf("\n");
 }
 
-/* Kernel i of a list: first those of f32, then those of bf16. */
+/* Kernel i of the list of all kernels: f32 first, then bf16. */
 static const kernel *kernel_at(size_t i) {
     return i < nf ? f32s + i : bf16s + i - nf;
 }
@@ -88,8 +88,8 @@ static void close_contexts(void) {
         for (t = 0; t <= MOST_THREADS; t++) stx_destroy(contexts[i][t]);
 }
 
-/* A random choice among n. It comes from a separate generator, so that the cases do not
-   depend on it. */
+/* A random index below n. It comes from a separate generator, so that the contents of
+   the cases do not depend on which kernels are chosen. */
 static size_t choose(size_t n) {
     static unsigned state = 1;
     state = state * 1664525u + 1013904223u;
@@ -144,9 +144,9 @@ static uint32_t as_bits(float f) {
 }
 
 /* The definition of rounding, by arithmetic: the nearest multiple of the unit in the
-   last place, and of two equally near ones the even one. Values have 8 digits; below
-   2^-126 the unit is 2^-133. From 2^128 on, the result is infinity. A NaN keeps its
-   sign and upper digits and becomes quiet. */
+   last place, and of two equally near ones the even one. Results have 8 binary digits;
+   below 2^-126 the unit in the last place is 2^-133. From 2^128 on, the result is
+   infinity. A NaN keeps its sign and upper digits and becomes quiet. */
 static uint32_t nearest(float f) {
     uint32_t sign = as_bits(f) >> 16 & 0x8000u;
     double v = fabs((double)f), unit, n, rest;
@@ -267,13 +267,13 @@ static void rounding(void) {
 
 // >>GEMM
 
-/* The product of two bfloat16 numbers has 16 digits and is exact in float. As with f32,
-   the only errors are those of the sums, so the bound is that of gemm_check.h: an
-   element of C is a sum of K terms below 1. Rounding changes it by at most K u times
-   the sum, and by about sqrt(K) u in practice (u = 6e-8). 2 (K + 4) u (|alpha| + |beta|
-   + 1) is safe. Kernels may scale C before and after instead of scaling the operands,
-   which adds 3 u |beta|; the bound includes it. With operands that are not rounded the
-   bound is far exceeded. */
+/* The product of two bfloat16 numbers has 16 binary digits and is exact in float. As
+   with f32, only the sums have errors, so the bound of gemm_check.h applies: an element
+   of C is a sum of K terms below 1. Rounding changes it by at most K u times the sum,
+   and in practice by about sqrt(K) u (u = 6e-8). 2 (K + 4) u (|alpha| + |beta| + 1) is
+   safe. A kernel may scale C before and after the sum instead of scaling the operands,
+   which adds 3 u |beta|; the bound includes this. A kernel that does not round its
+   operands far exceeds the bound. */
 typedef struct gemm_case {
     size_t batch, M, N, K, gap;
     int ta, tb;
@@ -439,7 +439,7 @@ static void gemm_run_with(size_t batch, size_t t, const size_t MNK[3], double al
 static const double gemm_scales[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1},
                                         {0, 0}, {2, 0.25}, {-0.75, 1}, {0, -0.5}};
 
-/* turn: varies the other parameters */
+/* *turn counts the cases and selects their other parameters */
 static void gemm_small(size_t *turn) {
     static const size_t sizes[] = {1, 3, 4, 5, 14, 15, 17, 31, 33};
     static const size_t depths[] = {1, 2, 3, 16, 31, 32, 33, 65};
@@ -457,8 +457,8 @@ static void gemm_small(size_t *turn) {
                 }
 }
 
-/* Matrices larger than the blocks of K (1024), of N (768 at the largest K) and of M;
-   thin remainders; shapes that are divided among threads. */
+/* Matrices larger than one block along K (1024), N (768 at the largest K) and M; thin
+   remainders; shapes that are divided among threads. */
 static void gemm_large(size_t *turn) {
     static const size_t shapes[][3] = {
         {170, 257, 385}, {337, 33, 800}, {17, 17, 1541}, {43, 31, 769}, {4, 513, 390},
@@ -627,7 +627,7 @@ static void outputs_free(float **o) {
     free(o);
 }
 
-/* Computes y and all gradients by the op. Every call draws the same dropout masks. */
+/* Computes y and all gradients with the op. Every call draws the same dropout masks. */
 static int attn_run(stx_ctx *x, const attn *a, float **out) {
     stx_attention_in in;
     stx_tensor *t[OUT] = {NULL};
@@ -674,20 +674,18 @@ static int same_bits(const attn *a, float **p, float **q) {
     return 1;
 }
 
-/* Bounds of errors, relative to the largest element of an output, or to units[i] (unless
-   NULL) where its terms cancel. In practice f32 errors are below 2e-6.
-
-   DENSE    f32 against the dense reference: sums of up to 1100 terms under e^s, each
-            rounded to 6e-8
-   F32      f32 kernels against each other: order of the sums, fused or not
-   THREADS  numbers of threads: order of the sums
-   ROUNDED  bf16 against f32: each factor has an error of up to 2^-9 = 2e-3, and so have
-            the weights, by their logits
-   KERNELS  bf16 kernels against each other: q, k, v, pe and dy are rounded equally,
-            weights and ds next to a tie may be rounded either way
-
-   dz has three times these bounds: its terms contain the logits and dy.y of a row, whose
-   errors change all terms of the row in the same direction. */
+/* Error bounds, relative to the largest element of an output or, where the terms of an
+   output cancel, to units[i] (unless NULL). In practice, f32 errors are below 2e-6.
+   DENSE    f32 against the dense reference: sums of up to 1100 terms below e^s, each
+            rounded by 6e-8
+   F32      f32 kernels against each other: different orders of sums, fused or not
+   THREADS  different numbers of threads: different orders of sums
+   ROUNDED  bf16 against f32: each factor has an error of up to 2^-9 = 2e-3, and so does
+            each weight, because of its logit
+   KERNELS  bf16 kernels against each other: q, k, v, pe and dy are rounded equally, but
+            weights and ds close to a tie may be rounded either way
+   These bounds are tripled for dz: its terms contain the logits and dy.y of a row,
+   whose errors change all terms of the row in the same direction. */
 static const double DENSE = 5e-6, F32 = 5e-6, THREADS = 1e-6, ROUNDED = 2e-2, KERNELS = 2e-3;
 
 /* The largest errors, which are printed at the end. */
@@ -761,8 +759,8 @@ static stx_attention_args attn_args(const attn *a, const int32_t *pad) {
 
 // >>attention: dense reference
 
-/* y and gradients from the plain definition, in double, without dropout. With
-   w = stx_attention_weights, m the mask of the span, a = m w and y = sum a v:
+/* Results and gradients of the plain definition, in double, without dropout. With w =
+   stx_attention_weights, m the mask of the span, a = m w and y = sum a v:
 
        g_n  = dy . v_n
        G    = sum a g
@@ -770,9 +768,9 @@ static stx_attention_args attn_args(const attn *a, const int32_t *pad) {
        dm_n = w_n (g_n - G)
        dz   = L / R sum of dm_n over all n with 0 <= m'_n <= 1   (m' = m before clamping)
 
-   units[i] is what errors of output i are relative to if its terms cancel (with a single
-   key, ds = 0): the largest root of the sum of squares of the terms of an element, where
-   g and G count as separate terms. */
+   If the terms of output i cancel (with a single key, ds = 0), its errors are relative
+   to units[i]. This is the largest root of an element's sum of squared terms, where g
+   and G count as separate terms. */
 typedef struct sums {
     double *sum, *squares;
 } sums;
@@ -823,7 +821,8 @@ static dense_work dense_open(const attn *a) {
     return d;
 }
 
-/* The first element of a query, of a key or value, and of a persistent key or value. */
+/* Offsets of the first element of a query, of a key or value, and of a persistent key
+   or value. */
 static size_t dense_query(const dense_work *d, dense_at p) {
     return (p.b * d->a->T + p.i) * d->C + p.h * d->a->D;
 }
@@ -1049,7 +1048,7 @@ static attn random_attn(size_t turn) {
     for (;;) {
         size_t T = Ts[SLOW ? pick(13) : turn % 17], D = Ds[pick(13)], B = 1 + pick(2),
                H = 1 + pick(4), S = T + more[pick(8)];
-        /* drawn one after another, so that all compilers generate the same cases */
+        /* in separate statements, so that all compilers draw in the same order */
         a = plain(B, T, S, H, D);
         if (a.B * a.H * a.T * a.S * (a.D + 20) <= (SLOW ? 1500000u : 12000000u)) break;
     }
@@ -1243,8 +1242,8 @@ static void attention_missing_keys(void) {
     }
 }
 
-/* Short segments, and persistent keys in tiles that are wider than their number. Work
-   units reuse the same work space one after another. */
+/* Short segments, and tiles that are wider than the number of persistent keys. Work
+   units use the same work space one after another. */
 static void attention_margins(void) {
     size_t i;
     test_state = 4711;
@@ -1282,8 +1281,8 @@ static void attention_pads(void) {
     }
 }
 
-/* Numbers of queries and keys near the borders of tiles: 32, 64 and 128 queries, 384
-   keys, groups of 512. */
+/* Numbers of queries and keys near tile borders: 32, 64 and 128 queries, 384 keys, and
+   groups of 512 keys. */
 static void attention_borders(void) {
     static const size_t Ts[] = {63, 64, 65, 127, 129, 511, 512, 513},
                         more[] = {0, 1, 31, 33, 255, 257, 383, 384, 600};
@@ -1552,7 +1551,8 @@ static void zone_alone(const kernel *k, const attn *a, size_t gap, size_t j, flo
     raw_free(alone);
 }
 
-/* The op must give the same y, and the kernel must have added the op's gradients to 1. */
+/* The op must give the same y as the direct call, whose gradients must be 1 plus those
+   of the op. */
 static void zone_op(const kernel *k, const attn *a, float **raw) {
     float **op = outputs(a);
     size_t j, i;
@@ -1672,7 +1672,7 @@ static double largest(const float *a, size_t n) {
 /* Trains twice with a bf16 kernel and returns the first model. Training must be
    bit-exactly repeatable, and close to f32 while the nll falls from about 3.4 to 2.8.
    Rounding factors by 2^-9 changes logits of size 1 by 1e-3, and the differences
-   accumulate; in practice, 6e-4. */
+   accumulate, in practice to 6e-4. */
 static stx_span *model_twice(const kernel *k, stx_ctx *x[2], const int32_t *text, size_t n,
                              size_t B, size_t T, const double *f32_loss) {
     double loss[2][STEPS], worst = 0;
@@ -1722,8 +1722,9 @@ static void model_saved(const kernel *k, const stx_span *m, stx_span *to) {
     CHECK(long_ones > 1000, "parameters are rounded: %zu have more than 8 digits", long_ones);
 }
 
-/* A prompt, then single tokens (few rows: GEMMs in f32, attention in bf16). The error
-   of the logits is relative to the largest one. mf: the same model in f32. */
+/* Generates from a prompt, then from single tokens (with few rows, GEMMs use f32 and
+   attention uses bf16). The error of the logits is relative to the largest one. mf: the
+   same model in f32. */
 static void model_generates(const kernel *k, stx_span *m, stx_span *mf, const int32_t *text) {
     stx_span_gen *g = stx_span_gen_create(m, 1), *gf = stx_span_gen_create(mf, 1);
     float expected[V];

@@ -1,8 +1,8 @@
 /* test_cuda_ops.c - the CUDA versions of elementwise kernels, embedding, normalisation,
-   softmax, losses and optimisers against their CPU versions: in f32 and bf16, with odd
-   sizes, from misaligned starts, with guard values around every array, and in any order
-   of threads. "short" omits cases in which a sanitizer cannot find anything new: other
-   values in the same memory, and other orders of the same threads. */
+   softmax, losses and optimisers compared with their CPU versions in f32 and bf16, with
+   odd sizes, misaligned arrays, guard values around every array, and any thread order.
+   "short" omits cases in which a sanitizer cannot find anything new: other values in
+   the same memory, and other orders of the same threads. */
 #include "../seqtx.h"
 #include "inner.h"
 #include "kernels.h"
@@ -28,7 +28,7 @@ static int32_t *ids_to_gpu(const int32_t *ids, size_t n) {
 
 // >>flat: elementwise kernels and reductions of n values
 
-/* i and j hold integers; p is a parameter */
+/* i and j have integer values; p is a parameter */
 typedef struct flat {
     size_t n;
     arr y, a, b, p, i, j;
@@ -87,7 +87,7 @@ static void test_activation(const arr *pa, size_t n, int act) {
     arr_free(&g);
 }
 
-/* Fills a with 1. */
+/* Overwrites the array a of f with 1. */
 static void test_dropout(const flat *f) {
     const uint64_t seed = 0x9e3779b97f4a7c15u, stream = (uint64_t)1 << 63 | 5;
     const arr y = f->y, a = f->a, b = f->b;
@@ -104,20 +104,20 @@ static void test_dropout(const flat *f) {
     arr_check("dropout mask", &y, 0);
     BOTH(k_dropout_fwd, (cx, y.c, b.c, n, 0, 9, 11, 0, 0), (gx, y.d, b.d, n, 0, 9, 11, 0, 0));
     arr_check("dropout 0", &y, 0);
-    stx_cuda_rng_shift(gx, 1000); /* A replayed step uses other streams. */
+    stx_cuda_rng_shift(gx, 1000); /* A replayed step draws from other streams. */
     BOTH(k_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 1011, 0, 0),
          (gx, y.d, a.d, n, 0.5f, 9, 11, 0, 0));
     arr_check("dropout shifted", &y, 0);
     stx_cuda_rng_shift(gx, 0);
 }
 
-/* The arrays for tests of reductions. l and g have one element each. */
+/* The arrays for reduction tests. l and g have one element each. */
 typedef struct reduced {
     arr l, g, d, e;
 } reduced;
 
-/* l + 0.3 (mean b + mean p + mean a). Gradients are added to d and e, but not computed
-   for a. Then d is overwritten and added to. */
+/* Tests l + 0.3 (mean b + mean p + mean a). Gradients are added to d and e and not
+   requested for a. A second call overwrites d, and a third adds to it. */
 static void test_add_means(const flat *f, const reduced *r) {
     const arr l = r->l, g = r->g, d = r->d, e = r->e;
     size_t n = f->n;
@@ -199,7 +199,7 @@ static void test_reductions(const flat *f) {
     arr_free(&e);
 }
 
-/* Kernels of 0 elements write nothing. */
+/* Kernels must write nothing if n is 0. */
 static void test_empty(void) {
     arr y = arr_of(8, 1, 0, N_);
     stx_fill_cuda(gx, y.d, 0, 5);
@@ -245,7 +245,7 @@ static void test_flat(void) {
 
 // >>rows: kernels of N rows of C values
 
-/* The arrays, in the order of their creation. "bias" may be a parameter. */
+/* Indices of the arrays, in the order of their creation. R_BIAS may be a parameter. */
 enum {
     R_Y,
     R_A,
@@ -365,7 +365,7 @@ static void test_row_vectors(const rows *r) {
     arr_free(&t);
 }
 
-/* The tolerance of gradients through a normalisation of C elements. */
+/* The tolerance of gradients of a normalisation over C elements. */
 static double norm_tol(size_t C) {
     return C < 4 ? 1e-3 : 4e-6;
 }
@@ -397,7 +397,8 @@ static void test_layernorm(const rows *r) {
     arr_check("layernorm din only", &d, norm_tol(C));
 }
 
-/* The CPU normalises s as stored by the GPU: in bf16, y is compared on that basis. */
+/* Compares s, then lets the CPU normalise the GPU's s, which in bf16 is rounded, and
+   compares y. */
 static void residual_forward(const rows *r, const stx_residual_norm_args *kc,
                              const stx_residual_norm_args *kg) {
     const arr y = r->a[R_Y], s = r->a[R_S], mean = r->a[R_MEAN], rstd = r->a[R_RSTD],
@@ -436,7 +437,7 @@ static double dbias_tol(size_t C) {
     return C < 4 ? 1e-3 : 8e-6;
 }
 
-/* ds is added to, or not requested (NULL). */
+/* ds is either added to or not requested (NULL). */
 static void test_residual_norm_bias(const rows *r) {
     const arr *d = &r->a[R_D], *df = &r->a[R_DF], *dgain = &r->a[R_DGAIN],
               *dshift = &r->a[R_DSHIFT], *db = &r->a[R_DBIAS];
@@ -482,8 +483,8 @@ static void test_softmax(const rows *r) {
     }
 }
 
-/* Overwrites columns [1, 1 + w) of y with columns [2, 2 + w) of a, or adds them; then
-   does the same with an aligned block. */
+/* Overwrites columns [1, 1 + w) of y with columns [2, 2 + w) of a, or adds the columns
+   of a; then does the same with an aligned block. */
 static void test_copy2d(const rows *r) {
     const arr y = r->a[R_Y], a = r->a[R_A];
     size_t N = r->N, C = r->C, w = C > 4 ? C - 4 : 1;
@@ -553,10 +554,10 @@ static void test_row_kernels(size_t N, size_t C, int bias_kind) {
     rows_free(&r);
 }
 
-/* Nonzero if row count number r of {1, 3, 37, 200} is tested with width number k.
-   Narrow rows are tested with all counts, up to several chunks. Wider rows, of up to
-   three tiles of columns, use the same loops over rows: each width is tested with 37 or
-   3 rows, and one of them with 1. The widest is tested once, with 1 row. */
+/* Nonzero if row count r of {1, 3, 37, 200} is tested with width k. Widths up to 300
+   are tested with all counts, unless there are too many elements. Larger widths use the
+   same row loops, so they are tested with 37 or 3 rows, and the larger ones also with 1
+   row. The largest is tested only with 1 row. */
 static int rows_selected(size_t N, size_t r, size_t k) {
     size_t C = widths[k];
     if (C <= 300 && N * C > 80000) return 0;
@@ -577,8 +578,8 @@ static void test_rows(void) {
 
 // >>embedding
 
-/* Ids in [0,V). how: 0 all equal, 1 all different (requires n <= V), 2 a Zipf
-   distribution. */
+/* Ids in [0,V). how: 0 all equal; 1 all different, which requires n <= V; 2
+   Zipf-distributed. */
 static int32_t *make_ids(size_t n, size_t V, int how) {
     int32_t *ids = (int32_t *)malloc(n * sizeof *ids);
     size_t i;
@@ -604,7 +605,7 @@ static void test_embedding_case(size_t V, size_t N, size_t C, int how) {
     arr_check("embedding dtable of integers", &dt, 0);
     BOTH(stx_embedding_bwd, (cx, dt.c, dw.c, ids, N, C), (gx, dt.d, dw.d, dev, N, C));
     arr_check("embedding dtable", &dt, how ? 2e-6 : 2e-5);
-    if (how != 0 && N < 400) { /* The gradient of an activation, as in stx_gather. */
+    if (how != 0 && N < 400) { /* the gradient of an activation, as in stx_gather */
         arr da = arr_of(V * C, 3, 0, N_);
         BOTH(stx_embedding_bwd, (cx, da.c, dw.c, ids, N, C), (gx, da.d, dw.d, dev, N, C));
         arr_check("gather da", &da, 2e-6);
@@ -647,7 +648,8 @@ static arr logits_of(size_t N, size_t V, size_t ld) {
     return a;
 }
 
-/* Checks that the padding of gradients is zero. arr_check has made both sides equal. */
+/* Checks that the gradients of the padding are zero. arr_check has copied the GPU's
+   values. */
 static void padding_check(const char *name, const arr *a, size_t V, size_t ld) {
     size_t i, bad = 0;
     for (i = 0; i < a->n; i++)
@@ -656,7 +658,7 @@ static void padding_check(const char *name, const arr *a, size_t V, size_t ld) {
           bad);
 }
 
-/* Rows, classes, row stride. */
+/* number of rows, number of classes, row stride */
 static const size_t loss_cases[][3] = {
     {1, 1, 1}, {3, 2, 2}, {70, 28, 28}, {9, 127, 127}, {5, 513, 513}, {4, 1024, 1024},
     {3, 4099, 4099}, {2, 40001, 40001}, {3, 2, 7}, {17, 28, 64}, {9, 205, 256}, {5, 513, 576},
@@ -799,7 +801,7 @@ static void test_token_loss(size_t N, size_t V, size_t ld) {
 /* Cluster c has the ids end[c - 1] <= id < end[c]. */
 static const size_t cluster_end[4] = {10, 12, 500, 2000};
 
-/* Fills ids, of which every fifth is -1, and counts the ids of each cluster. */
+/* Fills ids, every fifth of which is -1, and counts the ids of each cluster. */
 static void cluster_ids(int32_t *ids, size_t n, size_t count[4]) {
     size_t i, c;
     memset(count, 0, 4 * sizeof *count);
@@ -811,14 +813,15 @@ static void cluster_ids(int32_t *ids, size_t n, size_t count[4]) {
     }
 }
 
-/* The capacity of cluster c for `count` ids. tight: too small in cluster 2. */
+/* The capacity of cluster c, which has `count` ids. tight: the capacity of cluster 2 is
+   too small. */
 static size_t cluster_capacity(size_t c, size_t count, int head, int tight) {
     if (head && c == 0) return 0;
     return tight && c == 2 ? count / 2 : count + 3 * c;
 }
 
-/* Points the results into one array: `at` (n), then `local` and `place` (all), then
-   `over` (1). */
+/* Places the results in one array: `at` (n elements), `local` and `place` (`all`
+   elements each), and `over` (1 element). */
 static void cluster_point(stx__cluster_sort_args *s, const int32_t *ids, int32_t *result,
                           size_t all) {
     s->ids = ids;
@@ -828,7 +831,7 @@ static void cluster_point(stx__cluster_sort_args *s, const int32_t *ids, int32_t
     s->over = result + s->n + 2 * all;
 }
 
-/* Activations become NaN where a flag is set. */
+/* Activations must become NaN if the flag is set. */
 static void test_nan_if(const int32_t *dev_flag, int flag) {
     arr y = arr_of(9, 1, 0, N_);
     stx_real v[9];
@@ -890,8 +893,8 @@ static void test_cluster_sorts(void) {
             for (tight = 0; tight < 2; tight++) test_cluster_sort(count[k], head, tight);
 }
 
-/* Rows with some -infinity, with only -infinity, with one +infinity, with one NaN, with
-   only NaN, and with finite values. */
+/* Rows that contain some -infinity, only -infinity, one +infinity, one NaN, only NaN,
+   or only finite values. */
 static void test_infinities(void) {
     enum { V = 530, R = 6 };
 
@@ -931,7 +934,7 @@ static void test_infinities(void) {
     free(v);
 }
 
-/* An adaptive softmax: the head with two gates, then a cluster. */
+/* An adaptive softmax: the head, with two gates, then a cluster. */
 static void test_cluster_log_probs(int forward) {
     const size_t N = 7, V = 900, K = 3, size0 = 300, size1 = 500;
     arr out = arr_of(N * V, 1, 0, N_), gate = arr_of(N * K, 1, 0, B_),
@@ -979,7 +982,7 @@ static void test_losses(void) {
     test_cluster_log_probs(1);
 }
 
-/* NaN, infinities, zeros and extreme values in all elementwise kernels. */
+/* Tests all elementwise kernels with NaN, infinities, zeros and extreme values. */
 static void test_special(void) {
     static const float special[] = {NAN, HUGE_VALF, -HUGE_VALF, -0.0f, 1e30f, -1e30f, 1e-20f,
                                     90, -90, 10, -10, 15.5f, -14};
@@ -1016,16 +1019,16 @@ static void test_special(void) {
 }
 
 
-// >>optimisers: tensors of odd sizes, in one parameter allocation or, if there are more
-// than the kernels' table holds, in separate ones
+// >>optimisers: tensors of odd sizes. They share one parameter allocation; if there are
+// more than the kernels' table can hold, each has a separate one
 
 enum { TENSORS = 70 };
 
 typedef struct opt {
     size_t tensors, pieces;
     arr p[TENSORS], g[TENSORS], s0[TENSORS], s1[TENSORS];
-    stx_optim_chunk *c, *host, *d; /* c: of the CPU; host and d: of the GPU, in host and
-                                      device memory */
+    stx_optim_chunk *c, *host, *d; /* c: the CPU's chunks; host and d: the GPU's chunks
+                                      in host and in device memory */
     stx_update u, *du;
     double *squares, *dsq;
 } opt;
@@ -1037,11 +1040,12 @@ typedef struct opt_case {
     int kind;
     float momentum, decay;
     double clip;
-    int hat; /* selects another variant: eps inside the root, or LAMB without bias correction */
+    int hat; /* selects a variant: epsilon inside the root, or LAMB without bias
+                correction */
 } opt_case;
 
-enum { NAN_STEP = 4, INF_STEP = 6 }; /* steps with a gradient that is not finite, which
-                                        must be skipped */
+enum { NAN_STEP = 4, INF_STEP = 6 }; /* steps in which a gradient is not finite, so that
+                                        the update must be skipped */
 
 static int is_skipped(int step) {
     return step == NAN_STEP || step == INF_STEP;
@@ -1277,7 +1281,7 @@ static void test_metric(void) {
 }
 
 static void test_optimisers(void) {
-    /* The first five cases run each kernel, including one with a full table. */
+    /* The first five cases run each kernel and include a full table. */
     static const opt_case cases[] = {
         /* name, tensors, kind, momentum, decay, clip, hat */
         {"radam clip skip", 8, STX_RADAM, 0, 0.1f, 1, 0},
@@ -1303,7 +1307,7 @@ static void test_optimisers(void) {
 }
 
 
-// >>sums: everything that sums gives the same bits in every order of threads
+// >>sums: all sums give the same bits in every thread order
 
 enum { SUM_ROWS = 300, SUM_COLUMNS = 132, SUM_IDS = 40 };
 
@@ -1347,7 +1351,7 @@ static sum_arrays sum_arrays_make(void) {
     return t;
 }
 
-/* The memory on the GPU is freed together with the context. */
+/* The GPU memory is freed with the context. */
 static void sum_arrays_free(sum_arrays *t) {
     int i;
     t->r.a[R_F].c = t->r.a[R_DBIAS].c = NULL; /* shared with R_G and loss */

@@ -1,7 +1,7 @@
-/* test_cuda_par.c - PAR on a GPU: its CUDA kernels against those of the CPU, at odd
-   sizes, from misaligned starts, between guard elements, and in several orders of
-   threads; small models with every option, trained on both devices; replayed steps;
-   generation. "short" omits the large cases. */
+/* test_cuda_par.c - PAR on a GPU: its CUDA kernels compared with the CPU kernels, with
+   odd sizes, misaligned arrays, guard elements around them, and several thread orders;
+   small models with every option, trained on both devices; replayed steps; generation.
+   "short" omits the large cases. */
 #include "../seqtx_par.h"
 #include "cuda_arr.h"
 
@@ -39,7 +39,7 @@ static void gate_point(gate *t) {
     }
 }
 
-/* How the parameters and the noise of a gate are chosen. */
+/* How the parameters and the noise of a gate are initialised. */
 enum { GATE_RANDOM, GATE_EQUAL, GATE_FAR, GATE_NAN };
 
 /* The number of elements of array i of a gate with R draws. */
@@ -48,7 +48,7 @@ static size_t gate_size(int i, size_t R) {
     return i == DAL ? 3 : 1;
 }
 
-/* GATE_EQUAL: all parameters and all noise are equal, so that the first branch wins.
+/* GATE_EQUAL: all parameters and all noise values are equal, so the first branch wins.
    GATE_FAR: the parameters are far apart. */
 static void gate_make(gate *t, size_t R, int form, int how, int injected) {
     static const float far_[3] = {-90, 60, 88}, equal[3] = {0.5f, 0.5f, 0.5f},
@@ -65,7 +65,7 @@ static void gate_make(gate *t, size_t R, int form, int how, int injected) {
     if (how == GATE_EQUAL) memcpy(t->a[AL].c, equal, sizeof equal);
     if (how == GATE_FAR) memcpy(t->a[AL].c, far_, sizeof far_);
     if (how == GATE_NAN) t->a[AL].c[1] = NAN;
-    /* A parameter of 0 still has a gradient; negative ones have none. */
+    /* A parameter of 0 has a gradient; negative ones have none. */
     if (form == STX_PAR_FORM_PI && how == GATE_RANDOM && R % 3 == 0) t->a[AL].c[R % 2] = 0;
     arr_upload(&t->a[AL]);
     t->a[TAU] = arr_of(1, 1, 0, B_);
@@ -99,7 +99,8 @@ static int gate_how(size_t n) {
     return n % 17 == 8 ? GATE_NAN : GATE_RANDOM;
 }
 
-/* Case n: chooses the options and the gradients that are not requested. */
+/* Makes the gate of case n: selects its options and the gradients that are not
+   requested. */
 static void gate_case(gate *t, size_t n, size_t R) {
     int form = n / 2 % 2 ? STX_PAR_FORM_PI : STX_PAR_FORM_LOGITS, how = gate_how(n);
     gate_make(t, R, form, how, n % 3 == 1 || how == GATE_EQUAL);
@@ -155,7 +156,7 @@ static void test_gates(void) {
     }
 }
 
-/* A replayed step shifts the random streams. */
+/* A replayed step must draw from other random streams. */
 static void test_gate_streams(void) {
     size_t n;
     for (n = 0; n < 3; n++) {
@@ -212,8 +213,8 @@ typedef struct mix {
     stx_par_mix_args c, d;
 } mix;
 
-/* Points the arguments of the CPU (i = 0) and of the GPU at the arrays. NULL stays
-   NULL. */
+/* Sets the arguments of the CPU (i = 0) and of the GPU to the arrays. NULL pointers
+   stay NULL. */
 static void mix_point(mix *t) {
     size_t i;
     for (i = 0; i < 2; i++) {
@@ -242,7 +243,7 @@ static void mix_point(mix *t) {
     }
 }
 
-/* The number of elements and the memory kind of array k, for N rows. */
+/* The number of elements of array k, which has N rows, and its memory kind in *kind. */
 static size_t mix_size(int k, size_t N, size_t C, size_t draws, int *kind) {
     *kind = B_;
     if (k == H || k == B0 || k == B1 || k == OUT || (k >= DY && k <= DB1)) {
@@ -255,8 +256,8 @@ static size_t mix_size(int k, size_t N, size_t C, size_t draws, int *kind) {
     return C;
 }
 
-/* how: 0 random weights; 1 + k only branch k has a weight; 4 branch 1 has no weight and
-   holds NaN. whole: integers, whose sums and products are exact. */
+/* how: 0 random weights; 1 + k: only branch k has a nonzero weight; 4: branch 1 has
+   weight 0 and contains NaN. whole: integers, whose products and sums are exact. */
 static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int norm, int how,
                      int whole) {
     const size_t N = streams * T, draws = streams * ((T + run - 1) / run);
@@ -307,7 +308,7 @@ static void mix_check(const char *what, mix *t, int from, int to, double tol) {
 }
 
 
-/* Case n: removes the requests for some of the gradients. */
+/* Case n: some gradients are not requested. */
 static void mix_request(mix *t, size_t n, int norm) {
     stx_par_mix_args *c = &t->c;
     if (n % 9 == 5) c->dh = NULL;
@@ -337,8 +338,8 @@ static void mix_backward(mix *t, int norm, int whole, int add) {
 }
 
 static void test_mix(void) {
-    /* streams, T, run: one draw per step; one per sequence; runs that end with the
-       segment; single tokens */
+    /* streams, T, run: one draw per step, one per sequence, runs that end with the
+       segment, or single tokens */
     static const size_t shape[][3] = {{1, 1, 1},   {1, 7, 7}, {3, 5, 5},   {2, 31, 7}, {3, 11, 1},
                                       {1, 67, 67}, {5, 3, 2}, {1, 33, 32}, {2, 1, 1},  {3, 2, 100}};
     static const size_t wide[] = {1,   3,   4,   31,  32,  33,  64,   67,   127,  128,  132, 252,
@@ -366,8 +367,8 @@ static void test_mix(void) {
     }
 }
 
-/* With a single branch, the results must have the bits of stx_residual_norm. In bf16
-   that op rounds h + b, because it stores the sum. */
+/* With a single branch, the results must have the same bits as stx_residual_norm. In
+   bf16 that op rounds h + b, because it stores the sum. */
 static void test_alone(void) {
     static const size_t wide[] = {4, 33, 36, 132, 260, 512, 516, 1028};
     size_t n;
@@ -483,7 +484,7 @@ static void bits(void *user, uint64_t *h) {
 typedef struct model {
     stx_ctx *x;
     stx_par *m;
-    stx_optim *o, *gates; /* o: of the weights; gates: of the gates' parameters */
+    stx_optim *o, *gates; /* o: for the weights; gates: for the gate parameters */
     stx_par_state *s;
     stx_ids *in, *out;
     size_t B, T, V;
@@ -491,7 +492,8 @@ typedef struct model {
     double rate, loss;
 } model;
 
-enum { WORDS = 23, FIRST = 7 }; /* The first cluster has FIRST of the WORDS words. */
+enum { WORDS = 23, FIRST = 7 }; /* WORDS is the vocabulary; the first cluster contains
+                                   FIRST of these words. */
 
 enum { SOFT, HARD, RUNS, REFERENCE, FIXED, AGAIN, FORMS, MODELS };
 
@@ -505,8 +507,9 @@ static const char *const model_names[MODELS] = {
     "learned with a bias, no last norm, one projection"};
 
 static size_t model_blocks = 2;
-static const char *model_pattern = "sfisf"; /* the pattern of FIXED and FORMS */
-/* for all models but SOFT and HARD, whose heads of 16 channels use the fused attention */
+static const char *model_pattern = "sfisf"; /* the pattern of the models FIXED and
+                                               FORMS */
+/* all models except SOFT and HARD, which use the fused attention with 16-channel heads */
 static size_t model_dim = 20;
 
 static void model_options(stx_par_desc *d, int which) {
@@ -604,7 +607,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     r->o = stx_optim_create(r->m->params, &od);
     od.kind = STX_ADAM;
     od.clip = 0;
-    /* three of the gradients, none of them so small that rounding dominates */
+    /* large compared with rounding errors of the gradients */
     od.eps = 1e-3;
     r->gates = r->m->gates ? stx_optim_create(r->m->gates, &od) : NULL;
     r->s = stx_par_state_create(r->m, r->B);
@@ -619,8 +622,8 @@ static void model_free(model *r) {
     stx_destroy(r->x);
 }
 
-/* In every step, the first cluster has the same number of words, at the same positions:
-   the key of a step contains the sizes of the clusters. */
+/* The step key contains the cluster sizes. Therefore, all steps have words of the first
+   cluster at the same positions. */
 static int32_t *tokens_of(size_t n, size_t salt) {
     int32_t *id = (int32_t *)malloc((n + 1) * sizeof *id);
     size_t i;
@@ -642,7 +645,7 @@ static void model_step(void *user) {
     if (r->gates) stx_optim_step(r->gates, r->rate / 2);
 }
 
-/* Temperature, learning rates, tokens and noise change in every step. */
+/* Runs step n. Temperature, learning rates, tokens and noise change in every step. */
 static double model_run(model *r, int n) {
     int32_t *id = tokens_of(r->B * r->T + 1, (size_t)n + 1);
     stx_tokens_set(r->x, r->in, id);
@@ -663,7 +666,7 @@ static double model_run(model *r, int n) {
     return r->loss;
 }
 
-/* Step n with padding vectors, and with a stream that restarts now and then. Every
+/* Runs step n with padding vectors and with a stream that restarts occasionally. Every
    third step is shorter. */
 static double model_padded(model *r, int n) {
     size_t T = n % 3 == 2 ? r->T - 3 : r->T, b, i;
@@ -730,7 +733,7 @@ static void compare_models(int which, int half_, int padded) {
 }
 
 static void test_models(void) {
-    /* tested in f32: bit 0 without padding, bit 1 with padding */
+    /* models that are tested in f32: bit 0 without padding, bit 1 with padding */
     static const int in_f32[MODELS] = {3, 2, 1, 2, 1, 1, 3};
     int which, half_, padded;
     for (half_ = 0; half_ < 2; half_++)
@@ -741,8 +744,8 @@ static void test_models(void) {
             }
 }
 
-/* A replayed step must have the bits of a launched one, although noise, temperature,
-   learning rates and tokens change between steps. */
+/* A replayed step must have the same bits as a launched one, although noise,
+   temperature, learning rates and tokens change between steps. */
 static void test_graph(void) {
     static const int models[] = {SOFT, HARD, RUNS, AGAIN, FORMS};
     size_t k;
@@ -787,8 +790,8 @@ static void test_graph(void) {
 #ifdef SEQTX_CUDA_HOST
 static int print_nodes; /* set by build/test_cuda_par nodes */
 
-/* As in test_cuda_model.c: counts the nodes of a mixture during the search, and those
-   of an attention layer and a feed-forward layer that it may select, together. */
+/* Counts the graph nodes of a mixture during the search, and the nodes of an attention
+   layer followed by a feed-forward layer, as in test_cuda_model.c. */
 static void test_nodes(void) {
     static const struct {
         int which;
@@ -821,8 +824,8 @@ static void test_nodes(void) {
 }
 #endif
 
-/* Feeds tokens one by one, across the ends of segments. One stream is reset on the
-   way. */
+/* Returns the number of tokens to feed at position `at`. Some calls cross the end of a
+   segment. One stream is reset on the way. */
 static size_t fed_at(size_t at) {
     if (at == 0) return 21;
     return at < 26 ? 1 : 3;
@@ -835,7 +838,7 @@ static void test_generation(void) {
         stx_par_gen *ga, *gb;
         int32_t *id;
         size_t at, n;
-        /* REFERENCE also draws during evaluation, so it cannot generate. */
+        /* REFERENCE draws branches during evaluation, too, so it cannot generate. */
         if (which == REFERENCE || (brief && which != FIXED)) continue;
         model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
         model_make(&b, which, STX_CUDA, STX_PREC_F32, 0);

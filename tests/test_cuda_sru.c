@@ -1,7 +1,7 @@
-/* test_cuda_sru.c - the CUDA kernels of the recurrence and those of the CPU against its
-   plain definition (stx_sru_fwd_plain, stx_sru_bwd_plain): every option, in f32 and
-   bf16, at odd sizes, from misaligned starts, between guard elements, and in several
-   orders of threads. ReZero and variational dropout. "short" omits the large cases. */
+/* test_cuda_sru.c - the recurrence: its CUDA and CPU kernels compared with the plain
+   definition (stx_sru_fwd_plain, stx_sru_bwd_plain), with every option, in f32 and
+   bf16, with odd sizes, misaligned arrays, guard elements around them, and several
+   thread orders. Also ReZero and variational dropout. "short" omits the large cases. */
 #include "../seqtx_sru.h"
 #include "kernels.h"
 #include "cuda_arr.h"
@@ -10,7 +10,8 @@ static int brief; /* sanitizers are slow */
 
 typedef struct shape {
     size_t B, T, H, D, k;
-    /* pad: 1 some tokens, 2 all. dxr: 2 added to. c0: 2 an activation */
+    /* pad: 1 some tokens are padded, 2 all are. dxr: 2 the gradient is added to. c0: 2
+       it is an activation */
     int tanh, xr, v, V, c0, m, pad, dh, dlast, dxr, dv, dc0;
     int odd; /* u is stored in another kind of memory than the other inputs */
 } shape;
@@ -25,7 +26,7 @@ typedef struct recurrence {
     stx_sru_args on; /* the GPU's arguments */
 } recurrence;
 
-/* The arguments of one side. `at` returns its arrays. */
+/* Array i on the CPU. args_of calls this function or of_gpu. */
 static stx_real *of_cpu(const recurrence *t, int i) {
     return t->a[i].c;
 }
@@ -95,7 +96,7 @@ static void recurrence_make(recurrence *t, const shape *given) {
     t->a[DVP] = arr_of(2 * O, 1, 0, B_);
     t->a[DBIAS] = arr_of(2 * O, 1, 0, B_);
     t->a[DC0] = arr_of(s->B * O, 1, 0, s->c0 == 2 ? N_ : B_);
-    /* forget gates near 1, so that the start of a tile has an effect at its end */
+    /* forget gates near 1, so that the start of a tile affects its end */
     if (s->T > STX_SRU_TILE && (s->T + s->H + s->B) % 2) {
         for (j = 0; j < O; j++) t->a[BIAS].c[j] += 3;
         arr_upload(&t->a[BIAS]);
@@ -134,8 +135,8 @@ static void on_gpu(recurrence *t) {
     stx_sru_bwd_cuda(gx, &t->on);
 }
 
-/* Runs the CPU's forward and backward kernels. Their results are copied to `was`, and
-   the arrays get back their previous values, for the plain definition. */
+/* Runs the CPU's forward and backward kernels and copies their results to `was`. Then
+   restores the arrays for the plain definition. */
 static void on_cpu(recurrence *t, stx_sru_args *cpu, float **was) {
     int i;
     size_t j;
@@ -157,8 +158,9 @@ static void on_cpu(recurrence *t, stx_sru_args *cpu, float **was) {
         }
 }
 
-/* Compares both kernels with the definition. Rounding errors grow by up to |J| per step
-   (J: see seqtx_sru.h). c does not cancel in any sum. */
+/* Compares both devices' kernels with the definition. Rounding errors grow by a factor
+   of up to |J| per step (see J in seqtx_sru.h). There is no cancellation in the sums
+   for c. */
 static void compare(const shape *s) {
     static const char *const part[ARRAYS] = {"u",     "xr",   "V",   "c0", "m",     "dh",
                                              "dlast", "bias", "v",   "h",  "last",  "c",
@@ -240,8 +242,8 @@ static size_t option_width(size_t n) {
     return n % 2 ? 40 : 72;
 }
 
-/* Tests all combinations of seven options in one of the two precisions, so that all
-   combinations of any six of them are tested in both. */
+/* Tests each combination of seven options in one of the two precisions. As a result,
+   all combinations of any six of them are tested in both. */
 static void test_options(void) {
     size_t n;
     for (n = 0; n < 384; n++) {
@@ -272,7 +274,7 @@ static void test_options(void) {
     }
 }
 
-/* So many columns that time is not divided among threads. */
+/* There are so many columns that time is not divided among threads. */
 static void test_wide(void) {
     size_t n;
     for (n = 0; n < 4 && !brief && !off; n++) {
@@ -293,9 +295,9 @@ enum { NAN_T = 100, SHORT = 40, FEW = 64, WIDE = 30048 };
 
 static const shape columns = {1, NAN_T, WIDE, 1, 3, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0};
 
-/* Computes columns alone, and then among so many others that time is not divided. The
-   results must be equal up to rounding. f32 has no v, so the forward pass is a scan if
-   there are few columns. */
+/* Computes columns alone, and then among so many others that time is not divided among
+   threads. The results must be equal up to rounding. In f32 there is no v, so the
+   forward pass is a scan if there are few columns. */
 static void test_columns(void) {
     static const int in[] = {U, XR, DH}, out[] = {H_, DU, DXR};
     shape s = columns, few = columns;
@@ -328,8 +330,8 @@ static void test_columns(void) {
     recurrence_free(&t);
 }
 
-/* A NaN in u0 at time 40 of column 5 of one direction must stay in its column and
-   spread only to later times. scan: without v, so that the forward pass is a scan. */
+/* A NaN in u0 at time 40 of column 5 of one direction must stay in that column and
+   spread only to later times. scan: there is no v, so that the forward pass is a scan. */
 static void nan_case(int backward, int scan) {
     const size_t column = (backward ? FEW : 0) + 5, O = 2 * FEW;
     shape few = columns;
@@ -386,7 +388,7 @@ static void bits(void *user, uint64_t *h) {
     stx_destroy(gx);
 }
 
-/* All runs must have the same bits. */
+/* All runs must have the same bits, in every thread order. */
 static void test_bits(void) {
     static const shape s[] = {{2, 200, 72, 2, 3, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0},
                               {1, 300, 40, 1, 4, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0},
@@ -399,7 +401,7 @@ static void test_bits(void) {
 
 enum { OP_B = 2, OP_T = 37, OP_O = 24, OP_OUT = 7 };
 
-/* z, last, and the gradients of u, xr, c0, v, alpha */
+/* Sizes of z, last, and the gradients of u, xr, c0, v and alpha. */
 static const size_t op_size[OP_OUT] = {OP_B * OP_T * OP_O,     OP_B * OP_O,
                                        OP_B * OP_T * 3 * OP_O, OP_B * OP_T * OP_O,
                                        OP_B * OP_O,            2 * OP_O,
@@ -435,8 +437,8 @@ static void block_check(stx_ctx *x, int device) {
     stx_block_device_free(x, block);
 }
 
-/* Runs the op in a graph, with a mask that is drawn once for all times. out: the
-   results of forward and backward. */
+/* Runs the op in a graph, with a mask that is drawn once for all times. out receives
+   the results and the gradients. */
 static void op_run(const op_inputs *in, int device, float **out) {
     stx_ctx *x = cuda_ctx(device, device == STX_CUDA ? cuda_precision(half) : STX_PREC_F32);
     stx_params *p = stx_params_create(x);
@@ -509,7 +511,7 @@ static void test_rezero(void) {
     static const size_t sizes[] = {1, 3, 4, 33, 1000, 4099, 70001};
     size_t k;
     int add;
-    /* large sums may cancel by chance: the same values in every run */
+    /* large sums may cancel by chance; a fixed sequence avoids that */
     cuda_random_restart();
     for (k = 0; k < COUNT(sizes); k++) {
         size_t n = sizes[k];

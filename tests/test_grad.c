@@ -1,16 +1,16 @@
 /* test_grad.c - checks the gradients of every op against central differences, and fused
-   attention against its plain definition. Compiled with -DSEQTX_DOUBLE. parts[] below
-   has one row for each function of the ops, attention and adaptive sections of seqtx.h:
+   attention against its plain definition. Compiled with -DSEQTX_DOUBLE. parts[] below has
+   one row for each function of the ops, attention and adaptive sections of seqtx.h:
    tests/form.sh fails if the header declares one that has no row.
 
-   The output y of an op is projected on a random dy, f = sum dy y. It is never summed:
-   the outputs of softmax sum to 1, so that the loss sum(y) has gradient 0 and hides every
-   mistake. With step h = 1e-5 on values near 1, the central difference is off by
-   h^2 f'''/6 ~ 1e-10, and by rounding 2e-16 |f| / h ~ 1e-10. TOL = 1e-6 of the largest
-   entry of the gradient is far above that, and far below the effect of a lost term, a
-   wrong sign or a stale index. Terms that are tiny by nature (eps) are checked at sizes
-   where they are not. Of small inputs every entry is checked; of large ones some entries,
-   and random directions, to which every entry contributes. */
+   The output y of an op is projected on a random dy, f = sum dy y. The elements of y are
+   never simply summed: the outputs of softmax sum to 1, so the loss sum(y) would have
+   gradient 0 and hide every mistake. With step h = 1e-5 on values near 1, the central
+   difference is off by h^2 f'''/6 ~ 1e-10, and by rounding 2e-16 |f| / h ~ 1e-10. TOL =
+   1e-6 of the largest entry of the gradient is far above that, and far below the effect
+   of a lost term, a wrong sign or a stale index. Terms that are tiny by nature (eps) are
+   checked at sizes where they matter. For small inputs, every entry is checked; for large
+   ones, some entries and random directions, to which every entry contributes. */
 #include <stdint.h>
 #include "../seqtx_sru.h"
 #include "../seqtx_compressive.h"
@@ -309,7 +309,7 @@ static stx_tensor *make_linear(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_linear(x, in[0], in[1], in[2], *(int *)user);
 }
 
-/* A problem with an input (d0, d1, d2) and O outputs. d2 = 0: the input is (d0, d1). */
+/* Checks a linear op with O outputs and an input (d0,d1,d2), or (d0,d1) if d2 is 0. */
 static void check_linear(const char *label, int act, int bias, const size_t *d, size_t O,
                          int entries) {
     problem p = start(label, make_linear, &act);
@@ -383,7 +383,8 @@ static void row_matmul(void) {
         for (tb = 0; tb < 2; tb++) matmul_transposed(ta, tb);
 }
 
-/* in: memory (without a gradient), h, W, b. user: a second op also uses h and W. */
+/* in: memory (without a gradient), h, W, b. user: not NULL if a second op also uses h
+   and W */
 static stx_tensor *make_linear_memory(stx_ctx *x, stx_tensor **in, void *user) {
     stx_tensor *X = in[0] ? stx_detach(x, stx_concat(x, in[0], in[1])) : stx_detach(x, in[1]),
                *y = stx_linear_memory(x, X, in[1], in[2], in[3]), *all;
@@ -724,8 +725,8 @@ static void row_layernorm(void) {
 
 enum { ALONE, GRADIENT_BEFORE, SAME_TENSOR };
 
-/* p: the probability of dropout. how: h and f are the same tensor (SAME_TENSOR), or
-   already have gradients from another op (GRADIENT_BEFORE). */
+/* p: dropout probability. how: SAME_TENSOR if h and f are the same tensor,
+   GRADIENT_BEFORE if they already have gradients from another op. */
 typedef struct residual_user {
     double p;
     int how;
@@ -760,7 +761,8 @@ static void residual_norm(const char *label, int bias) {
                 add(&p, C, 0, 0, 0);
                 add(&p, C, 0, 0, 0);
                 add_if(&p, bias, C, 0, 0, 0);
-                /* fixed: 1 h, 2 f, 3 both of them, 4 the bias */
+                /* fixed: no gradient of h (1), of f (2), of both (3) or of the bias
+                   (4) */
                 if (fixed == 3) p.fixed[0] = p.fixed[1] = 1;
                 if (fixed == 4) p.fixed[4] = 1;
                 if ((fixed == 1 || fixed == 2) && u.how != SAME_TENSOR) p.fixed[fixed - 1] = 1;
@@ -785,7 +787,8 @@ static stx_tensor *make_mul(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_mul(x, in[0], user ? in[0] : in[1]);
 }
 
-/* y = op(a, b), where b has the shape of a or of its last dimensions; and op(a, a). */
+/* Tests y = op(a, b), where b has the shape of a or of its last dimensions, and op(a,
+   a). */
 static void binary(const char *label, op_make make) {
     static const size_t s[][2][4] = {{{3, 7, 5}, {3, 7, 5}},
                                      {{3, 7, 5}, {7, 5}},
@@ -955,7 +958,8 @@ static stx_tensor *make_dropout_replicated(stx_ctx *x, stx_tensor **in, void *us
     return stx_dropout_replicated(x, in[0], *(double *)user);
 }
 
-/* Without a group, it must equal stx_dropout. tests/test_group.c tests it in a group. */
+/* Without a group, the op must equal stx_dropout. tests/test_group.c tests it in a
+   group. */
 static void row_dropout_replicated(void) {
     double p = 0.3;
     problem q = start("dropout_replicated", make_dropout_replicated, &p);
@@ -989,7 +993,7 @@ static stx_tensor *dropped(stx_ctx *x, const stx_real *a, double p, uint64_t ste
     return stx_dropout(x, stx_input(x, a, DROPPED, 0, 0, 0), p);
 }
 
-/* Checks the share of kept elements, their scale, and the mask in the backward pass. y:
+/* Checks the share of kept elements, their scale, and the mask in the backward pass. y
    receives the result. */
 static void dropout_mask(double p, const stx_real *a, const stx_real *dy, stx_real *y) {
     const double n = DROPPED, keep = floor((1 - p) * 65536 + 0.5) / 65536;
@@ -1355,8 +1359,8 @@ static void row_slice_channels(void) {
     slices_of_concat();
 }
 
-/* in: a weight, and x of a linear op that uses rows of the weight, or NULL. user: the
-   rows. */
+/* in: a weight, and the input x of a linear op that uses some of the weight's rows, or
+   NULL. user: the range of these rows. */
 static stx_tensor *make_view_rows(stx_ctx *x, stx_tensor **in, void *user) {
     size_t *t = (size_t *)user;
     stx_tensor *y = stx_view_rows(x, in[0], t[0], t[1]);
@@ -1423,7 +1427,7 @@ static void row_detach(void) {
     CHECK(d && !d->needs_grad && !memcmp(d->data, a, 33 * sizeof *a), "detach changes the value");
     y = stx_mul(ctx1, d, t);
     stx_backward_from(ctx1, y, dy);
-    /* without detach, it would be 2 dy a */
+    /* without detach, the gradient would be 2 dy a */
     for (i = 0; i < 33; i++)
         if (!CLOSE(t->grad[i], dy[i] * a[i], 1e-15)) good = 0;
     CHECK(good, "a gradient passes through detach");
@@ -1444,7 +1448,8 @@ static void row_detach(void) {
 }
 
 
-/* >>recompute: values and gradients are bit-exactly those without recomputation */
+/* >>recompute: values and gradients must be bit-identical to those without
+   recomputation */
 typedef struct block_user {
     stx_params *p;
     int nested, what;
@@ -1671,8 +1676,9 @@ static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor 
     }
 }
 
-/* How the op is run. In the last mode, the outer tensor is an input of the recomputed
-   function, but the function reads it directly; by then it has a gradient. */
+/* How the op is run. In the last mode, the outer tensor is listed as an input of the
+   recomputed function, which nevertheless accesses it directly; by then it has a
+   gradient. */
 enum { PLAIN, OUTSIDE, LISTED, LISTED_UNREAD };
 
 static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
@@ -1780,8 +1786,9 @@ static stx_tensor *around_block(stx_ctx *x, void *user, stx_tensor **in, stx_ten
     return stx_recompute(x, several_block, user, in, 2, out, 3);
 }
 
-/* Bits of block_user.nested: recomputed, recomputed within another recomputation; and
-   the results that contribute to the loss. */
+/* Bits of block_user.nested. ONCE: the function is recomputed; NESTED: it is recomputed
+   within another recomputation; FIRST to THIRD: the results that contribute to the
+   loss. */
 enum { ONCE = 1, NESTED = 2, FIRST = 4, SECOND = 8, THIRD = 16 };
 
 /* Concatenates the elements of t and y, either of which may be NULL. */
@@ -1857,7 +1864,7 @@ static void several_results(void) {
         for (used = FIRST; used < 2 * THIRD; used += FIRST) several_case(what, used);
 }
 
-/* The chunk size and nesting must not change a bit. */
+/* Neither the chunk size nor nesting may change a bit. */
 static void recompute_bits(void) {
     enum { VALUES = 2 * 31 * 6, GRADS = 2 * VALUES + 13 * 6 * 2 + 13 + 27 + 36 };
 
@@ -2112,12 +2119,13 @@ static const stx_real *value_of(const stx_attention_args *g, size_t b, size_t h,
     return g->persistent_v + (h * g->N + n - persistent) * g->D;
 }
 
-/* y by the plain definition. mask (B,H,T,keys) or NULL: the factor of each weight after
-   normalisation. dz (H) or (1), or NULL: for dy, with both ends of the ramp inclusive,
+/* Computes y by the plain definition. mask (B,H,T,keys): factors of the weights after
+   normalisation, or NULL. dz (H) or (1), or NULL, receives the gradient for dy, with
+   both ends of the ramp inclusive:
 
        dz = max_span/ramp sum over 0 <= ramp <= 1 of e^s/norm (dy.v - dy.y),
 
-   without dy.y if the ramp is not part of the normaliser. */
+   where dy.y is omitted if the ramp is not part of the normaliser. */
 static void dense(const problem *p, const attn *a, const stx_real *mask, const stx_real *dy,
                   stx_real *y, stx_real *dz) {
     stx_attention_args g = attn_args(p, a, y);
@@ -2169,8 +2177,8 @@ static const stx_real *attn_array(stx_tensor *const *in, const stx_tensor *y, si
     return in[n] ? in[n]->grad : NULL;
 }
 
-/* Nonzero if the gradients of padded keys are 0, and those of queries without a key as
-   well. was: the arrays of a pass. */
+/* Nonzero if the gradients of padded keys and of queries that see no key are 0. was:
+   the arrays of a pass. */
 static int padding_has_no_gradient(const attn *a, stx_real *const *was) {
     size_t C = a->H * a->D, n, i, c;
     for (n = 1; n < 3; n++)
@@ -2335,8 +2343,8 @@ static void kernel_dropout(const problem *p, const attn *a, stx_real *y, stx_rea
     free(g.row_max);
 }
 
-/* Reads the mask that dropout draws, and compares attention with dropout with the plain
-   definition for that mask. */
+/* Reads the mask that dropout draws, then compares attention with this dropout to the
+   plain definition with the same mask. */
 static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdiff_t first,
                          double rate) {
     size_t zero = first < 0 ? (size_t)-first : 0, n = B * T * H * (S + N);
@@ -2393,7 +2401,7 @@ static stx_tensor *make_self_attention(stx_ctx *x, stx_tensor **in, void *user) 
     return make_attention(x, full, user);
 }
 
-/* Runs a case in which 0 selects the default of a member. */
+/* Runs a case. Members that are 0 are replaced by their defaults. */
 static void attn_small(attn a, int entries) {
     if (!a.B) a.B = 2;
     if (!a.T) a.T = 5;
@@ -2438,8 +2446,8 @@ static void attn_pads(void) {
         }
 }
 
-/* Padding at the borders of tiles. In case 1, the ramp is so steep that dz is too small
-   for differences. */
+/* Padding at tile borders. In case 1, the ramp is so steep that dz is too small for
+   differences. */
 static void attn_pads_tiles(void) {
 #define LONG_SPAN .bias = BOTH, .d.max_span = 400, .d.ramp = 32
     static const attn cases[] = {
@@ -2461,7 +2469,8 @@ static void attn_pads_tiles(void) {
         }
 }
 
-/* Heads as wide as a model. Sizes 130 and 400 exceed the tiles of queries and of keys. */
+/* Heads as wide as a model. Sizes 130 and 400 exceed one tile of queries and one of
+   keys. */
 static void attn_wide(void) {
     static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 130};
     size_t d, t;
@@ -2500,7 +2509,7 @@ static void attn_options(void) {
         {.pad = 0},
         {.d.delta_min = 1},
         {.d.delta_min = 1, .S = 5}, /* the first query attends to nothing */
-        /* positions: as many as keys, fewer and more */
+        /* as many positions as keys, fewer, and more */
         {.P = 11},
         {.P = 11, .pe_heads = 1},
         {.P = 7, .d.delta_min = 1},
@@ -2573,7 +2582,7 @@ static void attn_options(void) {
     for (i = 0; i < sizeof cases / sizeof *cases; i++) attn_small(cases[i], 200);
 }
 
-/* The borders of tiles of queries (128) and of keys (384). */
+/* The borders of query tiles (128) and key tiles (384). */
 static void attn_tiles(void) {
     static const size_t T[] = {1, 63, 65, 128, 129}, S[] = {0, 1, 255, 319, 320, 471};
     size_t t, s;
@@ -2782,7 +2791,8 @@ static void row_attention(void) {
 
 /* >>adaptive */
 
-enum { ROWS = 33, DIM = 12, CLUSTERS = 3 }; /* 3 x 11 positions; at most CLUSTERS */
+enum { ROWS = 33, DIM = 12, CLUSTERS = 3 }; /* ROWS: 3 x 11 positions; CLUSTERS: the
+                                               maximum */
 
 typedef struct adaptive_user {
     stx_adaptive a;
@@ -2817,9 +2827,9 @@ static stx_tensor *make_adaptive_softmax(stx_ctx *x, stx_tensor **in, void *user
     return stx_adaptive_softmax(x, &a, in[3 * a.clusters + 2], stx_tokens(x, u->id, u->B, u->T));
 }
 
-/* The mask (ROWS, width of table c) that dropout draws for cluster c, with one row for
-   every position; stx_dropout draws it in the same order in the same step. NULL without
-   dropout. */
+/* Returns the dropout mask (ROWS, width of table c) of cluster c, or NULL without
+   dropout. It has one row for every position. The mask is obtained from stx_dropout,
+   which draws in the same order in the same step. */
 static stx_real *mask_of(const problem *p, const adaptive_user *u, size_t c) {
     size_t e, i;
     stx_real *mask = NULL, one[ROWS * DIM];
@@ -2837,8 +2847,8 @@ static stx_real *mask_of(const problem *p, const adaptive_user *u, size_t c) {
     return mask;
 }
 
-/* Adds the inputs for `clusters` clusters: with or without projections to smaller
-   widths, and for the output with biases and the logits of the clusters themselves. */
+/* Adds the inputs for `clusters` clusters, with or without projections to smaller widths.
+   For an output, these include biases and the parameters of the cluster logits. */
 static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int projected,
                             int forward_columns, int output) {
     static const size_t end[CLUSTERS] = {7, 18, 31};
@@ -3063,8 +3073,8 @@ static void row_adaptive_softmax_tokens(void) {
                 if (combines(options)) adaptive_tokens_case(k, options, biased);
 }
 
-/* The log-probabilities must be those of the loss, sum to 1, ignore dropout, and record
-   nothing. */
+/* The log-probabilities must agree with the loss, and their exponentials must sum to 1.
+   The op must ignore dropout and record nothing. */
 static void row_adaptive_log_probs(void) {
     int k, f;
     for (k = 1; k <= CLUSTERS; k++)
@@ -3105,7 +3115,7 @@ static stx_tensor *make_dropout_variational(stx_ctx *x, stx_tensor **in, void *u
     return stx_dropout_variational(x, in[0], *(double *)user);
 }
 
-/* Draws once for all times, separately for each row and channel. */
+/* The mask must be drawn once for all times, separately for each row and channel. */
 static void dropout_variational_mask(double p) {
     size_t B = 3, T = 5, C = 4001, b, t, c, kept = 0;
     stx_real *a = random_values(B * T * C);
@@ -3181,9 +3191,9 @@ enum { NO_STATES, WITH_STATES, ONLY_STATES };
 
 enum { NO_PADDING, PAD_THIRD, PAD_LAST_TWO, PAD_ALL };
 
-/* A case of the recurrence. k: matrices in u; D: directions. With `open`, forget gates
-   are near 1, so that the state at the start of a chunk of time has an effect at its
-   end. */
+/* A case of the recurrence. k: number of matrices in u; D: number of directions. With
+   `open`, forget gates are near 1, so that the state at the start of a time chunk
+   affects its end. */
 typedef struct recurrence {
     size_t B, T, k, O, D;
     int no_xr, no_v, V, no_c0, mask; /* the inputs */
@@ -3219,7 +3229,7 @@ static stx_tensor *make_recurrence(stx_ctx *x, stx_tensor **in, void *user) {
     return u->states == WITH_STATES ? stx_concat(x, h, last) : last;
 }
 
-/* Runs a case in which 0 selects the default of a size. */
+/* Runs a case. Sizes that are 0 are replaced by their defaults. */
 static void recurrence_case(recurrence u) {
     problem p = start("sru_recurrence", make_recurrence, &u);
     size_t i;
@@ -3265,13 +3275,13 @@ static void row_sru_recurrence(void) {
         {.states = WITH_STATES, .pads = PAD_ALL},
         {.states = WITH_STATES, .T = 1},
         {.states = WITH_STATES, .B = 1, .T = 70, .O = 17},
-        /* several chunks of time in the backward pass */
+        /* several time chunks in the backward pass */
         {.states = WITH_STATES, .B = 1, .T = 300, .O = 2, .V = 1, .pads = PAD_THIRD},
         {.states = WITH_STATES, .B = 1, .T = 131, .O = 4, .D = 2, .tanh = 1, .mask = 1},
-        /* several blocks of columns */
+        /* several column blocks */
         {.states = WITH_STATES, .B = 1, .T = 3, .O = 700},
         {.B = 2, .T = 3, .O = 1101, .V = 1, .pads = PAD_THIRD},
-        /* chunks of time with open gates */
+        /* time chunks with open gates */
         {.states = WITH_STATES, .B = 1, .T = 300, .O = 2, .open = 1, .pads = PAD_THIRD},
         {.states = WITH_STATES, .B = 1, .T = 200, .O = 4, .D = 2, .open = 1, .tanh = 1},
         {.states = WITH_STATES, .B = 3, .T = 33, .O = 1, .k = 4, .no_xr = 1}};
@@ -3293,9 +3303,9 @@ static stx_tensor *make_comp_gate(stx_ctx *x, stx_tensor **in, void *user) {
     return inner_comp_gate(x, ((comp_user *)user)->kind, t);
 }
 
-/* in: x, y, and weights and biases that make p0 of y and p1 of x, as in a layer. The gate
-   computes the gradients of the biases. d.glu: adds x to the result, so that x already
-   has a gradient. */
+/* in: x, y, and the weights and biases of the linear layers that compute p0 from y and
+   p1 from x. The gate computes the bias gradients. d.glu: x is added to the result, so
+   that x already has a gradient. */
 static stx_tensor *make_comp_gate_biased(stx_ctx *x, stx_tensor **in, void *user) {
     stx_tensor *t[8] = {NULL}, *y;
     comp_user *u = (comp_user *)user;
@@ -3453,7 +3463,7 @@ typedef struct stack_user {
     stx_sru_desc d;
     size_t B, T, M, O, window;
     int pads;
-    /* per context: the model */
+    /* the contexts, and the model in each */
     stx_ctx *of[2];
     stx_sru *m[2];
 } stack_user;
@@ -3563,7 +3573,7 @@ static stx_tensor *separate_attention(const stx_attention_desc *d, const stx_rea
     return stx_attention(ctx1, &a, d);
 }
 
-/* With keys and values in one tensor: checks gradients; the result must be
+/* Keys and values in one tensor: checks the gradients, and that the result is
    bit-identical to that of separate tensors. */
 static void attention_kv(void) {
     /* B, T, S, H, D */
@@ -3713,8 +3723,8 @@ static void separate_head(const problem *p, const cached_sizes *s, const cached_
     }
 }
 
-/* Compares the value with a cache with that of separate q, k and v; then checks all
-   gradients. */
+/* Compares the result of cached attention with that for separate q, k and v, then
+   checks all gradients. */
 static void attention_cached_case(const cached_sizes *s, size_t number) {
     const size_t B = s->B, T = s->T, H = s->H, D = s->D, C = H * D, S = s->m + T, N = (size_t)s->N;
     stx_real *z = random_values(H), *q, *k, *v, *want;
@@ -3769,9 +3779,9 @@ static void attention_cached(void) {
     for (i = 0; i < sizeof s / sizeof *s; i++) attention_cached_case(&s[i], i);
 }
 
-/* Queries in a constant qkv, and keys in a range of rows of a constant kv or in a
-   whole kv with a gradient, must give bit-identical results and gradients to separate
-   copies. */
+/* The queries are part of a constant qkv; the keys and values are some rows of a
+   constant kv, or a whole kv with a gradient. Results and gradients must be
+   bit-identical to those of separate copies. */
 static void attention_parts(void) {
     enum { B = 2, T = 5, S = 9, C = 6, KV_FIRST = 2, KV_ROWS = 6 };
 
@@ -3951,8 +3961,8 @@ static void row_par_latency(void) {
 
 
 /* >>passed: results of a recomputed function that are its inputs, views of them,
-   parameters, or one tensor twice. They equal those without recomputation, whichever of
-   them are used, in chunks of any size. */
+   parameters, or one tensor twice. They must equal the results without recomputation,
+   whichever of them are used and whatever the chunk size. */
 enum { PASSED_CASES = 9, PASSED_MOST = 40 * 4 };
 
 typedef struct passed {
@@ -3998,7 +4008,8 @@ static stx_tensor *passes(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **
     }
 }
 
-/* The loss of the results whose bits are set in `used`, and its gradients. */
+/* Computes the loss and its gradients. Bits of `used`: the results that contribute to
+   the loss. */
 static void passed_run(int what, int used, const size_t *rows, size_t chunk, int recompute,
                        double *result) {
     stx_desc desc;
@@ -4071,10 +4082,9 @@ static stx_tensor *normal(stx_params *p, const char *name, size_t d0, size_t d1,
     return stx_param(p, STX_NORMAL, 0.5, name, d0, d1, d2, 0);
 }
 
-/* A parameter's gradient keeps what earlier passes have added: after two passes it is
-   twice that of one. With few rows, each element is one addition per pass, so this
-   holds exactly. Sums that are added in parts (over 64 rows, or over a depth of 384)
-   round. */
+/* A parameter's gradient accumulates over passes: after two passes it is twice that of
+   one. With few rows, each pass adds once to each element, so this holds exactly. Sums
+   that are added in parts (over 64 rows, or over a depth of 384) are rounded. */
 static void two_passes(size_t N, int exactly) {
     stx_ctx *x = stx_create(NULL);
     stx_params *p = stx_params_create(x);

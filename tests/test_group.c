@@ -1,13 +1,14 @@
 /* test_group.c - data parallel training (>>api: group in seqtx.h). Every rank runs the
    whole test, for example by
 
-     mpirun --oversubscribe -np 3 build/test_group [-v]
+   mpirun --oversubscribe -np 3 build/test_group [-v]
 
-   Without mpirun it is a group of one. In double, where rounding hides nothing, N
-   ranks, each with its share of a batch, are compared with a context of the same
-   process that has not joined and has the whole batch. A check that fails at any rank
-   counts; rank 0 prints the last line. -v prints the largest deviations. Control flow
-   never depends on a check, because the other ranks would wait. */
+   Without mpirun it is a group of one. N ranks, each with its share of a batch, are
+   compared with a context of the same process that has not joined the group and has the
+   whole batch. All values are double, so that rounding hides no error. The test fails
+   if a check fails on any rank; rank 0 prints the last line. -v prints the largest
+   deviations. Control flow never depends on a check, because the other ranks would
+   wait. */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
   #define _POSIX_C_SOURCE 200809L
 #endif
@@ -18,7 +19,7 @@
 #include <unistd.h>
 #include "test.h"
 
-/* Joined first and left last, for exchanges that are not under test. */
+/* Joined first and left last; used for exchanges that are not under test. */
 static stx_ctx *group;
 static int rank, ranks, verbose;
 
@@ -47,15 +48,15 @@ static void done(stx_ctx *x) {
     stx_destroy(x);
 }
 
-/* Checks that the error has this code and that its text contains both a and b, and
-   clears it. */
+/* Checks that the context's error has this code and that its text contains both a and
+   b; clears the error. */
 static void refused(stx_ctx *x, int code, const char *a, const char *b) {
     CHECK(stx_error_code(x) == code && strstr(stx_error(x), a) && strstr(stx_error(x), b),
           "expected \"%s .. %s\", got \"%s\"", a, b, stx_error(x));
     stx_clear_error(x);
 }
 
-/* Nonzero if n bytes equal those of rank 0. Every rank must call it. */
+/* Nonzero if n bytes equal those of rank 0. Every rank must call this function. */
 static int same_as_rank0(const void *bytes, size_t n) {
     void *rank0 = malloc(n ? n : 1);
     int same;
@@ -66,7 +67,7 @@ static int same_as_rank0(const void *bytes, size_t n) {
     return same;
 }
 
-/* The same for the values of a tensor. */
+/* The same as same_as_rank0, for the values of a tensor. */
 static int tensor_as_rank0(const stx_tensor *t) {
     return same_as_rank0(t->data, t->size * sizeof(stx_real));
 }
@@ -76,13 +77,14 @@ static double mean_of_ranks(double v) {
     return v / ranks;
 }
 
-/* With -v, prints the largest v of all ranks. */
+/* With -v, prints the maximum of v over the ranks. */
 static void report(const char *what, const char *more, double v) {
     stx_group_max(group, &v, 1);
     if (verbose && !rank) printf("%-26s %-60s %.1e\n", what, more, v);
 }
 
-/* A value in [0, 1) that depends only on (a, b), so it is the same on all ranks. */
+/* A value in [0, 1) that depends only on (a, b), so that all ranks compute the same
+   value. */
 static double hashed(uint64_t a, uint64_t b) {
     uint32_t r[4];
     stx_philox(0x67726f7570, a, b, r);
@@ -119,8 +121,8 @@ static void sum(double *v, size_t n) {
     CHECK(same_value(v[n], value_of(n, rank)), "sum of %zu: writes past its end", n);
 }
 
-/* The value of rank r at index i, with NaN and infinities. `one`: the rank with the
-   special values. */
+/* The value of rank r at index i, including NaN and infinities. `one`: the rank whose
+   value is special. */
 static double special_of(size_t i, int r) {
     const int one = (int)(i % (size_t)ranks);
     if (i % 35 == 5) return r == one ? HUGE_VAL : (double)NAN;
@@ -179,7 +181,7 @@ static void broadcasts(double *v, size_t n) {
     }
 }
 
-/* In a context without a group, every exchange succeeds and changes nothing. */
+/* In a context without a group, every exchange must succeed and change nothing. */
 static void without_group(stx_ctx *alone, double *v, size_t n) {
     double *before = (double *)malloc((n + 1) * sizeof *before);
     size_t i;
@@ -217,7 +219,7 @@ static void sums(void) {
     done(alone);
 }
 
-/* Arguments that are invalid in a group of several ranks. */
+/* Arguments that are invalid in a group with more than one rank. */
 static void bad_arguments(stx_ctx *x) {
     double v = 1;
     CHECK(!stx_group_sum(x, NULL, 1), "sum without memory");
@@ -243,7 +245,8 @@ static void bad_arguments(stx_ctx *x) {
     CHECK(stx_group_sum(x, NULL, 0), "sum of no values: %s", stx_error(x));
 }
 
-/* A context with an error exchanges nothing, on any rank. */
+/* If a context has an error, its exchanges must fail and change nothing, on every
+   rank. */
 static void exchange_after_error(stx_ctx *x) {
     double v = 1;
     stx_fail(x, STX_ERR_ARG, "torn");
@@ -281,7 +284,7 @@ static void errors(void) {
             "before its first parameter list");
     CHECK(stx_ranks(y) == 1, "joined in spite of the error");
     done(y);
-    /* Several contexts join the group. If one leaves, the others are not affected. */
+    /* If one of several contexts leaves the group, the others must not be affected. */
     for (i = 0; i < 3; i++) done(context(1, 1, 0, 0));
     CHECK(stx_group_sum(x, &v, 1) && CLOSE(v, ranks * (ranks + 1) / 2.0, 0),
           "after others have left: %g %s", v, stx_error(x));
@@ -322,8 +325,9 @@ static void unset_all(void) {
     for (i = 0; i < VARIABLES; i++) unsetenv(variables[i]);
 }
 
-/* Sets environment variables, "NAME=value NAME=value ..". Expected: rank r of n and
-   local rank `local` of `locals`, found in the variables named by `by`. */
+/* Sets environment variables, "NAME=value NAME=value ..". stx_launch must then report
+   rank r of n and local rank `local` of `locals`, and `by` must be the variable that
+   states the number of ranks. */
 static void started(const char *set, int r, int n, int local, int locals, const char *by) {
     char copy[256], *word, *value;
     stx_launch_info s;
@@ -363,9 +367,9 @@ static void launchers(void) {
     started("RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, NULL);
 }
 
-/* Several launchers at once: the first one with more than one rank counts. But torchrun
-   inside srun, with one task per machine that starts several ranks, takes precedence
-   over srun. */
+/* If several launchers set variables, the first one with more than one rank takes
+   precedence. An exception is torchrun inside srun, with one task per machine that
+   starts several ranks: it takes precedence over srun. */
 static void nested_launchers(void) {
     started("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 RANK=1 WORLD_SIZE=2", 1, 2, 0, 1,
             "WORLD_SIZE");
@@ -432,7 +436,7 @@ static size_t first_of(int r) {
     return (size_t)B * (size_t)r / (size_t)ranks;
 }
 
-/* An op on a whole (B,T,C), or on a rank's share of it. */
+/* An op on a whole (B,T,C) tensor or on a rank's share of its streams. */
 typedef stx_tensor *(*op_fn)(stx_ctx *x, stx_tensor *a);
 
 static stx_tensor *op_dropout(stx_ctx *x, stx_tensor *a) {
@@ -498,8 +502,8 @@ static const struct {
 
 enum { OPS = sizeof ops / sizeof *ops, STREAM = T * C, WHOLE = B * T * C };
 
-/* Runs an op on a share of the streams in a group (x), and on all streams in a context
-   without a group (w). Results and gradients must have the same bits. a, dy: (B,T,C). */
+/* Runs op k on a share of the streams in a group (x) and on all streams in a context
+   without a group (w). Results and gradients must be bit-identical. a, dy: (B,T,C). */
 static void share_of_op(stx_ctx *x, stx_ctx *w, size_t k, const stx_real *a, const stx_real *dy) {
     const size_t lo = first_of(rank), n = first_of(rank + 1) - lo, at = lo * STREAM,
                  bytes = n * STREAM * sizeof(stx_real);
@@ -527,7 +531,7 @@ static void share_of_op(stx_ctx *x, stx_ctx *w, size_t k, const stx_real *a, con
           stx_error(x), stx_error(w));
 }
 
-/* Shares that begin inside a draw of the generator are refused. */
+/* A share that starts in the middle of a generator draw must be refused. */
 static void uneven_shares(stx_ctx *x, const stx_real *a) {
     CHECK(!stx_dropout(x, stx_input(x, a, 5, 7, 0, 0), 0.5) || !stx_ok(x), "35 elements");
     refused(x, STX_ERR_SHAPE, "stx_dropout: expected a multiple of 8", "got 35");
@@ -540,8 +544,8 @@ static void uneven_shares(stx_ctx *x, const stx_real *a) {
     refused(x, STX_ERR_SHAPE, "stx_residual_norm: expected a multiple of 8", "got 4");
 }
 
-/* stx_dropout_replicated draws the same mask on all ranks as in a context without a
-   group, for any number of elements. stx_dropout draws different masks. */
+/* stx_dropout_replicated must draw the same mask on all ranks and in a context without a
+   group, for any number of elements. stx_dropout draws a different mask on each rank. */
 static void replicated_mask(stx_ctx *x, stx_ctx *w, const stx_real *a) {
     stx_real mine[40], alone[40];
     int same;
@@ -590,8 +594,8 @@ typedef struct loss_case {
     int weights, ignore, plain, adaptive;
 } loss_case;
 
-/* Nonzero if stream b is ignored. Cases: no stream, those of the first rank, all but
-   those, all but one, all. */
+/* Nonzero if stream b is ignored. c->ignore: 0 no stream is, 1 those of the first rank,
+   2 the odd ones of the other ranks, 3 all but the last, 4 all. */
 static int left_out(const loss_case *c, size_t b) {
     const size_t one = ranks > 1 ? (size_t)B / (size_t)ranks : 1;
     switch (c->ignore) {
@@ -603,7 +607,7 @@ static int left_out(const loss_case *c, size_t b) {
     }
 }
 
-/* Computes the loss of case c over streams [lo, lo + n), and its gradients. */
+/* Computes the loss of case c, and its gradients, over streams [lo, lo + n). */
 static double lossy(stx_ctx *x, stx_params *p, const loss_case *c, size_t lo, size_t n) {
     stx_token_loss how;
     stx_tensor *y, *h;
@@ -658,8 +662,8 @@ static stx_params *lossy_params(stx_ctx *x) {
     return p;
 }
 
-/* The largest deviation of parameters, relative to the largest value of each parameter,
-   and the name of that parameter. */
+/* The parameter that has the largest deviation in the function below. Deviations are
+   relative to the largest value of a parameter. */
 static const char *apart_at = "";
 
 static double apart(const stx_params *a, const stx_params *b) {
@@ -675,8 +679,8 @@ static double apart(const stx_params *a, const stx_params *b) {
     return a->count == b->count ? worst : HUGE_VAL;
 }
 
-/* Case c: the mean of the ranks' losses and gradients must equal those of the whole
-   batch. */
+/* For case c, the mean of the ranks' losses and gradients must equal the loss and the
+   gradients of the whole batch. */
 static void loss_of_case(const loss_case *c) {
     const size_t lo = first_of(rank), n = first_of(rank + 1) - lo;
     stx_ctx *x = context(9, 1, 0, 0), *w = context(9, 0, 0, 0);
@@ -703,7 +707,7 @@ static void loss_of_case(const loss_case *c) {
     done(w);
 }
 
-/* A loss in evaluation exchanges nothing, so one rank may compute it alone. */
+/* In evaluation, a loss exchanges nothing, so that one rank may compute it alone. */
 static void loss_in_evaluation(void) {
     stx_ctx *x = context(9, 1, 0, 0);
     stx_params *p = lossy_params(x);
@@ -741,8 +745,8 @@ static void losses(void) {
     loss_in_evaluation();
 }
 
-/* The elements of rank r in case i: a different number on each rank, elements only on
-   the last rank, or none. */
+/* The number of elements of rank r in case i: different on each rank, nonzero only on
+   the last rank, or zero. */
 static double part_of(int i, int r) {
     if (i == 0) return 3 + r;
     return i == 1 && r == ranks - 1 ? 7 : 0;
@@ -774,7 +778,7 @@ static void parts(void) {
 
 // >>optimisers
 
-/* y = tanh(W1 a + b1) W2^T against a target, for B streams. In step `bad`, the last
+/* y = tanh(W1 a + b1) W2^T, trained on a target, for B streams. In step `bad`, the last
    target is infinite. */
 typedef struct small_case {
     const char *name;
@@ -792,7 +796,7 @@ static stx_params *small_params(stx_ctx *x) {
     return p;
 }
 
-/* One update with streams [lo, lo + n). Returns what stx_optim_step returns. */
+/* Runs one update with streams [lo, lo + n). Returns the result of stx_optim_step. */
 static int small_step(stx_ctx *x, stx_optim *o, const small_case *c, int step, size_t lo, size_t n,
                       int overlap) {
     stx_params *p = o->params;
@@ -812,8 +816,8 @@ static int small_step(stx_ctx *x, stx_optim *o, const small_case *c, int step, s
     return stx_optim_step(o, c->lr);
 }
 
-/* The largest deviation of the optimiser states of o from those of u, which has all
-   states. Only the states that this rank holds are compared. */
+/* Returns the largest deviation between the optimiser states of o and of u. Only the
+   states that this rank holds in o are compared; u has all of them. */
 static double states_apart(const stx_optim *o, const stx_optim *u) {
     double worst = 0, e;
     size_t i, k;
@@ -829,8 +833,8 @@ static double states_apart(const stx_optim *o, const stx_optim *u) {
    overlapped, with small buckets. */
 enum { PLAIN, OVERLAPPED, SHARDS, SHARDS_OVERLAPPED, KINDS };
 
-/* One optimiser in each context of the group; u, in a context without a group, gets the
-   whole batch. */
+/* One optimiser in each context of the group, and u, which receives the whole batch in
+   a context without a group. */
 typedef struct optim_test {
     const small_case *c;
     size_t lo, n;
@@ -851,8 +855,8 @@ static void optim_begin(optim_test *t, const small_case *c) {
     }
 }
 
-/* Runs one step of a kind, after the same step with the whole batch. If a gradient is
-   infinite on one rank, all ranks skip the step. */
+/* Runs one step of a kind of group; the same step has already run with the whole batch.
+   If a gradient is infinite on one rank, all ranks must skip the step. */
 static void kind_step(const optim_test *t, int kind, int step) {
     const small_case *c = t->c;
     stx_optim *o = t->o[kind];
@@ -895,8 +899,8 @@ static void kind_end(const optim_test *t, int kind) {
               o->params->name[i], rank);
 }
 
-/* The file of rank 0 contains the states of all shards. All ranks load it, with shards
-   and without, and run one more step. */
+/* Rank 0 writes a file with the states of all shards. All ranks load it, with and
+   without shards, and run one more step. */
 static void shards_file(const optim_test *t) {
     stx_ctx *x = t->x[SHARDS];
     stx_writer *out = rank ? NULL : stx_writer_create(x);
@@ -928,8 +932,8 @@ static void shards_file(const optim_test *t) {
     stx_block_free(x, file);
 }
 
-/* Sharded states whose name is too long for a file: an error on every rank, so that no
-   rank waits for another. */
+/* If the name of a sharded state is too long for a file, every rank must report an
+   error, so that none waits for another. */
 static void long_name(void) {
     stx_ctx *x = context(1, 1, 0, 1);
     stx_params *p = stx_params_create(x);
@@ -991,8 +995,8 @@ static stx_tensor *any_loss(stx_ctx *x, const stx_params *p) {
                                  STX_ACT_NONE));
 }
 
-/* While gradients are being sent, it is an error to run backward again or to set them
-   to zero. */
+/* Running backward again or zeroing gradients while gradients are being sent must be an
+   error. */
 static void after_overlap(stx_ctx *x, stx_optim *o) {
     stx_params *p = o->params;
     int zeroing;
@@ -1017,7 +1021,7 @@ static void after_overlap(stx_ctx *x, stx_optim *o) {
     }
 }
 
-/* Leaves the group while gradients are being sent. Gradients that follow are not sent. */
+/* Leaves the group while gradients are being sent. Later gradients must not be sent. */
 static void leave_while_sending(stx_ctx *x, stx_optim *o) {
     int k;
     for (k = 0; k < 2; k++) {
@@ -1044,7 +1048,7 @@ static void overlapped(void) {
     if (ranks > 1) after_overlap(x, o);
     stx_params_zero_grad(o->params);
     CHECK(stx_ok(x), "%s", stx_error(x));
-    /* after the errors, complete steps run, starting with a reset optimiser */
+    /* complete steps after the errors, starting with a reset optimiser */
     o->update->step = 0;
     for (k = 0; k < 2 && o->state[k]; k++)
         for (i = 0; i < o->params->count; i++)
@@ -1170,14 +1174,15 @@ static void files(void) {
 
 // >>models
 
-/* A family, through stx_lm. It is trained in contexts of the group, in several ways,
-   and with the whole batch. */
+/* A family, used through stx_lm. It is trained in contexts of the group, in several
+   ways, and with the whole batch. */
 typedef struct family {
     const char *name;
     stx_lm (*make)(stx_ctx *x, stx_params **arch);
     double clip;
     int passes; /* backward passes per update */
-    int ignore; /* some targets are -1: in some passes all targets of a stream, in others none */
+    int ignore; /* some targets are -1: in some passes all targets of some streams, in
+                   others random ones */
     /* streams restart at different times: sometimes all streams of one rank and none of
        another */
     int resets;
@@ -1391,8 +1396,8 @@ static const family families[] = {{"span", make_span, 0.5, 1, 0, 1},
 
 enum { FAMILIES = sizeof families / sizeof *families, STEPS = 200, SHORT = 12 };
 
-/* The number of updates of a model. In a group of one, the first steps suffice, because
-   they are bit-exact. */
+/* The number of updates of a model. In a group of one rank, results are bit-exact, so
+   the first steps suffice. */
 static int steps(void) {
     return ranks > 1 ? STEPS : 2 * SHORT;
 }
@@ -1401,7 +1406,7 @@ typedef struct run {
     const family *kind;
     stx_ctx *x;
     stx_lm lm;
-    stx_optim *o, *oa; /* o: of the weights; oa: of the gates */
+    stx_optim *o, *oa; /* o: for the weights; oa: for the gates */
     void *state;
     size_t lo, n; /* streams [lo, lo + n) */
     int overlap, step;
@@ -1434,15 +1439,16 @@ static int32_t word(size_t b, size_t at) {
     return (int32_t)(u * u * V);
 }
 
-/* Nonzero if target i of stream b is -1. In every third pass none is; in the next, all
-   targets of the first streams and none of the others; then some. */
+/* Nonzero if target i of stream b is -1. Passes alternate between no target, all
+   targets of the first streams, and random targets. */
 static int skipped_target(size_t pass, size_t b, size_t i) {
     if (pass % 3 == 0) return 0;
     if (pass % 3 == 1) return b < 1 + pass % 7;
     return hashed(pass, 900 + 31 * b + i) < 0.2;
 }
 
-/* The tokens and targets of pass k. Streams that restart in it do so first. */
+/* Sets the tokens and targets of pass k. Streams that restart in this pass are reset
+   first. */
 static void run_block(run *r, size_t k, int32_t *ids, int32_t *targets) {
     const family *f = r->kind;
     size_t b, i;
@@ -1537,7 +1543,8 @@ static void packed_free(packed *p) {
     stx_block_free(p->x, p->bytes);
 }
 
-/* Compares this rank's share with the same streams of the whole batch, w. */
+/* Returns the largest deviation between this rank's share and the same streams of w,
+   the run with the whole batch. */
 static double share_apart(const run *r, const run *w, const packed *mine) {
     void *part = w->lm.state_create(w->lm.model, r->n, 0);
     packed expected;
@@ -1550,7 +1557,7 @@ static double share_apart(const run *r, const run *w, const packed *mine) {
     return off;
 }
 
-/* Copies the share of rank `from` into `all`, on rank 0. mine: this rank's share. */
+/* Rank 0 copies the share of rank `from` into `all`. mine: this rank's share. */
 static void gather_share(const run *r, const packed *mine, int from, void *all) {
     double n = from == rank ? (double)mine->n : 0;
     const size_t lo = first_of(from), streams = first_of(from + 1) - lo;
@@ -1569,8 +1576,8 @@ static void gather_share(const run *r, const packed *mine, int from, void *all) 
     if (bytes != mine->bytes) free(bytes);
 }
 
-/* Compares the memories of the streams with those of the whole batch, w: the share of
-   each rank, and all shares joined on rank 0. */
+/* Compares the memories of the streams with those of w, the run with the whole batch:
+   each rank's share, and on rank 0 all shares joined. */
 static double memories_apart(const run *r, const run *w) {
     packed mine = pack(r->x, &r->lm, r->state);
     double off = share_apart(r, w, &mine), e = 0;
@@ -1603,8 +1610,8 @@ static double losses_apart(const run *r, const run *w) {
     return worst;
 }
 
-/* Compares a run with the whole batch, w, after the same number of steps. The states of
-   a sharded optimiser are compared elsewhere. */
+/* Compares a run with w, the run with the whole batch, after the same number of steps.
+   The states of a sharded optimiser are not compared here. */
 static void same(const char *how, const run *r, const run *w, double tol, int states) {
     double p, s = states ? states_apart(r->o, w->o) : 0, l = losses_apart(r, w);
     apart_at = "";
@@ -1651,8 +1658,8 @@ static void bit_equal(const char *how, const run *a, const run *b) {
           apart(a->lm.params, b->lm.params));
 }
 
-/* Sends the whole-batch run that rank `from` has trained to all ranks. They would
-   compute the same bits, but later. */
+/* Sends the whole-batch run that rank `from` has trained to all ranks. Receiving it is
+   faster than computing the same bits again. */
 static void share(run *w, int from) {
     stx_optim *o[2];
     double at[3];
@@ -1691,8 +1698,8 @@ static void share(run *w, int from) {
     packed_free(&p);
 }
 
-/* Runs a few steps in every way. Deviations are only rounding errors, which have hardly
-   accumulated yet. plain continues later. */
+/* Runs a few steps in every way. Rounding errors have hardly accumulated by then, so
+   the tolerance is small. `plain` continues later. */
 static void first_steps(const family *f, run *plain, const run *w) {
     enum { OVER, SMALL, SMALL_OVER, MIDDLE, SHARDED, WAYS };
 
@@ -1717,8 +1724,8 @@ static void first_steps(const family *f, run *plain, const run *w) {
     free(r);
 }
 
-/* Trains each family in the group and with the whole batch. The ranks divide the
-   whole-batch runs among themselves and send each other the results. */
+/* Trains each family in the group and with the whole batch. The whole-batch runs are
+   divided among the ranks, which then exchange the results. */
 static void models(void) {
     run *whole = (run *)malloc(FAMILIES * sizeof *whole),
         *plain = (run *)malloc(FAMILIES * sizeof *plain);
@@ -1749,8 +1756,8 @@ static void models(void) {
     free(plain);
 }
 
-/* During training, latency penalties are refused if no mean over ranks equals the mean
-   over all streams. */
+/* In training, a latency penalty must be refused if the mean of the ranks' penalties is
+   not the penalty of all streams. */
 static void refusals(void) {
     int k;
     for (k = 0; k < 4; k++) {
@@ -1812,8 +1819,8 @@ int main(int argc, char **argv) {
         printf("%s\n0 passed, 1 failed\n", stx_error(group));
         return 1;
     }
-    /* Rank 0 counts its own checks after the last context has left. If a check fails
-       there on another rank, the run ends with an error. */
+    /* Rank 0 can only add its own checks after the last context has left. If one of
+       these fails on another rank, the run ends with an error. */
     stx_group_leave(group);
     if (ranks > 1) {
         long before = test_failed;

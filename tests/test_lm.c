@@ -52,7 +52,7 @@ typedef struct words_case {
     size_t emb;
     int share_tables, share_projs, cluster_major, direct_head;
     int widths; /* widths are given for the first and the last cluster */
-    int more;   /* the options above */
+    int more;   /* bits of the enum above */
     const char *names;
 } words_case;
 
@@ -164,7 +164,7 @@ static stx_vocab_io_desc words_of(const words_case *c) {
     return d;
 }
 
-/* One case with its context, and what the checks below share. */
+/* One case with its context, and the arrays that the checks below share. */
 typedef struct words_test {
     size_t k;
     const words_case *c;
@@ -287,7 +287,7 @@ static void words_gradients(const words_test *s, stx_tensor *loss) {
     CHECK(stx_ok(s->x), "case %zu: %s", s->k, stx_error(s->x));
 }
 
-/* Checks the widths of clusters and the initial values of an adaptive output. */
+/* Checks the cluster widths and the initial values of an adaptive output. */
 static void words_adaptive(const words_test *s) {
     const stx_vocab_io_desc *d = &s->d;
     const size_t *width = d->out_width;
@@ -555,7 +555,7 @@ static stx_memory *rows_of(stx_ctx *x, size_t B, size_t layers, int as_one, int 
 }
 
 /* Draws T random rows for each of B streams and appends them to their histories. pads:
-   some of them are padding. */
+   some of the rows are padding. */
 static stx_tensor *draw(stx_ctx *x, history *t, size_t B, size_t T, int pads, const stx_ids **pad) {
     stx_real *v = (stx_real *)calloc(B * T * RW, sizeof *v);
     int32_t *m = (int32_t *)calloc(B * T, sizeof *m);
@@ -584,7 +584,8 @@ static size_t wrong_row(const history *t, size_t m, size_t i, int zeros, int mas
     int missing = absent || t->missing[t->n - m + i];
     size_t c, wrong;
     wrong = zeros ? masked != 0 : missing != masked;
-    if (missing && !zeros) return wrong; /* its content does not matter */
+    if (missing && !zeros) return wrong; /* the content of a missing row does not
+                                            matter */
     for (c = 0; c < RW; c++) wrong += (double)got[c] != (missing ? 0 : t->row[t->n - m + i][c]);
     return wrong;
 }
@@ -634,7 +635,7 @@ static void random_reset(stx_memory *s, history *t, size_t step) {
     }
 }
 
-/* Checks the rows that a push with `keep` will evict. They are read as the newest rows
+/* Checks the rows that a push with `keep` will evict, which are read as the newest rows
    of a separate memory. had: the number of rows before the push. */
 static void check_evicted(stx_memory *s, const history *t, size_t keep, size_t had,
                           const stx_tensor *h, const stx_ids *pad) {
@@ -666,8 +667,8 @@ static size_t random_keep(size_t step) {
     return 11 + step % 9;
 }
 
-/* Random pushes with all lengths of blocks and windows, resets and reads. A push writes
-   to the same memory or, with `two`, to another one. */
+/* Random pushes, resets and reads, with many block and window lengths. A push writes to
+   the same memory or, if `two` is set, to another one. */
 static void rows_random(void) {
     int kind;
     for (kind = 0; kind < 8; kind++) {
@@ -714,8 +715,8 @@ static void rows_random(void) {
     }
 }
 
-/* Splits streams into two memories, joins them, and swaps them, also with other
-   lengths. */
+/* Splits the streams of a memory into two memories, joins these again, and swaps
+   streams. Also with streams of different lengths. */
 static void rows_streams(void) {
     int zeros;
     for (zeros = 0; zeros < 2; zeros++) {
@@ -733,7 +734,7 @@ static void rows_streams(void) {
               stx_error(x));
         check_rows("the first stream", a, 1, t, 50);
         check_rows("the others", b, 0, t + 1, 50);
-        h = draw(x, t + 1, 2, 6, 0, &pad); /* one part continues */
+        h = draw(x, t + 1, 2, 6, 0, &pad); /* one of the parts continues */
         for (l = 0; l < 2; l++) stx_memory_push(b, b, l, 20, h, pad);
         CHECK(stx_memory_copy(j, 0, a, 0, 1) && stx_memory_copy(j, 1, b, 0, 2), "join: %s",
               stx_error(x));
@@ -793,7 +794,7 @@ static void rows_full(void) {
     stx_destroy(x);
 }
 
-/* A state: one row per stream. */
+/* A memory that holds one row per stream, as a state does. */
 static void rows_fixed(void) {
     stx_ctx *x = context(4);
     stx_memory_desc d;
@@ -836,8 +837,8 @@ static void rows_fixed(void) {
     stx_destroy(x);
 }
 
-/* Writes a file with memories a. and none. (which is empty), and reads it. as_one: the
-   layers share one layout. */
+/* Writes a file with the entries of two memories, "a." and "none." (which is empty),
+   and reads it. as_one: the layers share one layout. */
 static void rows_file(int as_one) {
     stx_ctx *x = context(5);
     stx_memory *s = rows_of(x, RB, 2, as_one, 0, !as_one, 0),
@@ -887,7 +888,7 @@ static void rows_file(int as_one) {
     stx_file_close(f);
     remove(path);
 
-    /* through the caller's memory; all rows that are set are present */
+    /* through an array of the caller: all rows that are set count as present */
     CHECK(stx_memory_get(s, 1, v) && stx_memory_set(r, 1, 9, v, 9) && !r->layer[1].masked, "%s",
           stx_error(x));
     h = stx_memory_read(r, 1, 99);
@@ -899,8 +900,8 @@ static void rows_file(int as_one) {
     stx_destroy(x);
 }
 
-/* Damaged files: c. has a row count that is too large, d. a mask with a wrong shape,
-   and e. more present rows than rows. */
+/* Damaged files: the row count of "c." is too large, the mask of "d." has a wrong
+   shape, and "e." has more present rows than rows. */
 static void rows_damaged(int as_one) {
     stx_ctx *x = context(5);
     stx_memory *s = rows_of(x, RB, 2, as_one, 0, !as_one, 0),
@@ -960,8 +961,9 @@ static void rows_files(void) {
     }
 }
 
-/* Writes a file from a buffer with more capacity than rows, so that streams are not
-   contiguous. Their lengths are, and are not, multiples of a word of the checksum. */
+/* Writes a file from a buffer with more capacity than rows, in which streams are not
+   contiguous. Their lengths are multiples of a checksum word in one case and not in the
+   other. */
 static void rows_apart(void) {
     size_t n, i;
     for (n = 8; n < 10; n++) {
@@ -1016,8 +1018,8 @@ static void check_views(const rows_view *v, size_t n, int kind, size_t step) {
                   "kind %d, step %zu: view %zu has changed", kind, step, k);
 }
 
-/* Changes the memory s in some of the steps, after which it has the rows of t. h: the
-   last block; keep: the rows that a push keeps. */
+/* Changes memory s in some of the steps, and the histories t accordingly. h: the last
+   block; keep: the rows that a push keeps. */
 static void change_rows(stx_memory *s, stx_memory *other, history *t, size_t step, stx_tensor *h,
                         size_t keep) {
     stx_ctx *x = s->ctx;
@@ -1042,7 +1044,7 @@ static void change_rows(stx_memory *s, stx_memory *other, history *t, size_t ste
         for (k = 0; k + STX_MIN(T, 4) < t[2].n; k++) t[2].missing[k] = 1;
         check_rows("a copied stream", s, 0, t, 12);
     }
-    if (step == 21) { /* the output must get only the block, and none of the rows of `other` */
+    if (step == 21) { /* the output must receive only the block, and no row of `other` */
         CHECK(stx_memory_push(s, other, 0, STX_MIN(T, 4), h, NULL), "%s", stx_error(x));
         check_rows("all rows replaced", s, 0, t, 12);
     }
@@ -1062,8 +1064,8 @@ static void change_rows(stx_memory *s, stx_memory *other, history *t, size_t ste
     }
 }
 
-/* A view must stay unchanged until the next step begins, even if rows are pushed
-   (several times), set, reset, copied or freed. After some steps, rows move within the
+/* A view must stay unchanged until the next step begins, even if rows are pushed (once
+   or repeatedly), set, reset, copied or freed. After some steps, rows move within the
    same buffer. */
 static void rows_views(void) {
     int kind;
@@ -1117,8 +1119,8 @@ static void failing_free(void *user, void *p) {
     free(p);
 }
 
-/* If a larger buffer cannot be allocated, there is an error, and the rows are kept.
-   Extra capacity that only one step needed is not kept. */
+/* If a larger buffer cannot be allocated, there must be an error, and the rows must be
+   kept. Extra capacity that only one step needed must not be kept. */
 static void rows_kept(void) {
     enum { KEEP = 64, STEP = 4 };
 
@@ -1407,8 +1409,8 @@ static void stream_reset(const stream_model *m, void *state, size_t b) {
         stx_sru_state_reset_stream((stx_sru_state *)state, b);
 }
 
-/* Evaluates a block of T tokens of each of B streams, which are `row` tokens apart.
-   out: log-probabilities (B,T,V). Returns 0 after an error. */
+/* Evaluates a block of T tokens of each of B streams. The streams are `row` tokens
+   apart. out receives the log-probabilities (B,T,V). Returns 0 after an error. */
 static int stream_block(const stream_model *m, void *state, const int32_t *t, size_t B, size_t T,
                         size_t row, stx_real *out) {
     stx_ctx *x = m->ctx;
@@ -1431,10 +1433,12 @@ static int stream_block(const stream_model *m, void *state, const int32_t *t, si
     return lp != NULL;
 }
 
-enum { SB = 3, ST = 12, SN = ST * 5 }; /* streams, tokens of a block, tokens of a stream */
+enum { SB = 3, ST = 12, SN = ST * 5 }; /* number of streams, tokens per block, tokens
+                                          per stream */
 
-/* Stream b is reset after three blocks. Before the reset, another stream is compared
-   with a batch of one stream; after it, stream b is. */
+/* Stream b is reset after three blocks. Until then, the results of another stream are
+   compared with a batch that contains only that stream; after the reset, those of
+   stream b are. */
 static void stream_alone(const stream_model *m, int kind, void *state, size_t b,
                          const int32_t *t) {
     static stx_real out[SB * ST * V], expected[ST * V];
@@ -1503,7 +1507,7 @@ static stx_tensor *columns(stx_ctx *x, const stx_real *v, size_t B, size_t N, si
     return stx_input(x, part, B, t, C, 0);
 }
 
-/* Attention of one kind, computed at once and in parts. */
+/* Attention of one kind, computed in one call and in parts. */
 enum { CB = 2, CN = 230, CC = 8 }; /* streams, tokens, channels */
 
 typedef struct cache_test {
@@ -1580,7 +1584,7 @@ static void cache_close(cache_test *c) {
     stx_destroy(c->x);
 }
 
-/* The inputs of tokens t0 to t0 + t. */
+/* Sets the inputs of tokens [t0, t0 + t). */
 static void cache_inputs(cache_test *c, size_t t0, size_t t) {
     stx_begin(c->x, STX_EVAL);
     c->in.q = columns(c->x, c->q, CB, CN, CC, t0, t);
@@ -1598,8 +1602,8 @@ static size_t cache_part(size_t n) {
     return n % 3 ? 1 : 7;
 }
 
-/* With parts of all lengths and all kinds of inputs, the cache must give the results of
-   a single call of stx_attention. */
+/* With parts of many lengths and all kinds of inputs, the cache must give the same
+   results as a single call of stx_attention. */
 static void cache_attention(void) {
     int kind;
     for (kind = 0; kind < CACHE_KINDS; kind++) {
@@ -1644,7 +1648,7 @@ static void cache_attention(void) {
 enum { PN = 40, PH = 2 }; /* tokens, heads */
 
 /* stx_attention_weights must give the weights that follow from row_max and inv_sum.
-   args: of the kernel that stx_attention called. */
+   args: the arguments that stx_attention passed to its kernel. */
 static void pad_weights(const stx_attention_args *args, const stx_real *q, const stx_real *k,
                         const int32_t *pad) {
     double work[2 * PN], worst = 0;
@@ -1667,8 +1671,8 @@ static void pad_weights(const stx_attention_args *args, const stx_real *q, const
     CHECK(worst < TOL, "weights from row_max and inv_sum: error %g", worst);
 }
 
-/* With padding among the cached keys, the cache must give the results of a single call
-   of stx_attention. */
+/* With padding among the cached keys, the cache must give the same results as a single
+   call of stx_attention. */
 static void cache_pad(void) {
     stx_ctx *x = context(12);
     stx_cache *c = stx_cache_create(x, 1, CB, 3);
@@ -1972,7 +1976,7 @@ static stx_lm mini_lm(mini *m) {
 }
 
 
-// >>lm: what a program does with any family, only through its table
+// >>lm: a program that uses any family only through its function table
 
 enum { LB = 2, LT = 16, LV = 16, LSTEPS = 60 };
 
@@ -2115,7 +2119,8 @@ static double lm_nll(const stx_real *logits, int32_t token) {
     return top + log(z) - (double)logits[token];
 }
 
-/* Token by token, the generator must have the same loss as the model has at once. */
+/* Token by token, the generator must reach the same loss as the model does in one
+   call. */
 static void lm_generate(const lm_pair *p) {
     const stx_lm *a = &p->a;
     stx_ctx *x = a->ctx;
@@ -2145,7 +2150,7 @@ static void lm_generate(const lm_pair *p) {
     a->gen_free(gen);
 }
 
-/* Tokens that are NULL although nothing has failed before. */
+/* NULL tokens must be refused, although there was no earlier error. */
 static void lm_no_tokens(const stx_lm *lm) {
     int32_t text[LB * LT] = {0};
     stx_ids *ids;
@@ -2200,7 +2205,7 @@ static void lm_whole(void) {
     }
 }
 
-/* Functions that take a desc or write to pointers, called with NULL. */
+/* Calls functions that take a desc or write through pointers with NULL. */
 static void nulls(void) {
     stx_ctx *x = context(1);
     stx_vocab_io_desc d;
