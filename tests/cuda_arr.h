@@ -7,14 +7,14 @@
 static stx_ctx *cx, *gx; /* CPU and GPU */
 static int half;         /* gx is bf16 */
 static size_t off;       /* 1: arrays start one element after an aligned address */
-/* arr_check's tolerance is relative to the largest element, or to this value if that is
-   larger: for sums that cancel. */
+/* arr_check's tolerance is relative to the largest element or to this value, whichever
+   is larger. It is set for sums that cancel. */
 static double least;
 
 static const float guard = 77;
 
-/* n elements on both sides, initially equal: c on the CPU, d on the GPU. There are 8 or
-   9 guard elements before them and 8 after them. */
+/* An array of n elements on the CPU (c) and on the GPU (d), initially equal. There are
+   8 or 9 guard elements before the elements and 8 after them. */
 typedef struct arr {
     size_t n, lead;
     int kind;
@@ -27,7 +27,7 @@ typedef struct arr {
 #define P_ STX_MEM_PARAMS
 #define B_ STX_MEM_BYTES
 
-/* Runs the kernels of both sides with the same arguments. */
+/* Runs the CPU kernel and the GPU kernel with the same arguments. */
 #define BOTH(stem, cpu, gpu) \
   do { \
     stem cpu; \
@@ -79,8 +79,8 @@ static inline float *arr_get(const arr *a) {
     return cuda_fetch(gx, a->d, a->n);
 }
 
-/* Matmuls read the bf16 copy of a parameter p, so y = p 1 contains the values of the
-   copy. */
+/* Checks the bf16 copy of a parameter p. Matmuls read this copy, so y = p 1 contains
+   its values. */
 static inline void bf16_copy_check(const char *name, const arr *a) {
     float one = 1, *p, *t;
     stx_real *b, *y;

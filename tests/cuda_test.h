@@ -1,7 +1,7 @@
-/* cuda_test.h - what the tests of seqtx_cuda.cu share: one context on the CPU and one on
-   the GPU, arrays on both, comparisons. Compiled with SEQTX_CUDA_HOST, the GPU is
-   tests/cuda_host. It runs every kernel in several orders of its threads and fills memory
-   that was not written with several patterns: all runs must give the same bits. */
+/* cuda_test.h - shared by the tests of seqtx_cuda.cu: a context on the CPU and one on
+   the GPU, arrays on both, comparisons. Compiled with SEQTX_CUDA_HOST, the GPU is the
+   shim in tests/cuda_host. It runs every kernel in several thread orders and fills
+   unwritten memory with several patterns: all runs must give the same bits. */
 #ifndef STX_CUDA_TEST_H
 #define STX_CUDA_TEST_H
 #include "test.h"
@@ -26,7 +26,7 @@ enum { CUDA_ON_HOST = 0 };
 
 // >>contexts and values
 
-/* precision: of a context on the GPU. A context on the CPU is always f32. */
+/* precision applies to the GPU; a context on the CPU is always f32. */
 static inline stx_ctx *cuda_ctx(int device, int precision) {
     stx_desc d;
     memset(&d, 0, sizeof d);
@@ -41,8 +41,8 @@ static inline int cuda_precision(int half) {
     return half ? STX_PREC_BF16 : STX_PREC_F32;
 }
 
-/* Returns the number of graph replays so far, or 0 on a GPU, which does not count
-   them. */
+/* Returns the number of graph replays so far. A real GPU does not count them; the
+   result is then 0. */
 static inline long cuda_replays(void) {
 #ifdef SEQTX_CUDA_HOST
     return cuda_host_graph_launches();
@@ -93,7 +93,7 @@ static inline void *cuda_bytes(stx_ctx *x, const void *a, size_t bytes) {
     return p;
 }
 
-/* Downloads n elements. The caller frees them. */
+/* Returns a copy of n device elements in host memory. The caller frees it. */
 static inline float *cuda_fetch(stx_ctx *x, const stx_real *p, size_t n) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     stx_cuda_download_activations(x, a, p, n);

@@ -22,8 +22,8 @@ static inline int32_t *random_tokens(size_t B, size_t n, int vocab, uint64_t see
     return t;
 }
 
-/* Returns tokens (B,n), of which two in three follow from their predecessor. The caller
-   frees them. */
+/* Returns tokens (B,n), two thirds of which are determined by their predecessor. The
+   caller frees them. */
 static inline int32_t *ordered_tokens(size_t B, size_t n, int vocab, uint64_t seed) {
     int32_t *t = (int32_t *)malloc((B * n + 1) * sizeof *t);
     size_t i;

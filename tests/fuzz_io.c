@@ -247,7 +247,7 @@ static const struct {
 
 enum { SEEDS = sizeof seeds / sizeof *seeds };
 
-/* Fragments that random changes of bytes would rarely produce. */
+/* Fragments that random byte changes would rarely produce. */
 static const char *const fragments[] = {
     "{", "}", "[", "]", ",", ":", "\"", "\\u0000", "\\ud800", "\\n",
     "\"dtype\"", "\"F64\"", "\"F16\"", "\"BOOL\"", "\"F4\"",

@@ -118,8 +118,8 @@ static inline size_t list_of(const char *s, size_t *v, size_t most) {
     return n;
 }
 
-/* Returns the index of a text in names, which end with NULL. s is the text of metadata
-   `key`; NULL or an unknown text is a failure. */
+/* Returns the index of text s in `names`, a list that ends with NULL. s is the value of
+   metadata `key`; if it is NULL or not in the list, a check fails. */
 static inline int index_of(const char *s, const char *key, const char *const *names) {
     int i;
     for (i = 0; s && names[i]; i++)
@@ -128,14 +128,14 @@ static inline int index_of(const char *s, const char *key, const char *const *na
     return 0;
 }
 
-/* Returns the index in names of the text of metadata `key`. */
+/* Returns the index in `names` of the value of metadata `key`. */
 static inline int choice(const stx_file *f, const char *key, const char *const *names) {
     return index_of(stx_file_meta(f, key), key, names);
 }
 
 /* Returns the tokens of entry "WHAT.S" with B rows, or NULL if the file has no such
-   entry. negate exchanges 0 and 1, because masks mark the tokens that exist, and pads
-   those that do not. */
+   entry. negate: exchanges 0 and 1, because the file's masks mark tokens that exist,
+   whereas the library's pads mark those that do not. */
 static inline stx_ids *step_ids(stx_ctx *x, const stx_file *f, const char *what, size_t s, size_t B,
                                 int negate) {
     char key[64];

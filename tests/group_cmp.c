@@ -170,7 +170,7 @@ static int same_meta(file *a, file *b) {
     }
 }
 
-/* Sums over a list of tensors, and the worst of them. */
+/* Sums over a list of tensors, and its worst tensor. */
 typedef struct apart {
     double diff2, size2, worst;
     const char *name;
@@ -226,7 +226,7 @@ typedef struct record {
     char *line;
 } record;
 
-/* Reads the next such line, starting at *at. Returns 0 if there is none. */
+/* Reads the next line that has a loss, starting at *at. Returns 0 if there is none. */
 static int next_loss(char **at, record *r) {
     char *line;
     memset(r, 0, sizeof *r);

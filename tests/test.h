@@ -1,4 +1,4 @@
-/* test.h - what every test program shares. A CHECK that fails prints its file, line and
+/* test.h - shared by all test programs. A CHECK that fails prints its file, line and
    condition. Comparisons must be written so that they are false for NaN. The last line
    of output is "N passed, N failed". */
 #ifndef STX_TEST_H

@@ -149,7 +149,7 @@ static stx_tensor *feed_forward(stx_ctx *x, void *user, stx_tensor **in, stx_ten
 
 enum { SEEN = 8 };
 
-/* Runs one step and returns the loss, or NaN after an error. seen, unless NULL:
+/* Runs one step and returns the loss, or NaN after an error. Unless it is NULL, `seen`
    receives the addresses of tensors and of their data. */
 static double model_step(stx_ctx *x, model *m, int step, const void **seen, int update) {
     int32_t *id = (int32_t *)malloc(2 * m->B * m->T * sizeof *id);
@@ -291,7 +291,8 @@ static void descs(void) {
 
 /* >>errors: each error, and what its text must name */
 
-/* The context of all errors, a list with one parameter, and that parameter. */
+/* The context in which all errors occur, a list with one parameter, and that
+   parameter. */
 static counter ecount;
 static stx_ctx *ex;
 static stx_params *ep;
@@ -829,8 +830,8 @@ static void errors_of_attention_cache(void) {
     }
 }
 
-/* Queries of a qkv and keys of a kv, or a range of rows of a kv: all must be
-   constants. */
+/* Queries in a qkv with keys in a kv, or in a range of rows of a kv: all these tensors
+   must be constants. */
 static void errors_of_attention_ranges(void) {
     enum { QKV_GRADIENT, FIRST_ROW, ROWS, KV_GRADIENT, NO_ROWS, NO_KV, CASES };
 
@@ -865,8 +866,8 @@ static void errors_of_attention_ranges(void) {
     }
 }
 
-/* Ways to break an adaptive set. Those of the cluster logits apply only to an output,
-   and the scale only to an input. */
+/* Ways to break an adaptive set. The ways that concern the cluster logits apply only to
+   an output, and the scale only to an input. */
 enum {
     NO_CLUSTERS,
     MANY_CLUSTERS,
@@ -945,7 +946,7 @@ static void errors_of_adaptive(void) {
               broken);
 }
 
-/* A parameter created after the optimiser: either an error, or it is updated. */
+/* A parameter created after the optimiser must either cause an error or be updated. */
 static int late_parameter(void) {
     int kind;
     for (kind = STX_SGD; kind <= STX_LAMB; kind++) {
@@ -1034,7 +1035,7 @@ static void ops_in_error(stx_tensor *t, stx_tensor *t3, stx_tensor *one, stx_ids
           "adaptive ops in error");
 }
 
-/* After an error, nothing happens until it is cleared. */
+/* After an error, all functions must fail without an effect until it is cleared. */
 static void nothing_in_error(void) {
     stx_tensor *t = T_(2, 4, 0, 0), *t3 = T_(2, 3, 8, 0), *one = T_(1, 0, 0, 0);
     stx_ids *ids = row_of_ids(good_ids, 2);
@@ -1136,7 +1137,7 @@ static int recompute_null(void) {
            && !stx_recompute(x, NULL, NULL, NULL, 0, NULL, 1);
 }
 
-/* Ops on a NULL tensor; then ops without a context, where o is a tensor. */
+/* Calls ops with a NULL tensor, and then without a context, where o is a tensor. */
 static void null_ops(stx_ctx *c, stx_tensor *o, stx_tensor *t, stx_ids *ids, stx_real *r) {
     static const int32_t id[2] = {0, 1};
     stx_attention_in in;
@@ -1185,7 +1186,7 @@ static void null_ops(stx_ctx *c, stx_tensor *o, stx_tensor *t, stx_ids *ids, stx
     stx_block_free(c, NULL);
 }
 
-/* All other functions, called without a context, a list or an optimiser. */
+/* Calls all other functions without a context, a list or an optimiser. */
 static void null_contexts(stx_real *r) {
     static const int32_t id[2] = {0, 1};
     CHECK(!stx_ok(NULL) && stx_error_code(NULL) == STX_ERR_MEMORY && strlen(stx_error(NULL)) > 5
@@ -1257,7 +1258,7 @@ static int continue_after_failure(void) {
 }
 
 /* Builds and trains a model while allocation n fails or, with `from`, all allocations
-   from n on. Returns 1 if the run makes fewer allocations. */
+   from n on. Returns 1 if the run makes fewer than n allocations. */
 static int failing_run(size_t chunk, long n, int from) {
     counter c;
     model m;
@@ -1308,8 +1309,8 @@ static void allocation_failures(void) {
         }
 }
 
-/* max_bytes must not be exceeded, and the error must name it. Counts the run in *works
-   or *fails. */
+/* max_bytes must not be exceeded, and the error must name it. Adds the run to *works or
+   *fails. */
 static void limited_run(size_t limit, int *works, int *fails) {
     counter c;
     model m;
@@ -1442,8 +1443,8 @@ static void overflows(void) {
 }
 
 /* From the second step on, a step must not allocate anything and must use the same
-   addresses. Its tokens are the same, because the shapes of adaptive softmax depend on
-   them. */
+   addresses. All steps have the same tokens, because the shapes of adaptive softmax
+   depend on them. */
 static void step_arena(void) {
     static const size_t chunk[] = {0, 1, 20000};
     int k, step, i;
@@ -1488,8 +1489,8 @@ static void train(stx_ctx *x, model *m, int kind, double *loss) {
     for (step = 0; step < 5; step++) loss[step] = model_step(x, m, step, NULL, 1);
 }
 
-/* Two contexts whose steps alternate must compute the same as when they run one after
-   the other. */
+/* Two contexts whose steps alternate must give the same results as contexts that run
+   one after the other. */
 static void contexts(void) {
     static const int kinds[] = {STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM};
     int k, step;
@@ -1513,7 +1514,7 @@ static void contexts(void) {
         CHECK(la[0] != lb[0] && la[4] < la[0] + 0.5, "losses %g %g %g", la[0], lb[0], la[4]);
         CHECK(ma.o->step == 5 && ma.o->skipped == 0 && ma.o->grad_norm > 0,
               "the counts of the optimiser");
-        stx_destroy(a2); /* the others continue */
+        stx_destroy(a2); /* the other contexts continue */
         CHECK(model_step(b2, &mb2, 5, NULL, 1) > 0, "%s", stx_error(b2));
         stx_destroy(a);
         stx_destroy(b);
@@ -1599,8 +1600,9 @@ static stx_ctx *with_precision(int precision, int threads) {
     return x;
 }
 
-/* N rows of I inputs, O outputs. A large GEMM is tested with all activations together
-   with a bias and a stored pre-activation; other combinations are tested once. */
+/* A layer with N rows, I inputs and O outputs. A large GEMM is tested with every
+   activation, always with a bias and a stored pre-activation; other combinations are
+   tested once. */
 static void linear_fused_case(stx_ctx *x, size_t N, size_t I, size_t O) {
     size_t n = N * O, i;
     int act;
@@ -1631,8 +1633,8 @@ static void linear_fused_case(stx_ctx *x, size_t N, size_t I, size_t O) {
     free(pre_want);
 }
 
-/* A GEMM with bias and activation in one pass must be bit-identical to the GEMM
-   followed by them, for sizes beyond the blocks of K, N and M. */
+/* A GEMM with bias and activation in one pass must be bit-identical to a GEMM followed
+   by separate passes, for sizes beyond one block of K, N and M. */
 static void linear_fused(void) {
     static const size_t size[][3] = {{1, 5, 7},       {3, 300, 700},   {2, 40, 3},
                                      {70, 600, 300},  {700, 385, 520}, {5, 33, 1100},
@@ -1785,7 +1787,8 @@ static stx_tensor *n_embedding(stx_ctx *x, stx_tensor **in) {
     return stx_embedding(x, in[0], stx_tokens(x, id, 1, 17));
 }
 
-/* The ops, with a bit for each of the inputs (17,17), (17,17) and (17) that they read. */
+/* The ops. The bits of a row state which of the inputs (17,17), (17,17) and (17) the op
+   reads. */
 static const struct {
     const char *name;
     nan_op op;
@@ -1841,7 +1844,7 @@ static void nans_in_ops(stx_ctx *x) {
 
 enum { NAN_PARTS = 9, NAN_SPAN = 6 };
 
-/* Puts a NaN, number i of three, in an input of attention. */
+/* Puts NaN number i of three in input `part` of attention. */
 static void nan_in_attention(stx_ctx *x, int part, size_t i, double eps) {
     static const char *names[] = {"q",
                                   "k",
@@ -1891,7 +1894,7 @@ static void nan_in_attention(stx_ctx *x, int part, size_t i, double eps) {
           names[part], at, ad.eps, stx_item(x, y), stx_error(x));
     stx_backward(x, y);
     stx_clear_error(x);
-    /* without persistent vectors no weight is left at all */
+    /* without persistent vectors, no weight remains */
     if (part == NAN_SPAN) {
         stx_begin(x, STX_TRAIN);
         memset(&in, 0, sizeof in);
@@ -1905,8 +1908,8 @@ static void nan_in_attention(stx_ctx *x, int part, size_t i, double eps) {
     for (j = 0; j < NAN_PARTS; j++) free(d[j]);
 }
 
-/* An infinite logit must not result in a finite loss. Minus infinity means a word of
-   probability 0. */
+/* An infinite logit must not result in a finite loss. A logit of minus infinity gives
+   its word probability 0. */
 static void infinite_logits(stx_ctx *x) {
     static const int32_t id[2] = {0, 1};
     stx_real l[6] = {1, (stx_real)HUGE_VAL, 2, 3, 4, 5};
@@ -1995,7 +1998,7 @@ static void skipped_step(int kind, double bad) {
     stx_destroy(x);
 }
 
-/* Adagrad with the clipping of the references, on given values. */
+/* Adagrad with the clipping of the references, for fixed values. */
 static void adagrad_reference(void) {
     static const double gp[5][3] = {{.3, -.4, 0},
                                     {.003, .001, -.002},
@@ -2150,12 +2153,12 @@ static void rule_make(rule_run *r, const stx_optim_desc *d) {
     r->o = stx_optim_create(r->p, d);
 }
 
-/* RAdam in double. r2: the square of the rectification. */
+/* RAdam in double. r2: the square of the rectification factor. */
 typedef struct radam_state {
     double th[3], m[3], v[3];
 } radam_state;
 
-/* rho of update t. Updates with 5 or more are rectified. */
+/* Returns rho of update t. The update is rectified if rho is at least 5. */
 static double radam_rho(double b2, int t) {
     return 2 / (1 - b2) - 1 - 2 * t * pow(b2, t) / (1 - pow(b2, t));
 }
@@ -2305,7 +2308,7 @@ static void radams(void) {
         }
 }
 
-/* LAMB: norms are those of a whole tensor, even if it is divided into chunks; tensors
+/* LAMB: norms are taken over a whole tensor, even if it is divided into chunks; tensors
    of zeros move by the direction alone; a saved run continues bit-identically. */
 static void lambs(void) {
     stx_optim_desc d;
@@ -2381,7 +2384,7 @@ static void beta_formula(int kind, double b1, double b2, int t, double g, double
         *th -= 0.1 * sqrt(c2 * radam_r2(b2, t)) / c1 * *m / (sqrt(*v) + 1e-8);
 }
 
-/* A beta of 0, which is requested by -1: Adam, AdamW and RAdam without a memory of
+/* Betas of 0, which are selected by -1. Adam, AdamW and RAdam then have no memory of
    gradients, of their squares, or of both. zero: 1 beta1, 2 beta2, 3 both. */
 static void zero_betas_case(int kind, int zero) {
     double b1 = zero & 1 ? 0 : 0.9, b2 = zero & 2 ? 0 : 0.999;
@@ -2461,7 +2464,7 @@ static void check_lr(const char *what, const stx_schedule *s, uint64_t n, double
 static const double pi = 3.14159265358979323846;
 
 /* The literal schedules of the references: the first update has the full learning rate,
-   and update n has the one of n - 1. */
+   and update n has the rate of our update n - 1. */
 static void literal_schedules(uint64_t W, uint64_t n) {
     const stx_schedule constant = {.kind = STX_LR_CONSTANT, .literal = 1, .lr = 2, .warmup = W},
                        cosine = {.kind = STX_LR_COSINE,
@@ -2488,7 +2491,7 @@ static void literal_schedules(uint64_t W, uint64_t n) {
     check_lr("literal inverse root", &root, n, want, 1e-14);
 }
 
-/* Our schedules: the peak is at n = W, and they are continuous. */
+/* Our schedules must peak at n = W and be continuous. */
 static void our_schedules(uint64_t W, uint64_t n) {
     const stx_schedule constant = {.kind = STX_LR_CONSTANT, .lr = 0.07, .warmup = W},
                        start = {.kind = STX_LR_CONSTANT, .lr = 0.07, .lr_start = 0.01, .warmup = W},
@@ -2595,7 +2598,7 @@ static void recursive_schedules(void) {
           "a recursive cosine without a descent");
 }
 
-/* The decay of the reference for PTB. */
+/* The decay that the reference uses for PTB. */
 static void noam_schedules(void) {
     const stx_schedule ptb = {.kind = STX_LR_NOAM, .lr = 3, .dim = 1024, .warmup = 32000},
                        plain_root = {.kind = STX_LR_NOAM, .lr = 3};
@@ -2610,8 +2613,8 @@ static void noam_schedules(void) {
     }
 }
 
-/* A factor of 0.98 per epoch of 40 updates, starting with the fourth epoch; or applied
-   once; or never. */
+/* A factor of 0.98 per epoch of 40 updates, starting with the fourth epoch; a factor
+   that is applied only once; or no factor. */
 static void decayed_schedule(int kind, uint64_t n) {
     stx_schedule s = {
         .kind = kind, .lr = 2, .warmup = 10, .total = 500, .decay_from = 160, .decay_every = 40};
@@ -2714,8 +2717,8 @@ static void persistent_tensors(void) {
     stx_destroy(x);
 }
 
-/* stx_backward_many from the same tensor twice: its gradients add up. A second backward
-   pass in a step is an error. */
+/* stx_backward_many with the same tensor twice: the gradients must add up. A second
+   backward pass in a step is an error. */
 static void backward_many(void) {
     static const stx_real v[6] = {2, 1, -1, 3, 0.25, 1};
     stx_ctx *x = plain(1, 1);
@@ -2739,8 +2742,8 @@ static void backward_many(void) {
     stx_destroy(x);
 }
 
-/* After a backward pass, a loss that depends on an earlier result is an error if a
-   gradient would be lost, and none if the result is detached. */
+/* After a backward pass, a loss that depends on an earlier result must be an error if a
+   gradient would be lost. If the result is detached, there must be no error. */
 static void backward_past_removed_ops(void) {
     static const stx_real v[6] = {2, 1, -1, 3, 0.25, 1};
     stx_real g[6];
@@ -2775,7 +2778,8 @@ static void lifetimes(void) {
 
 static const size_t grads_size[3] = {7, 64, 130};
 
-/* The block of all gradients must have the norm of the gradients of t. */
+/* Checks that the norm of the block of all gradients equals the norm of the gradients
+   of t. */
 static void check_block_norm(const stx_real *g, size_t n, stx_tensor *const *t) {
     double sum = 0, want = 0;
     size_t e;
@@ -2787,7 +2791,7 @@ static void check_block_norm(const stx_real *g, size_t n, stx_tensor *const *t) 
           sum);
 }
 
-/* Runs three steps with the gradients in one block or separate. w: receives the
+/* Runs three steps with the gradients in one block or separate. w receives the
    parameters. */
 static void grads_run(int one, stx_real **w) {
     static const char *const name[3] = {"a", "b", "c"};
@@ -2840,8 +2844,9 @@ static void grads_run(int one, stx_real **w) {
     stx_destroy(x);
 }
 
-/* stx_params_grads frees the gradients of a reservation: the gradient of a later
-   parameter, which would have fitted into the reservation, is allocated separately. */
+/* stx_params_grads frees the gradient memory of a reservation. The gradient of a later
+   parameter, which would have fitted into the reservation, must then be allocated
+   separately. */
 static void grads_end_a_reservation(void) {
     stx_ctx *x = plain(4, 1);
     stx_params *p = stx_params_create(x);
@@ -2865,7 +2870,8 @@ static void grads_end_a_reservation(void) {
     stx_destroy(x);
 }
 
-/* With gradients in one block, backward and the optimiser must give the same results. */
+/* Backward and the optimiser must give the same results if all gradients are in one
+   block. */
 static void grads_in_one(void) {
     stx_real *w[2][3];
     int k;
@@ -3017,7 +3023,8 @@ static void initialisers(void) {
 /* Half a unit in the last place of 1. */
 static const double unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8;
 
-/* softmax of (0, v): the ratio must be e^v, up to three roundings. */
+/* In the softmax of (0, v), the ratio of the results must be e^v, up to three
+   roundings. */
 static void softmax_exponentials(stx_ctx *x) {
     double worst = 0, e;
     int i;
@@ -3086,9 +3093,9 @@ static double normal_density(double v) {
     return 0.39894228040143267794 * exp(-0.5 * v * v);
 }
 
-/* The largest errors of the functions of the inner loops: in ulps; for phi and its
-   density absolute; for the tail of phi relative. bad: the number of wrong NaNs, zeros
-   or infinities. */
+/* The largest errors of the functions of the inner loops. Errors are in ulps, except
+   that they are absolute for phi and its density, and relative for the tail of phi.
+   bad: the number of wrong NaNs, zeros or infinities. */
 typedef struct math_errors {
     double exp, tanh, sigmoid, sqrt, phi, tail, density;
     int bad;
@@ -3122,8 +3129,9 @@ static void math_errors_at(math_errors *w, int fma, stx_real v) {
         raise_worst(&w->sqrt, ulps((double)stx_fast_sqrt(fma, v), sqrt(d)));
 }
 
-/* Argument i of `rounds`. If i is even: bit patterns that cover all exponents, both
-   signs and NaN. If i is odd: first the special values, then values in [-15,15]. */
+/* Argument i of `rounds`. If i is even: a bit pattern; together, these cover all
+   exponents, both signs and NaN. If i is odd: first the special values, then values in
+   [-15,15]. */
 static stx_real math_argument(int i, int rounds) {
     static const double special[] = {0.0,      -0.0,  1e-45,  -1e-45, 1e-39, -1e-39, FLT_MIN,
                                      -FLT_MIN, 0.625, -0.625, 15,     -15,   87.33,  -87.33,
@@ -3164,8 +3172,8 @@ static void maths(void) {
 
 
 /* >>kernels: each on every instruction set of this machine, against a plain loop in
-   double. One thread and three must agree bit-exactly. Outputs begin as c, which shows
-   what is added to and what is overwritten. */
+   double. One thread and three must agree bit-exactly. Outputs start with the values of
+   c, which shows whether they are added to or overwritten. */
 
 static double act_of(double v, int act) {
     switch (act) {
@@ -3188,7 +3196,7 @@ static double slope_of(double v, int act) {
     }
 }
 
-/* The private kernel, with positional parameters. */
+/* Calls the private kernel with positional parameters. */
 static void cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits,
                               size_t N, size_t V, size_t start, size_t size, size_t w, size_t K,
                               size_t c, int forward) {
@@ -3416,7 +3424,7 @@ static void kernels_act(kernel_data *f) {
     }
 }
 
-/* Computes s, the normalised rows, and q, 1 / standard deviation. */
+/* Sets s to the normalised rows, and q to 1 / their standard deviation. */
 static void normalise(kernel_data *f) {
     const size_t C = f->C;
     size_t r, j;
@@ -3466,7 +3474,7 @@ static void kernels_layernorm(kernel_data *f) {
            k_layernorm_bwd(x, y, NULL, NULL, dy, a, b, mean, rstd, N, C, 1), (double)c[i] + w[i]);
 }
 
-/* s = softmax of the rows of a; returns the sum of -log s of the targets,
+/* Sets s to the softmax of the rows of a. Returns the sum of -log s of the targets,
    divided by 3. */
 static double softmax_rows(kernel_data *f) {
     const size_t C = f->C;
@@ -3553,7 +3561,8 @@ static void kernels_dropout(kernel_data *f) {
            (double)(stx_real)(c[i] * mask[i]));
 }
 
-/* h is sm, which contains the values of c; f is a; s is written to v0. */
+/* Arguments for which h is sm, with the values of c, and f is a. Result s is written to
+   v0. */
 static stx_residual_norm_args residual_args(const kernel_data *f, stx_real drop) {
     stx_residual_norm_args k;
     memset(&k, 0, sizeof k);
@@ -3575,13 +3584,14 @@ static stx_residual_norm_args residual_args(const kernel_data *f, stx_real drop)
     return k;
 }
 
-/* w becomes m in double, masked by dropout if `masked`. */
+/* Copies m to w, in double, with the dropout mask applied if `masked` is set. */
 static void widen(const kernel_data *f, int masked) {
     size_t e;
     for (e = 0; e < f->n; e++) f->w[e] = (double)f->m[e] * (masked ? (double)f->mask[e] : 1);
 }
 
-/* Compares residual_norm, which is one pass, with dropout, axpy and layernorm. */
+/* Compares residual_norm, a single pass, with separate calls of dropout, axpy and
+   layernorm. */
 static void kernels_residual_norm(kernel_data *f, stx_real drop) {
     stx_residual_norm_args k = residual_args(f, drop);
     const stx_real *a = f->a, *b = f->b, *c = f->c, *dy = f->dy;
@@ -3615,7 +3625,7 @@ static void kernels_residual_norm(kernel_data *f, stx_real drop) {
            (k.dshift = y, stx_residual_norm_bwd(x, &k)), (double)c[i] + w[i]);
 }
 
-/* The same with a bias. Also df if ds is added to, or not requested. */
+/* The same with a bias. Also tests df if ds is added to, and if ds is not requested. */
 static void kernels_residual_norm_bias(kernel_data *f, stx_real drop) {
     stx_residual_norm_args k = residual_args(f, drop);
     const stx_real *a = f->a, *b = f->b, *c = f->c, *dy = f->dy;
@@ -3690,7 +3700,7 @@ static double adam_step(double p, double g, double m, double v, int plain_) {
     return plain_ ? kept - step : kept - step / (sqrt((0.99 * v + 0.01 * e * e) / 0.25) + 1e-3);
 }
 
-/* Parameter y, its gradient dy, and the state in b and v0. */
+/* Resets parameter y, its gradient dy, and the optimiser state in b and v0. */
 static void reset_update(kernel_data *f, stx_optim_chunk *p, stx_real *y) {
     p->p = y;
     memcpy(f->sm, f->dy, f->n * sizeof *f->sm);
@@ -3705,8 +3715,8 @@ static double sum_of_squares(const stx_real *a, size_t n) {
     return sum;
 }
 
-/* One step of each optimiser, and one that is skipped: the gradient is set to zero, and
-   everything else stays the same. */
+/* One step of each optimiser, and a skipped one, which must zero the gradient and
+   change nothing else. */
 static void kernels_update(kernel_data *f) {
     const stx_real *c = f->c, *dy = f->dy, momentum = (stx_real)0.9, small = (stx_real)0.01;
     stx_real *b = f->b, *v0 = f->v0;
@@ -3813,8 +3823,8 @@ static stx_optim *chunk_run(int kind, int threads) {
     return o;
 }
 
-/* Updates are divided into chunks: three threads must give the same bits, and every
-   element must be updated. */
+/* Updates are divided into chunks. The results with three threads must be bit-identical
+   to those with one, and every element must be updated. */
 static void update_chunks(void) {
     int kind;
     for (kind = STX_SGD; kind <= STX_LAMB; kind++) {
@@ -3892,9 +3902,9 @@ typedef struct part {
     size_t r0, rows, c0, cols;
 } part;
 
-/* A GEMM of M rows with a part of W or (tb) its transpose, which must give the same
-   result with W's packed values and with an unpacked copy of W. With M = 2, a batch
-   shares one matrix; with M = 3, each has its own part. copy: scratch. */
+/* A GEMM of M rows with a part of W or, if tb is set, of its transpose. The packed
+   values must give the same result as an unpacked copy of them. With M = 2, a batch
+   shares one matrix; with M = 3, each has a separate part. copy: scratch. */
 static void packed_gemm(stx_ctx *x, stx_tensor *W, size_t M, int tb, part p, double alpha,
                         double beta, stx_real *copy, const char *what) {
     size_t N = tb ? p.rows : p.cols, K = tb ? p.cols : p.rows, i, wrong = 0,
@@ -3930,7 +3940,7 @@ static const char *kind_name(int kind) {
     return kind == STX_WEIGHTS_BF16 ? "bf16" : "int8";
 }
 
-/* The bytes of the packed copy of a weight with R rows and C columns. */
+/* The size, in bytes, of the packed copy of a weight with R rows and C columns. */
 static size_t packed_bytes(int kind, size_t R, size_t C) {
     return R * (kind == STX_WEIGHTS_BF16 ? 2 * C : C + (C + 31) / 32 * 4);
 }
@@ -4009,8 +4019,8 @@ static int packed_is_read(stx_ctx *x, stx_tensor *W) {
 
 enum { PACKED_R = 40, PACKED_C = 50, PACKED_N = PACKED_R * PACKED_C };
 
-/* Nonzero if `now` is the nearest value to `was` in the format. most: the largest |was|
-   of the group. bf16 has 8 bits, int8 has steps of most / 127. */
+/* Nonzero if `now` is the value of the format that is nearest to `was`. most: the
+   largest |was| of the group. bf16 has 8 binary digits, int8 has steps of most / 127. */
 static int is_nearest(int kind, double was, double now, double most) {
     double step = kind == STX_WEIGHTS_BF16 ? fabs(was) / 128 : most / 127, multiple;
     if (!(fabs(was - now) <= 0.5001 * step)) return 0;
@@ -4024,8 +4034,8 @@ static int is_nearest(int kind, double was, double now, double most) {
     return CLOSE(now, multiple * most / 127, 1e-6);
 }
 
-/* Packing rounds to nearest, and repeating it changes nothing. A small weight is not
-   packed. */
+/* Packing must round to nearest, and repeating it must change nothing. A small weight
+   must not be packed. */
 static void packed_rounding(stx_params *p, stx_tensor *W, stx_tensor *small, int kind) {
     static stx_real was[PACKED_N], now[PACKED_N];
     size_t i, k, bad = 0;
@@ -4062,7 +4072,7 @@ static void reload(stx_params *p) {
     remove(name);
 }
 
-/* Every function that writes parameters frees the packed copy. */
+/* Every function that writes parameters must free the packed copy. */
 static void packed_writes(stx_params *p, stx_tensor *W, int kind) {
     enum { SET, SCALE, STEP, UPLOAD, LOAD, CLAMP, WRITES };
 
@@ -4109,7 +4119,7 @@ static void packed_errors(stx_params *p, stx_tensor *W, int kind) {
     }
 }
 
-/* Memory runs out: for the list, for the first copy, or for the second. */
+/* Packing runs out of memory: for the list, for the first copy, or for the second. */
 static void packed_memory(int failing) {
     counter c;
     stx_ctx *x;
@@ -4176,9 +4186,9 @@ static void draw(const stx_sampling *s, const stx_real *l, size_t V, int *hist) 
     free(work);
 }
 
-/* The chi-square of hist for probabilities p. If p is 0, the word must not occur. A
-   correct sampler stays below the bound with probability 0.9999. Every run has the same
-   draws, so that it passes either always or never. */
+/* Checks the chi-square statistic of a histogram for the probabilities p. A word with p
+   = 0 must not occur. A correct sampler stays below the bound with probability 0.9999.
+   Every run has the same draws, so the test either always passes or always fails. */
 static void fits(const char *what, const int *hist, const double *p, size_t V) {
     double chi = 0, total = 0, bound;
     size_t i, k = 0;
@@ -4198,7 +4208,7 @@ static void fits(const char *what, const int *hist, const double *p, size_t V) {
 
 enum { V7 = 7 };
 
-/* Seven logits, and the words in the order of falling logits. */
+/* Seven logits, and the words in order of falling logits. */
 static const stx_real logits7[V7] = {(stx_real)0.3, (stx_real)2.1,  (stx_real)-1.0, (stx_real)1.2,
                                      (stx_real)0.9, (stx_real)-0.2, (stx_real)1.7};
 
@@ -4240,8 +4250,8 @@ static void sampling_temperature(void) {
     check_draws("a huge temperature", &s, logits7, p);
 }
 
-/* The probabilities after keeping the first k words, and of these as many as have a
-   share of top_p. */
+/* Restricts p to the first k words, and of these to the first ones whose share reaches
+   top_p. */
 static void truncated(double *p, size_t k, double top_p) {
     double total = 0, mass = 0;
     size_t i;
@@ -4269,7 +4279,7 @@ static void sampling_truncated(void) {
         check_draws("top_p", &s, logits7, p);
     }
     s.top_k = 3;
-    s.top_p = 0.7; /* a share of what top_k leaves */
+    s.top_p = 0.7; /* a share of the probability that top_k leaves */
     truncated(p, 3, 0.7);
     check_draws("top_k, then top_p", &s, logits7, p);
     s.top_k = 0;
