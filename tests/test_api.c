@@ -2464,7 +2464,7 @@ static void check_lr(const char *what, const stx_schedule *s, uint64_t n, double
 static const double pi = 3.14159265358979323846;
 
 /* The literal schedules of the references: the first update has the full learning rate,
-   and update n has the rate of our update n - 1. */
+   and update n uses n - 1 in the formulas. */
 static void literal_schedules(uint64_t W, uint64_t n) {
     const stx_schedule constant = {.kind = STX_LR_CONSTANT, .literal = 1, .lr = 2, .warmup = W},
                        cosine = {.kind = STX_LR_COSINE,
@@ -2613,8 +2613,8 @@ static void noam_schedules(void) {
     }
 }
 
-/* A factor of 0.98 per epoch of 40 updates, starting with the fourth epoch; a factor
-   that is applied only once; or no factor. */
+/* A decay by 0.98 per epoch of 40 updates, starting after update 160; a single decay;
+   and no decay. */
 static void decayed_schedule(int kind, uint64_t n) {
     stx_schedule s = {
         .kind = kind, .lr = 2, .warmup = 10, .total = 500, .decay_from = 160, .decay_every = 40};

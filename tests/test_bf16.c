@@ -759,8 +759,8 @@ static stx_attention_args attn_args(const attn *a, const int32_t *pad) {
 
 // >>attention: dense reference
 
-/* Results and gradients of the plain definition, in double, without dropout. With w =
-   stx_attention_weights, m the mask of the span, a = m w and y = sum a v:
+/* Results and gradients of the plain definition, in double, without dropout. m is the
+   mask of the span, w = stx_attention_weights, a = m w and y = sum a v:
 
        g_n  = dy . v_n
        G    = sum a g

@@ -40,7 +40,7 @@ static stx_comp_desc small(void) {
     return d;
 }
 
-/* Models that differ in all their options. */
+/* Sizes for models that differ in all their options. */
 static const size_t some_layers[] = {1, 3}, sizes_m[] = {4, 0, 14}, sizes_c[] = {3, 2, 0};
 
 enum { VARIANTS = 26 };
@@ -207,8 +207,8 @@ static stx_comp *model(stx_ctx *x, const stx_comp_desc *d) {
     return m;
 }
 
-/* Computes the hidden states (B,n,D) of a text in segments. reset[s]: 1 + the stream
-   that is reset before segment s, or 0. reset may be NULL. */
+/* Computes the hidden states (B,n,D) of a text in segments. reset may be NULL;
+   otherwise, reset[s] is 1 + the stream that is reset before segment s, or 0. */
 static stx_real *by_segments(stx_comp *m, const int32_t *t, size_t B, size_t n, stx_comp_state *s,
                              const int *reset) {
     const size_t D = m->desc.dim;
@@ -229,8 +229,8 @@ static stx_real *by_segments(stx_comp *m, const int32_t *t, size_t B, size_t n, 
     return all;
 }
 
-/* The largest difference between the rows of two states, not counting missing rows.
-   Infinity if they differ in which rows exist, are missing or were pushed. */
+/* Returns the largest difference between the rows of two states, ignoring missing rows.
+   Infinity if the two differ in which rows exist, are missing or were pushed. */
 static double states_differ(const stx_comp_state *a, const stx_comp_state *b) {
     double worst = 0;
     size_t l, i;
@@ -254,8 +254,9 @@ static double states_differ(const stx_comp_state *a, const stx_comp_state *b) {
     return worst;
 }
 
-/* The number of tokens of the step that starts at token i: many lengths first, then one
-   token, then one to three. With resets, no step crosses the end of a segment. */
+/* Returns the number of tokens of the step that starts at token i. Steps first have
+   many different lengths, then one token, then one to three. With resets, no step
+   crosses the end of a segment. */
 static size_t step_length(size_t i, size_t n, int resets) {
     size_t w = 1 + i % 3;
     if (resets)
@@ -267,7 +268,7 @@ static size_t step_length(size_t i, size_t n, int resets) {
     return STX_MIN(w, n - i);
 }
 
-/* Computes the hidden states (B,n,D) of a text in steps of a generator. reset: as in
+/* Computes the hidden states (B,n,D) of a text with steps of a generator. reset: as in
    by_segments. */
 static stx_real *by_steps(const char *name, stx_comp_gen *g, const int32_t *t, size_t B, size_t n,
                           const int *reset) {
@@ -349,7 +350,8 @@ static void steps_case(const char *name, const stx_comp_desc *d, int resets) {
     stepwise = by_steps(name, g, t, B, n, resets ? reset : NULL);
     e = max_difference(stepwise, whole, B * n * D);
     CHECK(e <= tol, "%s%s: steps differ from segments by %g", name, how, e);
-    if (d->recurrence != STX_COMP_STORE_ROTATE) { /* which moves memory even in a short call */
+    if (d->recurrence != STX_COMP_STORE_ROTATE) { /* this form moves memory even in a
+                                                     short call */
         e = states_differ(s, g->state);
         CHECK(e <= tol, "%s%s: memories differ by %g", name, how, e);
     }
@@ -364,8 +366,8 @@ static void steps_case(const char *name, const stx_comp_desc *d, int resets) {
 }
 
 /* Compares single tokens and steps of many lengths with whole segments: hidden states,
-   the memories afterwards, and the scores of feed. Also with streams that are reset
-   between segments. */
+   final memories, and the scores of feed. Also with streams that are reset between
+   segments. */
 static void steps(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -376,8 +378,8 @@ static void steps(void) {
     }
 }
 
-/* Another token must change the output at its position, but nothing before it and
-   nothing in the other row. A row alone must have the same output as in the batch. */
+/* A changed token must change the output at its position, but nothing before it and
+   nothing in the other row. A row must have the same output alone as in the batch. */
 static void causality(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -487,9 +489,9 @@ static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t 
 }
 
 /* In training, too, the nll of a batch whose streams are reset at different times must
-   be the mean over single streams, each of which starts with a new state at that time.
-   A stream that is copied out of its batch, and streams that are joined one by one,
-   must continue unchanged. */
+   be the mean over single streams, each of which starts with a new state at the time of
+   its reset. A stream that is copied out of its batch, and streams that are joined one
+   by one, must continue unchanged. */
 static void resets_in_training(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -546,8 +548,8 @@ static void resets_in_training(void) {
 }
 
 /* Streams of different ages that are joined must continue as they would alone: rows
-   that a stream has not seen are missing, and rows that were compressed in other groups
-   are not mixed up. */
+   that a stream has not seen are missing, and rows that the streams compressed in
+   different groups must not be confused. */
 static void ages(void) {
     int k;
     for (k = 0; k < 3 * VARIANTS; k++) {
@@ -654,8 +656,8 @@ static void limit(void) {
     stx_destroy(x);
 }
 
-/* STX_COMP_LITERAL_FREEZE takes effect in the segment after the one that froze, whether
-   or not layers are recomputed: two segments on one tape. */
+/* STX_COMP_LITERAL_FREEZE must take effect in the segment after the one that froze,
+   with and without recomputed layers. Both segments are on one tape. */
 static void frozen(void) {
     double norm[2];
     int k;
@@ -692,10 +694,10 @@ static void frozen(void) {
           norm[1]);
 }
 
-/* In training, STX_COMP_AUX_BPTT compresses the rows of the last evictions again. If
-   the weights are the same, this changes nothing, so the losses must equal those of an
-   evaluation. The memory is not a multiple of a segment, so the first eviction is
-   smaller than the others. */
+/* In training, STX_COMP_AUX_BPTT recompresses the rows of the last evictions. With the
+   same weights, this changes nothing, so the losses must equal those of an evaluation.
+   The memory is not a multiple of a segment, so the first eviction is smaller than the
+   others. */
 static void bptt_again(int compress) {
     stx_comp_desc d = small();
     stx_ctx *x = context(1, 5);
@@ -728,8 +730,8 @@ static void bptt_again(int compress) {
     stx_destroy(x);
 }
 
-/* Each dropout must have an effect: the loss (with aux_dropout, the auxiliary loss)
-   changes, but not by much. */
+/* Each dropout must change the loss (aux_dropout: the auxiliary loss), but not by
+   much. */
 static void dropouts(void) {
     int k;
     double nll[5], aux[5];
@@ -765,8 +767,8 @@ static void dropouts(void) {
     }
 }
 
-/* Trains m with evaluations between the steps, and a second model, in another context,
-   that recomputes and never evaluates. With every dropout, the losses must be equal. */
+/* Trains m, with evaluations between the steps, and m2 in another context, with
+   recomputation and without evaluations. With every dropout, the losses must be equal. */
 static void steps_equal(const char *name, stx_comp *m, stx_comp_state *s, stx_comp *m2,
                         stx_comp_state *s2, const int32_t *t, size_t n) {
     stx_ctx *x = m->ctx, *x2 = m2->ctx;
@@ -897,7 +899,8 @@ static void states(void) {
     unlink(path);
 }
 
-/* The sum of the magnitudes of the gradients of parameters whose names contain `part`. */
+/* Returns the sum of the gradients' magnitudes over all parameters whose names contain
+   `part`. */
 static double gradient_of(const stx_comp *m, const char *part) {
     double sum = 0;
     size_t i, k;
@@ -910,7 +913,7 @@ static double gradient_of(const stx_comp *m, const char *part) {
 }
 
 /* Checks the auxiliary losses of the layers and their sum. Their gradients must reach
-   only the compression. nll: of this step. */
+   only the compression parameters. nll: the language loss of this step. */
 static void aux_is_separate(const char *name, stx_comp *m, stx_tensor *nll) {
     stx_ctx *x = m->ctx;
     stx_tensor *aux;
@@ -936,9 +939,9 @@ static void aux_is_separate(const char *name, stx_comp *m, stx_tensor *nll) {
               gradient_of(m, m->params->name[k]));
 }
 
-/* The gradient of the language loss must reach all parameters except those of the
-   compression, and with BPTT those as well. The auxiliary loss must reach only the
-   compression. Neither may reach an earlier segment. */
+/* The gradient of the language loss must reach all parameters, but those of the
+   compression only with BPTT. The gradient of the auxiliary loss must reach only the
+   parameters of the compression. Neither may reach an earlier segment. */
 static void detached(void) {
     static const int which[] = {0, 2, 19, 20, 23, 10, 9};
     size_t i;
@@ -1017,7 +1020,8 @@ static double pass_of(stx_lm *lm, stx_comp *m, stx_optim *o, void *s, const int3
     return mean;
 }
 
-/* The number of the n - 1 next tokens of a text that generation predicts correctly. */
+/* Returns how many of the n - 1 next tokens of a text are predicted correctly by
+   generation. */
 static size_t predicted(stx_lm *lm, stx_comp *m, const int32_t *t, size_t n) {
     void *g = lm->gen_create(m, 1, 0);
     stx_sampling best;
@@ -1032,8 +1036,8 @@ static size_t predicted(stx_lm *lm, stx_comp *m, const int32_t *t, size_t n) {
     return right;
 }
 
-/* A model must be able to learn one batch by heart, through stx_lm. Its compression
-   loss must decrease as well. */
+/* A model trained through stx_lm must be able to learn one batch by heart. The loss of
+   its compression must decrease as well. */
 static void overfit(void) {
     static const int which[] = {0, 5, 13, 14, 20, 25};
     size_t k;
@@ -1372,7 +1376,8 @@ static void bad_descs(void) {
     stx_destroy(x);
 }
 
-/* Parameters can be counted without a model. Zeros in the desc select the defaults. */
+/* Parameters can be counted without a model. Zeros in the desc must select the
+   defaults. */
 static void counts_and_defaults(void) {
     stx_comp_desc d;
     stx_ctx *x;
@@ -1409,8 +1414,9 @@ static void fails(stx_ctx *x, const char *pattern) {
     stx_begin(x, STX_EVAL);
 }
 
-/* Padding of tokens and padding of vectors must give bit-identical hidden states,
-   losses and memories. stx_comp_aux must be 0 if nothing is compressed. */
+/* Padding given with the tokens and padding given with the vectors must result in
+   bit-identical hidden states, losses and memories. stx_comp_aux must be 0 if nothing
+   is compressed. */
 static void padded_tokens(void) {
     enum { B = 2, N = 5 * S };
 
@@ -1456,8 +1462,8 @@ static void padded_tokens(void) {
     stx_destroy(x);
 }
 
-/* A literal form that the model cannot have must be refused by name. STX_COMP_LITERAL
-   selects those that it can have. */
+/* A literal form that a model cannot have must be refused by name. STX_COMP_LITERAL
+   must select the forms that it can have. */
 static void literal(void) {
     static const struct {
         int compress, aux, positions;
@@ -1569,7 +1575,7 @@ static void bad_states(stx_comp *m, stx_comp_state *s, stx_comp_state *strange) 
     fails(x, "got 1 and 5");
 }
 
-/* Sizes of a state that the model's options exclude. */
+/* State sizes that the model's options exclude must be refused. */
 static void bad_state_sizes(stx_ctx *x) {
     static const size_t more[LAYERS] = {9, 9, 9}, unequal[LAYERS] = {4, 5, 6};
     stx_comp_desc d = small();
@@ -1626,7 +1632,7 @@ static void bad_generation(stx_comp *m, stx_comp_state *s, const int32_t *t) {
     fails(x, "B = 1 streams, got 2");
 }
 
-/* Invalid calls. */
+/* Invalid calls must be refused. */
 static void errors(void) {
     stx_ctx *x = context(1, 1);
     stx_comp_desc d = small();
@@ -1699,8 +1705,8 @@ static void bad_files(void) {
     unlink(path);
 }
 
-/* Ignored targets: with -1, other negative ids and padding, the nll must be the mean of
-   -log p over the other targets. */
+/* With ignored targets (-1, other negative ids, and padding), the nll must be the mean
+   of -log p over the remaining targets. */
 static void targets(void) {
     int k;
     for (k = 0; k < 4; k++) {
@@ -1742,7 +1748,7 @@ static void targets(void) {
     }
 }
 
-/* Other tokens in the padding must not change a bit of any other output, in this
+/* Changing the tokens in the padding must not change a bit of any other output, in this
    segment or later ones. */
 static void padding(void) {
     static const int which[] = {0, 2, 3, 4, 5, 6, 9, 10, 14, 19, 24, 25};
@@ -1794,8 +1800,8 @@ static void padding(void) {
     }
 }
 
-/* After a reset in the middle of a segment, earlier tokens must have no effect, in this
-   segment or later ones. */
+/* After a reset in the middle of a segment, earlier tokens must not affect this segment
+   or later ones. */
 static void reset_midway(void) {
     static const int which[] = {0, 5, 6, 10, 11, 21, 4};
     size_t k;
@@ -1834,8 +1840,8 @@ static void reset_midway(void) {
     }
 }
 
-/* Compares the kernel that adds up the attention that rows received with its
-   definition: with and without positions, biases and padding. */
+/* Compares the kernel that adds up the attention that rows received with the
+   definition, with and without positions, biases and padding. */
 static void usage(void) {
     int k;
     for (k = 0; k < 8; k++) {
@@ -1893,9 +1899,9 @@ static void usage(void) {
     }
 }
 
-/* The rows that are kept must be those with the largest usage; of two equal ones, the
-   newer. Missing rows come last. Kept rows stay in temporal order; those of a young
-   stream are at the end. */
+/* The rows with the largest usage must be kept; of two equal ones, the newer. Missing
+   rows come last. Kept rows stay in temporal order; those of a young stream are at the
+   end. */
 static void pick(void) {
     static const stx_real rows[2 * 6] = {1, 2, 3, 4, 5, 6, 10, 20, 30, 40, 50, 60};
     static const stx_real used[2 * 7 * 2] = {3, 1, 8, 4, 4, 2, 1, 1, 2, 1, 0, 0, 9, 1,
@@ -1917,7 +1923,7 @@ static void pick(void) {
     stx_comp_pick(NULL, y, rows, used, 14, &g);
     CHECK(y[0] == 1 && y[3] == 0 && y[4] == 30 && y[5] == 40, "missing rows: %g %g %g",
           (double)y[3], (double)y[4], (double)y[5]);
-    /* row 1: two groups of this row's four */
+    /* row 1: two of the four groups of this row */
     g.first = first;
     stx_comp_pick(NULL, y, rows, used, 14, &g);
     CHECK(y[0] == 1 && y[3] == 0 && y[4] == 30 && y[5] == 40, "a young stream: %g %g %g",
@@ -1925,8 +1931,8 @@ static void pick(void) {
 }
 
 #ifndef SEQTX_DOUBLE
-/* With bf16 operands, the losses must be nearly the same. A repeated run must give the
-   same bits with several threads, whether or not its steps are replayed. */
+/* With bf16 operands, the losses must be nearly the same as in f32. With several threads,
+   a repeated run must give the same bits, whether or not its steps are replayed. */
 typedef struct repeated {
     stx_comp *m;
     stx_comp_state *s;
@@ -1943,7 +1949,7 @@ static void one_step(void *user) {
     stx_backward(x, stx_comp_total(r->m, r->nll));
 }
 
-/* The nll of four steps of a variant, each run by stx_step_run. */
+/* nll receives the nll of four steps of a variant, each run by stx_step_run. */
 static void repeated_steps(int k, int precision, double *nll) {
     const char *name;
     stx_comp_desc d = variant(k, &name);
@@ -1991,8 +1997,8 @@ static void precisions(void) {
 }
 #endif
 
-/* Runs some steps of a variant in a context that can allocate `left` times. Returns
-   nonzero if that was enough; otherwise the error must be that memory ran out. */
+/* Runs some steps of a variant in a context that can make `left` allocations. Returns
+   nonzero if that was enough; otherwise the context must report that memory ran out. */
 static int enough_memory(int k, int left) {
     const char *name;
     stx_comp_desc d = variant(k, &name);
@@ -2027,7 +2033,7 @@ static int enough_memory(int k, int left) {
     return ok;
 }
 
-/* Wherever memory runs out, there must be an error and nothing worse. */
+/* Wherever memory runs out, there must be an error and no crash. */
 static void no_memory(void) {
     int k, left;
     for (k = 0; k < VARIANTS; k += 5)

@@ -68,7 +68,7 @@ static void mode_put(uint64_t word) { (void)fesetround((int)word); }
 
 enum { MODES = sizeof modes / sizeof *modes };
 
-/* The current mode as read back: some processors do not implement traps. */
+/* The current mode as read back, because some processors do not implement traps. */
 static uint64_t mode_now;
 
 static void mode_set(int mode) {
@@ -242,7 +242,7 @@ static stx_lm make_srupp(stx_ctx *x, stx_par **par) {
     return stx_sru_as_lm(stx_sru_lm_create(x, &d));
 }
 
-/* make sets *par to the model if it has architecture parameters. */
+/* `make` creates the model. If it has architecture parameters, *par receives it. */
 static const struct family {
     const char *name;
     stx_lm (*make)(stx_ctx *x, stx_par **par);
@@ -368,8 +368,8 @@ static double changed(void *user, size_t i, double was) {
     return was * 1.1 + 1 / (3 + (double)i);
 }
 
-/* Calls functions of parameters, operators of a training step, and masked rows. a, b:
-   (4,40). */
+/* Calls functions for parameters and masked rows, and the operators of a training step.
+   a, b: (4,40). */
 static void call_operators(stx_ctx *x, stx_real *a, const stx_real *b) {
     static const stx_real inf = (stx_real)HUGE_VAL;
     static const int32_t target[4] = {0, 3, 2, 1};
@@ -421,7 +421,7 @@ static void call_scalars(const double *part) {
     for (i = 0; i < 40; i++) number(stx_par_tau(&cooling, i));
 }
 
-/* Reads a value from a file that overflows when it is converted to float. */
+/* Reads a value from a file. Its conversion to float overflows. */
 static void call_files(stx_ctx *x) {
     float f[2];
     double d[2] = {1.0 / 3, 1e300};
@@ -458,7 +458,8 @@ static uint64_t calls(int mode, char *message) {
     return hash;
 }
 
-/* With the argument "short", only every third model runs, for emulated processors. */
+/* With the argument "short", which is intended for emulated processors, only every
+   third model runs. */
 int main(int argc, char **argv) {
     char message[200];
     uint64_t expected, got;

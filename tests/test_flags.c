@@ -1,9 +1,9 @@
 /* test_flags.c - tests compiler options that relax floating-point arithmetic.
-   tests/flags.sh compiles this file with -ffast-math, with parts of it, and for x87.
-   Functions are compared with libm, and the losses of a small model of each family with
-   those of the double build. Masks must work, and NaN and infinity must be refused
-   where that is required. The tests never detect NaN or infinity by <, == or isnan,
-   because the compiler may remove such comparisons. */
+   tests/flags.sh compiles this file with -ffast-math, with single options of it, and
+   for x87. Functions are compared with libm, and the losses of a small model of each
+   family with those of the double build. Masks must work, and NaN and infinity must be
+   refused where that is required. The tests never detect NaN or infinity by <, == or
+   isnan, because the compiler may remove such comparisons. */
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
@@ -39,8 +39,8 @@ static int same(double a, double b, double tol, double floor_) {
 
 // >>functions
 
-/* N covers all vector widths and a remainder. The values include those where e^v is
-   tiny, and both sides of the points at which v / ln 2 rounds to another integer. */
+/* N covers all vector widths and a remainder. The arguments v include those for which e^v
+   is tiny, and both sides of the points at which v / ln 2 rounds to another integer. */
 enum { N = 4099 };
 
 static double sigmoid(double v) {
@@ -55,7 +55,7 @@ typedef struct function {
     const char *name;
     stx_tensor *(*op)(stx_ctx *x, stx_tensor *t);
     double (*plain)(double v); /* NULL: softmax */
-    double bound;              /* on the relative error */
+    double bound;              /* bound of the relative error */
 } function;
 
 static void check_function(stx_ctx *x, const function *f, const stx_real *a, double top,
@@ -170,7 +170,7 @@ static stx_lm make_par(stx_ctx *x) {
     return stx_par_as_lm(stx_par_create(x, &d));
 }
 
-/* losses: every sixth step of the double build */
+/* losses: those of every sixth step of the double build */
 static const struct family {
     const char *name;
     stx_lm (*make)(stx_ctx *x);
@@ -342,8 +342,8 @@ static void nan_in_attention(stx_ctx *x) {
     }
 }
 
-/* A step with a gradient that is not finite must not change any parameter. It clears
-   the gradient and counts as skipped. */
+/* A step whose gradient is not finite must not change any parameter. It must clear the
+   gradient and count as skipped. */
 static void gradients(stx_ctx *x) {
     stx_real before[40], after[40], bad[3];
     int i, kind;

@@ -138,7 +138,7 @@ static void number(const stx_file *f, const char *file, const char *what, size_t
     free(e);
 }
 
-/* Compares the rows of a layer, and which of them are missing. */
+/* Compares the rows of a layer, and checks which of them are missing. */
 static void memory(const stx_file *f, const char *file, const char *what, size_t l,
                    const stx_memory *s) {
     const stx_memory_layer *y = &s->layer[l];
@@ -237,7 +237,7 @@ static int segment(stx_comp *m, const stx_file *f, const char *name, size_t i, i
     return 1;
 }
 
-/* Compares a model with its file. alternate: two states, where each segment reads one
+/* Compares a model with its file. alternate: uses two states; each segment reads one
    and writes the other. all: STX_COMP_LITERAL replaces the four flags of the file,
    which changes only the gradients of frozen matrices. */
 static void model_case(const char *name, int recompute, int threads, int alternate, int all) {
@@ -370,8 +370,8 @@ static void curve(void) {
     stx_destroy(x);
 }
 
-/* The 16 tokens of greedy decoding after a prompt of t tokens must be the expected
-   ones. All forms are literal except that only full segments enter the memory. */
+/* After a prompt of t tokens, greedy decoding must return the expected 16 tokens. All
+   forms are literal, except that only full segments enter the memory. */
 static void greedy(const char *name, size_t t, const char *expected) {
     stx_ctx *x = golden_ctx(1);
     stx_file *f = open_golden(x, name);

@@ -197,7 +197,7 @@ typedef struct optim_run {
     double *init[2], *grads[2], *expected[2];
 } optim_run;
 
-/* Reads the entries of a variant. Those of "spec" have other names. */
+/* Reads the entries of a variant. The entries of "spec" have other names. */
 static int read_run(const stx_file *f, const char *variant, optim_run *r) {
     const int spec = !strcmp(variant, "spec");
     char key[64], param[16];
@@ -249,7 +249,8 @@ static void variant_desc(const stx_file *f, const char *variant, stx_optim_desc 
     od->weight_decay = variant_need(f, variant, "weight_decay");
 }
 
-/* Compares the parameters after a step, which must have zeroed the gradients. */
+/* Compares the parameters after a step, and checks that the step has zeroed the
+   gradients. */
 static void compare_step(const char *variant, const optim_run *r, const stx_params *p, size_t step,
                          double tol) {
     stx_ctx *x = p->ctx;

@@ -140,7 +140,7 @@ static void load(stx_ctx *x, stx_params *p, const stx_file *f) {
     }
 }
 
-/* Checks that the file has only parameters that the model has, too. */
+/* Checks that the file has no parameters that the model lacks. */
 static void no_more(const stx_par *m, const stx_file *f, const char *file) {
     size_t i;
     for (i = 0; i < stx_file_count(f); i++) {
@@ -152,8 +152,8 @@ static void no_more(const stx_par *m, const stx_file *f, const char *file) {
     }
 }
 
-/* Returns the largest magnitude in all entries whose names begin and end with these
-   texts. */
+/* Returns the largest magnitude in all entries whose names have this beginning and this
+   ending. */
 static double entry_top(const stx_file *f, const char *ending, const char *beginning) {
     double top = 0;
     size_t i, k, n;
@@ -198,7 +198,7 @@ static void tensor_is(stx_ctx *x, const stx_file *f, const char *file, const cha
     if (t) same_as(x, f, file, key, t->data, t->size, TOL, 1e-2);
 }
 
-/* Compares the rows of a block after step s, and which of them are missing. */
+/* Compares the rows of a block after step s, and checks which of them are missing. */
 static void memory(const stx_file *f, const char *file, size_t l, size_t s,
                    const stx_par_state *st) {
     const stx_memory_layer *y = &st->mem->layer[l];
@@ -242,7 +242,7 @@ static void reset(const stx_file *f, size_t s, stx_par_state *st) {
 }
 
 /* Sets the temperature and the noise of step s in a search. *u is the noise of the
-   previous step, or NULL; it is freed and replaced. */
+   previous step, or NULL; it is freed and replaced by the new noise. */
 static void set_noise(stx_par *m, const stx_file *f, size_t s, stx_real **u) {
     size_t n;
     double *tau = entry(f, "tau", &n);
@@ -258,7 +258,7 @@ static void set_noise(stx_par *m, const stx_file *f, size_t s, stx_real **u) {
     stx_par_set_uniforms(m, *u, n);
 }
 
-/* Compares an evaluation in a mode, by a search or by a fixed network. */
+/* Compares an evaluation in a mode of a search, or an evaluation of a fixed network. */
 static void evaluate(stx_par *m, const stx_file *f, const char *file, const char *mode, size_t B,
                      size_t steps) {
     stx_ctx *x = m->ctx;
@@ -350,8 +350,8 @@ static void gates(stx_par *m, const stx_file *f, const char *name, size_t i, siz
     free(w);
 }
 
-/* Compares a training step from state s to o. last: it is the last one of the file.
-   Returns the total loss, or NULL. */
+/* Compares a training step that reads state s and writes state o. last: it is the last
+   step of the file. Returns the total loss, or NULL. */
 static stx_tensor *train_step(stx_par *m, const stx_file *f, const char *name, size_t i, int last,
                               stx_real **u, stx_par_state *s, stx_par_state *o) {
     const size_t B = s->B;
@@ -381,7 +381,7 @@ static stx_tensor *train_step(stx_par *m, const stx_file *f, const char *name, s
     return total;
 }
 
-/* Compares all training steps, and the gradients of some. alternate: two states, where
+/* Compares all training steps, and the gradients of some. alternate: uses two states;
    each step reads one and writes the other. */
 static void train_steps(stx_par *m, const stx_file *f, const char *name, size_t B, size_t steps,
                         int alternate) {

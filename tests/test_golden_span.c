@@ -127,7 +127,7 @@ static void last_logits(stx_span *m, stx_span_state *s, const stx_file *f, const
     if (logp) same_as(x, f, name, "logits", logp->data, logp->size, tol, 1e-7);
 }
 
-/* Compares the training step of block k. The last one includes a backward. */
+/* Compares the training step of block k. The last step includes a backward pass. */
 static void train_block(stx_span *m, stx_span_state *s, const block_data *b, const char *name,
                         size_t k, double tol) {
     stx_ctx *x = m->ctx;
@@ -150,7 +150,7 @@ static void train_block(stx_span *m, stx_span_state *s, const block_data *b, con
               s->memory->layer[l].logical_count, (long)b->window[3][k * m->desc.layers + l]);
 }
 
-/* Compares the memory of layer l. In the file, zero rows precede those of the state. */
+/* Compares the memory of layer l. In the file, the rows of the state follow zero rows. */
 static void cache(const stx_file *f, const char *name, stx_span_state *s, size_t l, double tol) {
     const stx_memory_layer *y = &s->memory->layer[l];
     const size_t w = s->model->desc.dim, pads = y->logical_count - y->count;

@@ -37,7 +37,7 @@ static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *name, size_t B
     return t;
 }
 
-/* Returns sum(y G) as a tensor, or NULL if y or G is NULL. */
+/* Returns the sum of y G as a tensor, or NULL if y or G is NULL. */
 static stx_tensor *against(stx_ctx *x, stx_tensor *y, const stx_real *G) {
     stx_tensor *p, *g = G && y ? stx_input(x, G, y->dim[0], y->dim[1], y->dim[2], y->dim[3]) : NULL;
     p = g ? stx_mul(x, y, g) : NULL;
@@ -126,7 +126,7 @@ static int only_padding(const stx_ids *before, const stx_ids *pad, size_t b, siz
     return 1;
 }
 
-/* The transform of a stack of one layer, which is assembled here, and its inputs. */
+/* The transform of a one-layer stack, assembled in this test, and its inputs. */
 typedef struct transform {
     stx_sru m;
     stx_sru_layer p;
@@ -667,7 +667,7 @@ static void curve_case(const char *name, int kind) {
     stx_destroy(x);
 }
 
-/* Compares the optimisers, with the options of this family's recipes. */
+/* Compares the optimisers with the options of the SRU recipes. */
 static void optim_case(const char *variant, int kind, int skip) {
     static const size_t dims[3][3] = {{3, 5, 0}, {7, 0, 0}, {2, 1, 4}};
     stx_ctx *x = golden_ctx(0);

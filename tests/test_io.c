@@ -3,8 +3,9 @@
 
        cc -std=c99 -DSEQTX_IMPLEMENTATION tests/test_io.c -o test_io -lm
 
-   Prints failures. The last line is "N passed, N failed". test_io --export FILE writes a
-   sample file for other readers. test_io --import FILE prints the content of a file. */
+   Prints failures and, in the last line, "N passed, N failed". test_io --export FILE
+   writes a sample file for other readers. test_io --import FILE prints the content of a
+   file. */
 
 #ifndef _GNU_SOURCE
   #define _GNU_SOURCE
@@ -68,7 +69,7 @@ static void skip(const char *what) {
 }
 
 
-// >>context: an allocator counts live allocations and can fail at the n-th one
+// >>context: an allocator that counts live allocations and can fail at the n-th one
 
 typedef struct {
     long n, fail_at, live;
@@ -130,7 +131,7 @@ enum {
     UNLINK, STAT, FSTAT, ACCESS, READLINK, FCNTL, CALLS
 };
 
-/* Call number `at` of one kind fails and, if `all` is set, so do all later calls. */
+/* Call number `at` of the selected kind fails. If `all` is set, so do all later calls. */
 static struct {
     int on, call, at, all, code, short_write;
     int count[CALLS];
@@ -610,8 +611,8 @@ static void test_open_errors(void) {
     stx_file_close(NULL);
 }
 
-/* Tensors of types that the library cannot read must not prevent reading the others.
-   Half precision is read as float. */
+/* A tensor whose type the library cannot read must not prevent reading the others. Half
+   precision is read as float. */
 static void test_dtypes(void) {
     static const char *const kinds[][2] = {{"BOOL", "[8]"},        {"I8", "[2,4]"},
                                            {"I16", "[4]"},         {"U16", "[4]"},
@@ -719,8 +720,8 @@ static int save(const char *path, float v, size_t n) {
     return done;
 }
 
-/* Returns the value that save wrote, or NaN if the file is incomplete. Stores the
-   number of elements in *n. */
+/* Returns the value that save wrote, or NaN if the file is incomplete. *n receives the
+   number of elements. */
 static float saved(const char *path, size_t *n) {
     stx_file *f = stx_file_open(x, path);
     const stx_entry *e = stx_file_find(f, "v");
@@ -984,7 +985,7 @@ static void test_sync(void) {
   #endif
 
 /* Names of any length and in UTF-8 must work. If a name has the maximum length, the
-   name of its temporary file is shortened. */
+   name of its temporary file must be shortened. */
 static void test_names(void) {
     char name[300], tmp[300];
     size_t n, k, i;
@@ -1031,9 +1032,9 @@ static void test_owner(void) {
 #endif
 
 #if defined(__linux__) && !defined(SEQTX_STDIO_FILES)
-/* Each system call of a save fails, either once or from then on. Afterwards the file
-   must be the old one or the complete new one, with its mode. No temporary file and no
-   descriptor may remain, and the error must name the reason. */
+/* Each system call of a save fails, either once or from then on. Afterwards, the file
+   must be the old one or the complete new one, with the mode of the old one. No
+   temporary file and no descriptor may remain, and the error must state the reason. */
 static int fault_save(const char *path) {
     int done;
     memset(fault.count, 0, sizeof fault.count);
@@ -1160,7 +1161,7 @@ static void test_disk_full(void) {
 #endif
 }
 
-/* SIGKILL at any moment must leave a complete file that is not older than the
+/* After SIGKILL at any moment, the file must be complete and must not be older than the
    previous one. */
 static void test_kill(void) {
     const char *path = in_dir("r/kill");
@@ -1276,7 +1277,7 @@ static const char *pieces(const stx_vocab *v) {
     return out;
 }
 
-/* Returns the pieces of the tokens of a corpus in the same form. */
+/* Returns the pieces of a corpus's tokens in the same form. */
 static const char *tokens(const stx_vocab *v, const stx_corpus *c) {
     static char out[4096];
     size_t i, n, at = 0;
@@ -1329,13 +1330,13 @@ static size_t put_utf8(char *o, uint32_t c) {
     if (c >= 0x800) n++;
     if (c >= 0x10000) n++;
     for (i = n - 1; i > 0; i--, c >>= 6) o[i] = (char)(0x80 | (c & 0x3f));
-    /* The first byte starts with n ones. */
+    /* the first byte starts with n one bits */
     o[0] = (char)(n == 1 ? c : (0xf00u >> n & 0xf0u) | c);
     return n;
 }
 
-/* Writes the word "acb", where c is a code point, and a blank. Returns the length of
-   the word. */
+/* Writes the word "acb", where c is a code point, and a blank to o. Returns the length
+   of the word. */
 static size_t put_word(char *o, uint32_t c) {
     size_t n;
     o[0] = 'a';
@@ -1411,7 +1412,7 @@ static void test_orders(void) {
     TOKENS(d, text, "a|b|c|<eos>|<unk>|", "<unk>|a|b|c|a|<eos>|b|c|<unk>|a|<eos>|");
     d.order = STX_ORDER_COUNT_EARLIER;
     TOKENS(d, text, "a|b|c|<eos>|<unk>|", "<unk>|a|b|c|a|<eos>|b|c|<unk>|a|<eos>|");
-    d.min_count = 100; /* <eos> is never dropped */
+    d.min_count = 100; /* <eos> is always kept */
     TOKENS(d, text, "<unk>|<eos>|",
            "<unk>|<unk>|<unk>|<unk>|<unk>|<eos>|<unk>|<unk>|<unk>|<unk>|<eos>|");
     d.min_count = 2;
@@ -1652,8 +1653,8 @@ static void test_encode(void) {
     stx_vocab_free(v);
 }
 
-/* A text that is split into two adjacent ranges at any byte must lose nothing, and the
-   ranges must not share anything. */
+/* If a text is split into two adjacent ranges at any byte, the ranges must not overlap,
+   and together they must contain the whole text. */
 static void test_ranges(void) {
     static const char text[] =
         "\xC3\xA4pfel b\xC3\xA4ume\r\n\xE2\x82\xAC 12\xE3\x80\x80x \n\n\xF0\x9F\x98\x80 end\rz";
@@ -1678,7 +1679,7 @@ static void test_ranges(void) {
             nb = stx_corpus_size(b);
             CHECK(stx_corpus_bytes(a) + stx_corpus_bytes(b) == n);
             if (kind != STX_TOK_WORDS) CHECK(na + nb == total);
-            /* For words, a split line has one more <eos>. */
+            /* with words, a line that is split has one more <eos> */
             for (i = 0; i < na + nb; i++) {
                 int32_t p = -1, q = -2;
                 if (i < na)
@@ -1701,8 +1702,7 @@ static void test_ranges(void) {
     }
 }
 
-/* Tests a stored vocabulary: its round trip, all truncations, and all changes of a
-   bit. */
+/* Tests a stored vocabulary: its round trip, every truncation, and every flipped bit. */
 static void check_blob(const stx_vocab_desc *d, const char *path) {
     stx_vocab *v = stx_vocab_build(x, d, path, 0, 0), *u;
     size_t n = stx_vocab_save(v, NULL, 0), j;
@@ -1736,7 +1736,8 @@ static void check_blob(const stx_vocab_desc *d, const char *path) {
     CHECK(!stx_vocab_load(x, blob, n + 1));
     ERROR(STX_ERR_FORMAT, "stored vocabulary");
     for (j = 0; j < n; j++)
-        for (bit = 0; bit < 8; bit++) { /* if it loads, it is saved as the same bytes */
+        for (bit = 0; bit < 8; bit++) { /* if it can be loaded, saving it must write the
+                                           same bytes */
             blob[j] ^= (unsigned char)(1 << bit);
             u = stx_vocab_load(x, blob, n);
             if (u)
@@ -1779,7 +1780,7 @@ static void test_blob(void) {
     ERROR(STX_ERR_FORMAT, "expected a stored vocabulary");
 }
 
-/* Damaged vocabularies: a huge V, an empty piece, the same piece twice. */
+/* Damaged vocabularies must be refused: a huge V, an empty piece, a repeated piece. */
 static void test_bad_blob(void) {
     unsigned char b[64] = "STXV\1\2\2\0\2\0\0\0\0\0\0\0\1\0\0\0a\1\0\0\0b";
     stx_vocab *v = stx_vocab_load(x, b, 26);
@@ -1819,7 +1820,7 @@ static void test_large_vocab(void) {
     c = stx_corpus_open(x, v, in_dir("large"), 0, 0);
     FINE();
     CHECK(stx_vocab_size(v) == 70001 && stx_vocab_eos(v) == 0 && stx_corpus_size(c) == 77000);
-    /* All counts are 1, so the last word is the first one in the order. */
+    /* All counts are 1, so the last word comes first. */
     for (i = 0; i < 7000; i++) {
         wrong += !stx_corpus_read(c, i * 11, 1, id) || id[0] != (int32_t)(70000 - i * 10);
         wrong += !stx_corpus_read(c, i * 11 + 10, 1, id) || id[0] != 0;
@@ -1897,7 +1898,7 @@ static stx_corpus *ramp_corpus(size_t n) {
 }
 
 /* Compares 200 batches of B streams and T tokens with a second implementation of the
-   rule. An object that is resumed at step 57 must return the same batches. */
+   rule. A second object, which is resumed at step 57, must return the same batches. */
 static void check_batches(size_t N, size_t B, size_t T, uint64_t seed) {
     size_t n = N / B, p = 0, wrong = 0, i, r, t;
     uint64_t wraps = 0;
@@ -1956,7 +1957,7 @@ static void test_batches(void) {
         check_batches(shapes[k][0], shapes[k][1], shapes[k][2], 1234 + k);
 }
 
-/* The positions after a wrap must be spread over [0, T) and depend on the seed. */
+/* After a wrap, positions must be spread over [0, T) and depend on the seed. */
 static void test_wraps(void) {
     stx_corpus *c = ramp_corpus(100);
     stx_batches_desc d;
@@ -2061,8 +2062,8 @@ static void test_records(void) {
     CHECK(stx_batches_epoch(NULL, NULL) == 0);
 }
 
-/* With rolled streams, each epoch must start at another position, which differs between
-   the streams. Each stream continues from its end to its beginning. */
+/* With rolled streams, each epoch must start at another position, and the streams must
+   have different positions. Each stream continues from its end to its beginning. */
 static void test_roll(void) {
     size_t N = 211, B = 3, T = 7, n = N / B, i, r, t, wrong = 0, differ = 0, blocks;
     stx_corpus *c = ramp_corpus(N);
@@ -2256,8 +2257,8 @@ static void test_lists(void) {
     }
 }
 
-/* Tests a text of one letter, blanks and newlines in code units of 2 or 4 bytes, with
-   or without a byte-order mark. */
+/* Tests a text of one letter, blanks and newlines, with code units of 2 or 4 bytes,
+   with and without a byte-order mark. */
 static void wide_text(int kind, const stx_vocab *v, const char *name, size_t unit, int big,
                       int mark, const unsigned char letter[2]) {
     stx_vocab_desc d = desc(kind, STX_ORDER_FIRST);
@@ -2321,7 +2322,8 @@ static void test_marks(void) {
         stx_vocab_desc d = desc(kind, STX_ORDER_FIRST);
         const char *path, *without;
         size_t n, m, i;
-        if (kind == STX_TOK_PIECES) continue; /* like words, but needs a library */
+        if (kind == STX_TOK_PIECES) continue; /* uses the same reader as words, but
+                                                 requires a library */
         d.pieces = put_text("list.vocab", list);
         path = put_text("marked", text);
         without = put_text("unmarked", text + 3);
@@ -2383,8 +2385,8 @@ static void test_marks(void) {
     CHECK(!stx_text_encoding("\xE5\x65\x2C\x67\x9E\x8A\x01\0", 8));
     CHECK(!stx_text_encoding("\xE5\x65\x2C\xE7\x9E\x8A\x0A\0", 8));
     CHECK(!stx_text_encoding("\xE5\x65\x2C\x67\x9E\x8A\x0A\x41", 8));
-    /* UTF-8 in other scripts, texts with few zeros, zeros at irregular places, one
-       letter. */
+    /* UTF-8 in other scripts, texts with few zero bytes, zero bytes at irregular
+       positions, and a single letter. */
     CHECK(!stx_text_encoding("", 0) && !stx_text_encoding("a", 1));
     CHECK(!stx_text_encoding("\0a", 2) && !stx_text_encoding("abc\0", 4));
     CHECK(!stx_text_encoding("\xd0\xb0\xd0\xb1 \xd0\xb2", 7));
@@ -2597,8 +2599,8 @@ static void test_position_errors(void) {
 }
 
 
-// >>allocations: when each one fails, there is an error, no leak, and the old file is
-// intact
+// >>allocations: whenever one fails, there must be an error and no leak, and the old
+// file must be intact
 
 /* Makes calls that allocate. Returns 0 if one of them fails. */
 static int everything(void) {

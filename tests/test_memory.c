@@ -11,7 +11,7 @@
 enum { B = 3, T = 16, V = 23, C = 16, LAYERS = 4, STEPS = 4 };
 
 
-// >>families with dropout, memories and the options that change what a layer stores
+// >>families with dropout, memories and the options that affect what a layer stores
 
 static stx_lm make_span(stx_ctx *x, stx_params **arch) {
     stx_span_desc d;

@@ -182,8 +182,8 @@ static stx_par *model(stx_ctx *x, const stx_par_desc *d) {
     return m;
 }
 
-/* Computes the hidden states (B,n,D) of a text in calls of w tokens, in `mode`.
-   reset[c]: 1 + the stream that is reset before call c, or 0. reset may be NULL. */
+/* Computes the hidden states (B,n,D) of a text in calls of w tokens, in `mode`. reset may
+   be NULL; otherwise, reset[c] is 1 + the stream that is reset before call c, or 0. */
 static stx_real *by_calls(stx_par *m, const int32_t *t, size_t B, size_t n, size_t w,
                           stx_par_state *s, const int *reset, int mode) {
     stx_real *all = (stx_real *)calloc(B * n * D, sizeof *all);
@@ -208,8 +208,8 @@ static stx_par *quiet_model(stx_ctx *x, stx_par_desc *d) {
     return model(x, d);
 }
 
-/* The blocks that a search model of 6 blocks selects: by argmax, or by the noise of a
-   training step. */
+/* letters receives the blocks that a search model of 6 blocks selects, by argmax (eval)
+   or by the noise of a training step. */
 static void selected_blocks(stx_par *m, const int32_t *t, int eval, char letters[7]) {
     size_t l, k;
     if (eval) {
@@ -223,7 +223,7 @@ static void selected_blocks(stx_par *m, const int32_t *t, int eval, char letters
             if (m->w[l]->data[k] == 1) letters[l] = "sfi"[k];
 }
 
-/* The memory of a search model, s, must equal that of the network of its selected
+/* The memory s of a search model must equal the memory of the network of its selected
    blocks. */
 static void memories_equal(const stx_par_state *s, const stx_par_state *o, const char *letters) {
     const size_t dim = s->model->desc.dim;
@@ -286,9 +286,9 @@ static void one_hot_case(int pre, size_t dim, int eval) {
     stx_destroy(x);
 }
 
-/* A search model whose noise makes the gates one-hot, and its evaluation by argmax,
-   must be bit-identical to the network of the selected blocks with the same weights, in
-   hidden states and memories. */
+/* If the noise of a search model makes the gates one-hot, or if it is evaluated by
+   argmax, its hidden states and memories must be bit-identical to those of the network
+   of the selected blocks with the same weights. */
 static void one_hot(void) {
     int pre, eval;
     for (pre = 0; pre < 2; pre++)
@@ -315,15 +315,16 @@ static void all_lengths(const char *name, stx_par *m, const int32_t *t, size_t B
     stx_par_state_free(s);
 }
 
-/* Nonzero if a token affects the next call, because there is a memory. A short memory
-   suffices: the memory of a later block depends on the tokens before it. */
+/* Nonzero if the model has a memory, so that a token affects the next call. The memory
+   may be short, because its rows in later blocks depend on earlier tokens. */
 static int has_memory(stx_par *m, char letters[16]) {
     stx_par_argmax(m, letters, 16);
     if (m->desc.mem == STX_PAR_NO_ROWS) return 0;
     return strchr(letters, 's') || m->desc.gate_eval == STX_PAR_EVAL_SOFT;
 }
 
-/* Calls of many lengths; causality; every stream must have the same output as alone. */
+/* Calls of many lengths; causality. Every stream must have the same output as it has
+   alone. */
 static void segments(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -332,8 +333,8 @@ static void segments(void) {
         stx_ctx *x = context(2, 7);
         stx_par *m = quiet_model(x, &d);
         const size_t n = 2 * S, B = 2, p = S + 2;
-        /* The GEMMs of an adaptive vocabulary have as many rows as their clusters have
-           tokens, so another token changes the order of sums. */
+        /* With an adaptive vocabulary, the number of rows of a cluster's GEMM is the
+           number of its tokens, so another token changes the order of sums. */
         const double tol = d.adaptive_in ? TOL : 0;
         int32_t *t = random_tokens(B, n, V, 9), keep;
         stx_par_state *s = stx_par_state_create(m, B), *one = stx_par_state_create(m, 1);
@@ -389,7 +390,7 @@ static void resets(void) {
         stx_real *a, *r;
         double e;
         size_t l;
-        /* here positions depend on the batch's number of keys */
+        /* in this mode, positions depend on the number of keys of the batch */
         if (d.pos_mode == STX_PAR_POS_REF) {
             free(t);
             stx_destroy(x);
@@ -418,9 +419,9 @@ static void resets(void) {
 
 enum { GEN_TOKENS = 6 * S };
 
-/* Computes the hidden states (2,n,D) of a text of n = GEN_TOKENS tokens in steps of a
-   generator, which in the first half have up to 5 tokens. reset: as in by_calls, but
-   per token. */
+/* Computes the hidden states (2,n,D) of a text of n = GEN_TOKENS tokens with a
+   generator. Steps have up to 5 tokens in the first half of the text. reset: as in
+   by_calls, but per token. */
 static stx_real *by_steps(const char *name, stx_par_gen *g, const int32_t *t, const int *reset) {
     const size_t n = GEN_TOKENS;
     stx_par *m = g->model;
@@ -446,8 +447,8 @@ static stx_real *by_steps(const char *name, stx_par_gen *g, const int32_t *t, co
     return all;
 }
 
-/* Calls for the first half of the text, then steps that continue from their memory.
-   whole: the hidden states of calls of one token each. */
+/* Computes the first half of the text in calls; the generator's steps then continue
+   from their memory. whole: the hidden states of calls of one token each. */
 static void continued_steps(const char *name, stx_par_gen *g, const int32_t *t, const int *reset,
                             const stx_real *whole) {
     const size_t n = GEN_TOKENS;
@@ -491,7 +492,7 @@ static void generation_case(const char *name, stx_par_desc d, const int *reset, 
     size_t l;
     double top, e;
 
-    /* here positions depend on the batch's number of keys */
+    /* in this mode, positions depend on the number of keys of the batch */
     if (resets_too && d.pos_mode == STX_PAR_POS_REF) {
         free(t);
         stx_destroy(x);
@@ -503,7 +504,7 @@ static void generation_case(const char *name, stx_par_desc d, const int *reset, 
     e = max_difference(stepwise, whole, 2 * n * D);
     CHECK(e <= TOL * top, "%s%s: steps differ from calls by %g", name,
           resets_too ? " with resets" : "", e);
-    /* the capacity of generation's memory, as stated in the manual */
+    /* the capacity of the generator's memory, as stated in the manual */
     for (l = 0; l < m->desc.blocks; l++)
         CHECK(!g->pos[l] || g->cache->layer[l].capacity == 2 * (g->M + !g->M) + 64,
               "%s: %zu rows for %zu", name, g->cache->layer[l].capacity, g->M);
@@ -527,7 +528,7 @@ static void generation_case(const char *name, stx_par_desc d, const int *reset, 
 }
 
 /* Steps of many lengths with cached keys and values must equal calls of one token each,
-   even after streams were reset and when continued from a memory. */
+   even after streams were reset and if a memory is continued. */
 static void generation(void) {
     static const int none[GEN_TOKENS + 3];
     int k, reset[GEN_TOKENS + 3] = {0};
@@ -574,9 +575,9 @@ static void dropouts_on(stx_par_desc *d) {
     if (d->positions == STX_PAR_SINES) d->pos_dropout = 0.1;
 }
 
-/* Recomputation must give the same losses and gradients, with dropout and noise. Runs
-   with different numbers of threads must be equal up to rounding; runs with the same
-   number must be bit-identical. */
+/* Recomputation must not change losses and gradients, with dropout and noise. Results
+   with different numbers of threads must be equal up to rounding; with the same number,
+   they must be bit-identical. */
 static void recomputed(void) {
     int k, run;
     for (k = 0; k < VARIANTS; k++) {
@@ -623,7 +624,7 @@ static void recomputed(void) {
     }
 }
 
-/* A model with the parameters, the memory and the step index of a file. */
+/* Returns a model with the parameters, the memory and the step index of a file. */
 static stx_par *loaded(stx_ctx *x, const stx_par_desc *d, const char *path, stx_par_state **s) {
     stx_par *m = stx_par_create(x, d);
     stx_file *f = stx_file_open(x, path);
@@ -648,8 +649,8 @@ static void save(stx_par *m, stx_par_state *s, const char *path) {
           "%s", stx_error(m->ctx));
 }
 
-/* A network of fixed blocks that loads the file of a search must inherit the weights of
-   the network y that the search has selected. */
+/* A network of fixed blocks loads the file of a search. It must inherit the weights of
+   the network in context y that the search has selected. */
 static void network_from_search(const char *name, stx_ctx *x, stx_ctx *y, stx_par_desc d,
                                 const char *path) {
     stx_par *a, *b;
@@ -675,7 +676,7 @@ typedef struct trainee {
     stx_par_state *s;
 } trainee;
 
-/* If m is NULL, creates the model and its memory. */
+/* Creates the model and its memory if m is NULL. */
 static trainee trainee_of(stx_ctx *x, const stx_par_desc *d, stx_par *m, stx_par_state *s) {
     trainee r;
     stx_optim_desc od;
@@ -754,8 +755,9 @@ static void fails(stx_ctx *x, const char *pattern) {
     stx_begin(x, STX_EVAL);
 }
 
-/* Uniform noise from the caller, for a model of 4 blocks and 4 draws per call. Invalid
-   values are an error of stx_par_set_uniforms, and the previous ones remain in use. */
+/* Tests noise from the caller, for a model of 4 blocks and 4 draws per call. Invalid
+   values must be an error of stx_par_set_uniforms, and the previous ones must remain in
+   use. */
 static void given_uniforms(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     stx_par_desc step;
@@ -780,7 +782,8 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
         CHECK(h && !memcmp(first, m->w[0]->data, sizeof first), "the noise changed: %s",
               stx_error(x));
     }
-    stx_par_set_uniforms(m, u, 12); /* one draw, which is valid for a shorter call */
+    stx_par_set_uniforms(m, u, 12); /* one draw per block, which suffices for a shorter
+                                       call */
     CHECK(stx_ok(x), "%s", stx_error(x));
     h = stx_par_forward(m, token_block(x, t, 2, 2 * S, 0, S), NULL, NULL);
     CHECK(!h, "a call of 4 draws with values for one");
@@ -796,8 +799,8 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
     fails(x, "count: expected 3 L = 6 values, got 12");
 }
 
-/* The manual's values of the variance of dal_0 by temperature, for dw = (1,0,0) and
-   equal branches. At low temperatures, it doubles when the temperature is halved. */
+/* The variance of dal_0 at several temperatures, as stated in the manual, for dw =
+   (1,0,0) and equal branches. At low temperatures, halving the temperature doubles it. */
 static void variance(void) {
     static const double expected[] = {0.0059, 0.031, 0.10, 0.25, 0.54, 1.13};
 
@@ -830,8 +833,9 @@ static void variance(void) {
     stx_destroy(x);
 }
 
-/* Compares draws of a gate, soft and hard, with the definition in double: they must never
-   be 0 or 1, no two may be equal, and branches must be drawn as often as p says. */
+/* Compares soft and hard draws of a gate with the definition in double. The weights
+   must never be exactly 0 or 1, no two draws may be equal, and branches must be drawn
+   as often as p says. */
 static void draws(void) {
     enum { DRAWS = 6000 };
 
@@ -914,8 +918,8 @@ static void training_noise(stx_par *m[3], const int32_t *t) {
     for (i = 0; i < 3; i++) free(h[i]);
 }
 
-/* The noise of evaluation must differ between calls, and must be the same when the text
-   is repeated. */
+/* The noise of evaluation must differ between calls, but must be the same if the text
+   is evaluated again. */
 static void evaluation_noise(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     stx_par_state *s = stx_par_state_create(m, 2);
@@ -967,14 +971,14 @@ static size_t mix_draws(const mix_case *c) {
     return c->N / c->period * ((c->period + c->rows_per_draw - 1) / c->rows_per_draw);
 }
 
-/* The number of elements of all arrays. */
+/* The number of elements of all arrays together. */
 static size_t mix_size(const mix_case *c) {
     return 8 * c->N * c->C + 6 * mix_draws(c) + 8 * c->C + 4 * c->N;
 }
 
-/* Places the arrays of a case in one random buffer of mix_size elements: h, b, y, dy,
-   dh and db; gates and their gradients; with `norm`, those of the norms. The caller
-   frees the buffer and k->work. */
+/* Places all arrays of a case in one random buffer of mix_size elements: h, b, y, dy,
+   dh and db; the gates and their gradients; with `norm`, the arrays of the norms. The
+   caller frees the buffer and k->work. */
 static stx_real *mix_args(stx_par_mix_args *k, const mix_case *c, int norm, int hot,
                           uint64_t seed) {
     const size_t n = c->N * c->C, draws_ = mix_draws(c), size = mix_size(c);
@@ -1018,7 +1022,7 @@ static stx_real *mix_args(stx_par_mix_args *k, const mix_case *c, int norm, int 
     return v;
 }
 
-/* a[0] is computed by the definition, a[1] by the kernel. */
+/* Compares the definition (a[0]) with the kernel (a[1]). */
 static void mixture_case(int i, const mix_case *c, int norm, int hot) {
     stx_ctx *x = context(1 + i % 3, 1);
     const size_t n = c->N * c->C, rest = mix_size(c) - 8 * n;
@@ -1042,7 +1046,7 @@ static void mixture_case(int i, const mix_case *c, int norm, int hot) {
     CHECK(e <= TOL * largest(v[0], 8 * n) && e_rest <= TOL * 10 * largest(v[0] + 8 * n, rest),
           "shape %d, norm %d, one-hot %d: errors %g, %g", i, norm, hot, e, e_rest);
 
-    /* gradients are overwritten; those without a pointer are not written */
+    /* now gradients are overwritten, and those whose pointer is NULL are not written */
     a[1].add_h = a[1].add[0] = a[1].add[1] = 0;
     for (part = 0; part < 2; part++) {
         memset(v[part] + 5 * n, 0xff, 3 * n * sizeof(stx_real));
@@ -1063,7 +1067,8 @@ static void mixture_case(int i, const mix_case *c, int norm, int hot) {
     stx_destroy(x);
 }
 
-/* Compares the fused mixture with its definition, with every way of sharing gates. */
+/* Compares the fused mixture with its definition, for every way in which rows share
+   gates. */
 static void mixture(void) {
     static const mix_case shapes[] = {
         {6, 5, 6, 6}, {12, 33, 4, 4}, {15, 64, 5, 2}, {130, 129, 65, 9}, {1, 1, 1, 1}};
@@ -1119,8 +1124,8 @@ static void by_hand(void) {
         CHECK(CLOSE(dal[k], da[k], 1e-6), "straight-through: dal[%d] = %g", k, (double)dal[k]);
 }
 
-/* The expected latency of the two branches with a cost, from p or from the gates of the
-   step. */
+/* Returns the expected latency of the two branches that have a cost, computed from p or
+   from the gates of the step. */
 static double expected_latency(const stx_par *m, const double *p) {
     double lat = 0;
     size_t l, k;
@@ -1141,8 +1146,8 @@ static double expected_total(int kind, double nll, double lat) {
     return nll * 0.4 * pow(log(lat), 0.6);
 }
 
-/* A latency penalty computed from p (of_w = 0) or from the gates (1). A frozen search
-   has no gradient. */
+/* Tests a latency penalty computed from p (of_w = 0) or from the gates (of_w = 1). In a
+   frozen search, it has no gradient. */
 static void latency(int kind, int of_w) {
     stx_par_desc d = small();
     stx_ctx *x = context(1, 3);
@@ -1224,7 +1229,7 @@ static void low_temperature(stx_par *m, const int32_t *t) {
               largest(m->w[l]->data, 3));
 }
 
-/* The key for an evaluation with a memory must depend on everything that determines its
+/* The key of an evaluation with a memory must depend on everything that determines its
    gates. */
 static void keys_of_evaluation(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
@@ -1248,7 +1253,7 @@ static void keys_of_evaluation(stx_par *m, const int32_t *t) {
     CHECK(k1 != stx_par_key(m, NULL, NULL, s, 1), "the key without the selected branch");
     stx_par_state_free(s);
 
-    /* without a memory, or before its first call, the call may be an evaluation */
+    /* without a memory, or before its first call, the step may be an evaluation */
     s = stx_par_state_create(m, 2);
     for (l = 0; l < 2; l++) {
         key = stx_par_key(m, NULL, NULL, l ? s : NULL, 1);
@@ -1267,8 +1272,8 @@ static void keys_of_evaluation(stx_par *m, const int32_t *t) {
     CHECK(key != stx_par_key(m, NULL, NULL, s, 1), "the key without the call of the noise");
 }
 
-/* In training, the key must not depend on the gates of evaluation, but on the number of
-   uniforms that the caller has set. */
+/* In training, the key must depend on the number of uniforms that the caller has set,
+   but not on the gates of evaluation. */
 static void keys_of_training(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     stx_par_state *s = stx_par_state_create(m, 2);
@@ -1368,7 +1373,7 @@ static void expand(void) {
     pattern_is("s0", "");
     pattern_is("s9999999999999999999999", "");
     pattern_is("s4097", "");
-    pattern_is("s64", ""); /* 64 letters and the terminating 0 exceed the capacity */
+    pattern_is("s64", ""); /* 64 letters and the terminating zero exceed the capacity */
     pattern_is("((((((((((s))))))))))", "");
     CHECK(stx_par_expand(got, sizeof got, "((s64)8)8") == 4096
               && stx_par_expand(got, sizeof got, "((s64)8)9") == 0,
@@ -1380,7 +1385,7 @@ static void expand(void) {
           "NULL is accepted");
 }
 
-/* Formats with stx_par_format and expands again with stx_par_expand. */
+/* Formats a pattern with stx_par_format and expands the result with stx_par_expand. */
 static void format(void) {
     char got[64], back[64], again[64], short_[3];
     size_t i, p, n;
@@ -1406,8 +1411,8 @@ static void format(void) {
     }
 }
 
-/* The rule: floor(L / p) attention blocks at equal distances, all within the first two
-   thirds plus one block. */
+/* The design rule: floor(L / p) attention blocks at equal distances, all within the
+   first two thirds plus one block. */
 static void rule(void) {
     char got[64];
     size_t L, p, i, n;
@@ -1443,8 +1448,8 @@ static size_t branch_of(char letter) {
     return (size_t)(strchr("sfi", letter) - "sfi");
 }
 
-/* The most probable network of a model, and samples, which must occur as often as p
-   says. */
+/* Tests the most probable network of a model, and samples, which must occur as often as
+   p says. */
 static void argmax_and_samples(void) {
     stx_par_desc d = small();
     stx_ctx *x = context(1, 1);
@@ -1478,7 +1483,7 @@ static void patterns(void) {
     argmax_and_samples();
 }
 
-/* A search for the best cutoffs among all. */
+/* An exhaustive search for the best cutoffs. */
 typedef struct trial {
     const uint64_t *n;
     size_t N;
@@ -1487,15 +1492,15 @@ typedef struct trial {
     size_t cut[STX_MAX_CLUSTERS], at[STX_MAX_CLUSTERS];
 } trial;
 
-/* The measured time of a matrix multiplication. */
+/* Simulates the measured time of a matrix multiplication. */
 static double product_time(void *user, size_t columns, size_t inner, double share) {
     double *calls = (double *)user, t = 3 + 0.01 * (double)columns * (double)inner * share * 8;
     ++*calls;
     return t > 20 ? t : 20;
 }
 
-/* The cost of cluster k of K: words [from, to), which are `count` of the F tokens, with
-   projection width h. */
+/* Returns the cost of cluster k of K. It consists of words [from, to), which are
+   `count` of the F tokens, and its projection has width h. */
 static double cluster_cost(const trial *t, size_t k, size_t h, double size, double count,
                            double F) {
     const size_t K = t->d.clusters, dim = t->d.dim;
@@ -1512,7 +1517,7 @@ static double cluster_cost(const trial *t, size_t k, size_t h, double size, doub
     }
 }
 
-/* The cost of the cutoffs t->at, by its definition. */
+/* The cost of the cutoffs t->at according to the definition. */
 static double cost_of(const trial *t) {
     double F = 0, count, cost = 0;
     size_t K = t->d.clusters, k, i;
@@ -1528,8 +1533,8 @@ static double cost_of(const trial *t) {
     return cost;
 }
 
-/* Tries all cutoffs k, k + 1, .. after `from`. Of equal costs, the later cutoffs are
-   kept. */
+/* Tries all values of the cutoffs k, k + 1, .. that are above `from`. If costs are
+   equal, the later cutoffs are kept. */
 static void try_all(trial *t, size_t k, size_t from) {
     size_t K = t->d.clusters, i;
     if (k + 1 == K) {
@@ -1562,7 +1567,7 @@ static void cut_refused(const char *pattern, const uint64_t *n, size_t N,
     stx_destroy(x);
 }
 
-/* The chosen cutoffs must be the best of all. */
+/* The chosen cutoffs must have the lowest cost of all. */
 static void best_cuts(int i) {
     static const size_t widths[3] = {5, 1, 3};
     stx_ctx *x = context(1, 1);
@@ -1972,7 +1977,7 @@ static void bad_descs(void) {
     resolved();
 }
 
-/* Invalid calls. */
+/* Invalid calls must be refused. */
 static void errors(void) {
     stx_ctx *x = context(1, 1);
     stx_par_desc d = small(), e = small();
@@ -2272,7 +2277,7 @@ static void first_values(void) {
 }
 
 /* Trains through stx_lm on a text of 4 S tokens. Returns the last nll; *first receives
-   the first one. gates: of a search, or NULL. */
+   the first one. gates: the optimiser of the gates, or NULL without a search. */
 static double fitted(stx_par *m, const int32_t *t, stx_optim *o, stx_optim *gates, int steps,
                      double rate, double *first) {
     stx_ctx *x = m->ctx;
@@ -2340,8 +2345,8 @@ static void learned(void) {
     stx_destroy(x);
 }
 
-/* Runs some steps of a variant in a context that can allocate `left` times. Returns
-   nonzero if that was enough; otherwise the error must be that memory ran out. */
+/* Runs some steps of a variant in a context that can make `left` allocations. Returns
+   nonzero if that was enough; otherwise the context must report that memory ran out. */
 static int enough_memory(int k, int left) {
     static const uint64_t word_counts[9] = {9, 8, 7, 6, 5, 4, 3, 2, 1};
     const char *name;
@@ -2382,7 +2387,7 @@ static int enough_memory(int k, int left) {
     return ok;
 }
 
-/* Wherever memory runs out, there must be an error and nothing worse. */
+/* Wherever memory runs out, there must be an error and no crash. */
 static void no_memory(void) {
     int k, left;
     for (k = 0; k < VARIANTS; k += 3)

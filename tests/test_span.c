@@ -60,7 +60,8 @@ static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *
     return v;
 }
 
-/* All parameters' elements, one parameter after another. The caller frees them. */
+/* Returns the elements of all parameters, one parameter after another. The caller frees
+   them. */
 static stx_real *all_parameters(const stx_params *p) {
     stx_real *all = (stx_real *)malloc(stx_params_size(p) * sizeof *all);
     size_t i, at;
@@ -71,8 +72,9 @@ static stx_real *all_parameters(const stx_params *p) {
     return all;
 }
 
-/* The attention sublayer of layer l from ops, without its residual connection: queries
-   from h, keys and values from `rows`, which end with those of h. */
+/* Computes the attention sublayer of layer l with single ops, without its residual
+   connection. Queries come from h; keys and values come from `rows`, whose last rows
+   are h. */
 static stx_tensor *attention_by_hand(stx_span *m, size_t l, stx_tensor *h, stx_tensor *rows,
                                      size_t span, double eps) {
     stx_ctx *x = m->ctx;
@@ -145,7 +147,7 @@ static stx_span_desc variant(int k, const char **name) {
 
 enum { VARIANTS = 10 };
 
-/* log p (B,n,V) of a text, computed in blocks of T tokens with memory. */
+/* Returns log p (B,n,V) of a text, computed in blocks of T tokens with memory. */
 static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, size_t T,
                            stx_span_state *s) {
     stx_real *all = (stx_real *)calloc(B * n * V, sizeof *all);
@@ -162,8 +164,8 @@ static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, si
     return all;
 }
 
-/* Compares generation, with a prompt in parts of many lengths and then token by token,
-   with log p of the whole text. */
+/* Compares generation with log p of the whole text. The prompt is fed in parts of many
+   lengths, the rest token by token. */
 static void generation_is_forward(const char *name, stx_span *m, const int32_t *t, size_t B,
                                   size_t n, const stx_real *whole) {
     stx_span_gen *g = stx_span_gen_create(m, B);
@@ -190,7 +192,7 @@ static void generation_is_forward(const char *name, stx_span *m, const int32_t *
     free(piece);
 }
 
-/* Causality: another token at position p must change the output at p, but nothing
+/* Causality: changing the token at position p must change the output at p, but nothing
    before it and nothing in the other row. blocks: log p of the text. */
 static void causality(const char *name, stx_span *m, int32_t *t, size_t n, const stx_real *blocks) {
     stx_span_state *s = stx_span_state_create(m, 2);
@@ -242,9 +244,10 @@ static void generation_and_memory(void) {
     }
 }
 
-/* The last hidden states (2,40,d) of a model, written as the chain of ops of the authors'
-   code: dropout of the embedding, of the attention weights (persistent ones too), inside
-   the feed-forward layer and of the last hidden state, and nowhere else. */
+/* Computes the last hidden states (2,40,d) of a model with the chain of ops of the
+   authors' code. Dropout is applied to the embedding, to the attention weights (also of
+   persistent vectors), inside the feed-forward layer and to the last hidden state, and
+   nowhere else. */
 static stx_tensor *forward_by_hand(stx_span *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     const stx_span_desc *d = &m->desc;
@@ -265,7 +268,8 @@ static stx_tensor *forward_by_hand(stx_span *m, const int32_t *t) {
     return stx_dropout(x, h, d->emb_dropout);
 }
 
-/* The model and the chain of ops draw the same masks, so they must agree bit for bit. */
+/* The model and the chain of ops draw the same masks, so their results must be
+   bit-identical. */
 static void dropout_case(size_t pers, double dropout, double emb_dropout) {
     stx_span_desc d = small();
     stx_ctx *x = context(2, 13);
@@ -311,7 +315,7 @@ static void dropout(void) {
     }
 }
 
-/* STX_SPAN_LITERAL selects those literal forms that the model can have. */
+/* STX_SPAN_LITERAL must select those literal forms that the model can have. */
 static void literal(void) {
     static const unsigned expected[4] = {2, 3, 2, 2};
     int k;
@@ -332,9 +336,8 @@ static void literal(void) {
     }
 }
 
-/* By default, the first tokens attend to nothing in an empty memory, and padding rows
-   have no effect. With STX_SPAN_LITERAL_MEMORY, the memory's zero rows are attended
-   to. */
+/* By default, the first tokens see no keys in an empty memory, and padding rows have no
+   effect. With STX_SPAN_LITERAL_MEMORY, the memory's zero rows are keys. */
 static void beginnings(void) {
     stx_span_desc d = small();
     stx_ctx *x = context(1, 3);
@@ -354,8 +357,8 @@ static void beginnings(void) {
     stx_destroy(x);
 }
 
-/* Logits must be logits or an error; log p must be log p without a gradient; generation
-   must return log p. */
+/* stx_span_logits must return logits or an error, stx_span_log_probs must return log p
+   without a gradient, and generation must return log p. */
 static void logits_and_log_probs(void) {
     int k;
     for (k = 0; k < 5; k += 4) {
@@ -420,8 +423,8 @@ static int copy_memory(const char *name, stx_span_state *from, stx_span_state *t
     return full;
 }
 
-/* The hidden states (B,T,d) of tokens [at, at + T) of a text (B,n). The caller frees
-   them. */
+/* Returns the hidden states (B,T,d) of tokens [at, at + T) of a text (B,n). The caller
+   frees them. */
 static stx_real *hidden(stx_span *m, const int32_t *t, size_t B, size_t n, size_t at, size_t T,
                         stx_span_state *before, stx_span_state *after) {
     stx_real *h = (stx_real *)malloc(B * T * m->desc.dim * sizeof *h);
@@ -547,8 +550,8 @@ static void first_values(const stx_span *m, int fairseq) {
     }
 }
 
-/* What the options of fairseq's form change: the parameters, their initial values, and
-   the spans of the heads. */
+/* Checks what the options of fairseq's form change: the parameters, their initial
+   values, and the head spans. */
 static void fairseq_form(void) {
     stx_ctx *x = context(1, 8);
     int fairseq;
@@ -577,8 +580,9 @@ static void fairseq_form(void) {
     stx_destroy(x);
 }
 
-/* With no_renorm the window is part of the model: z of one head changes what another head
-   attends to. Only head 0 has an output here; z of head 1 changes. */
+/* With no_renorm, the window is part of the model: the span of one head changes which
+   keys another head sees. Here only head 0 contributes to the output, and z of head 1
+   changes. */
 static void window_of_all_heads(void) {
     stx_ctx *x = context(1, 8);
     int32_t *t = ordered_tokens(1, 300, V, 2);
@@ -656,9 +660,9 @@ static void evaluation_is_separate(void) {
     free(first);
 }
 
-/* All parameters after some steps, each over a batch of 4 streams that is divided into
-   `parts` parts. size: their number; loss: of the last part. The caller frees the
-   result. */
+/* Returns all parameters after some training steps. The batch of 4 streams is divided
+   into `parts` parts. *size receives their number, *loss the loss of the last part. The
+   caller frees the result. */
 static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t parts, int steps,
                          size_t *size, double *loss) {
     stx_ctx *x = context(threads, 21);
@@ -804,7 +808,7 @@ static void learns(void) {
     }
 }
 
-/* Writes parameters, optimiser and memory; with `tick`, also the step index. */
+/* Writes the parameters, optimiser and memory and, if `tick` is set, the step index. */
 static void save(stx_span *m, stx_optim *o, stx_span_state *s, int tick, const char *path) {
     stx_writer *w = stx_writer_create(m->ctx);
     CHECK(stx_params_save(w, m->params, "") && stx_optim_save(w, o)
@@ -863,8 +867,8 @@ static void checksums(const stx_params *p, const char *path) {
     stx_destroy(x);
 }
 
-/* A file that does not fit must be refused with the reason, and no parameter may
-   change. d: of the model in the file, whose memory has 2 streams. */
+/* A file that does not match the model must be refused with the reason, and no parameter
+   may change. d: the desc of the model in the file, whose memory has 2 streams. */
 static void loads_refused(const stx_span_desc *d, const char *path) {
     int k;
     for (k = 0; k < 6; k++) {
@@ -1106,8 +1110,8 @@ static void errors(void) {
     nulls();
 }
 
-/* Computes window S and cache C by hand: cur = ceil(z L) + R, S = L - floor(min(L-1,
-   L-cur) / 64) 64, C = min(L, S + 64). */
+/* Computes window S and cache length C by hand: cur = ceil(z L) + R, S = L -
+   floor(min(L-1, L-cur) / 64) 64, C = min(L, S + 64). */
 static void windows(void) {
     static const struct {
         size_t L;
@@ -1147,9 +1151,9 @@ static void windows(void) {
     }
 }
 
-/* The hidden states (B,n,d) of a model with one layer, written as ops, with the mask
-   applied to every key. It is the reference for the forward pass, the caches and
-   generation, whichever keys they skip. */
+/* Returns the hidden states (B,n,d) of a one-layer model computed with single ops, with
+   the mask applied to every key. They are the reference for the forward pass, the
+   caches and generation, whichever keys these skip. */
 static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     stx_ctx *x = m->ctx;
     const stx_span_layer *p = &m->layer[0];
@@ -1157,8 +1161,8 @@ static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     stx_real *to = (stx_real *)malloc(B * n * m->desc.dim * sizeof *to);
     stx_begin(x, STX_EVAL);
     h = stx_embedding(x, m->vocab_io->in_emb, token_block(x, t, B, n, 0, n));
-    /* With eps, every key contributes to the normaliser, if only a negligible amount,
-       so that the kernel cannot skip any. */
+    /* Because of eps, every key contributes to the normaliser, even if only by a
+       negligible amount, so the kernel cannot skip any key. */
     f = attention_by_hand(m, 0, h, h, 0, 1e-30);
     h = stx_residual_norm(x, h, f, 0, p->norm1_gain, p->norm1_shift, 1e-5);
     f = stx_linear(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), p->w2, p->b2, STX_ACT_NONE);
@@ -1168,14 +1172,14 @@ static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     return to;
 }
 
-/* A case of ramps(): a span in tokens, at most L, before it is divided by L. */
+/* A case of ramps(). The span is in tokens, at most L; it is divided by L later. */
 typedef struct ramp_case {
     size_t L;
     double span, ramp;
 } ramp_case;
 
-/* Compares the forward pass, memory and generation of a model with one layer of width 8
-   with the mask applied to every key. */
+/* Compares the forward pass, memory and generation of a one-layer model of width 8 with
+   the results of the mask applied to every key. */
 static void nothing_left_out(stx_span *m, const ramp_case *c) {
     stx_ctx *x = m->ctx;
     const size_t n = 150, B = 2;
@@ -1217,8 +1221,8 @@ static void nothing_left_out(stx_span *m, const ramp_case *c) {
     free(scores);
 }
 
-/* The distance of the farthest key with a nonzero weight, with the mask as the kernels
-   compute it. */
+/* Returns the distance of the farthest key with a nonzero weight. The mask is computed
+   as in the kernels. */
 static size_t farthest(size_t L, stx_real z, stx_real ramp) {
     size_t t, far = 0;
     for (t = 1; t <= L; t++) {
@@ -1342,9 +1346,9 @@ static void by_hand(void) {
     }
 }
 
-/* The cost of three windows if the heads, sorted by decreasing window w, are divided at
-   i and j. Each head uses the largest window of its group; in the first group, that is
-   m. */
+/* Returns the cost of three windows. The heads, sorted by decreasing window w, are
+   divided at i and j. Each head uses the largest window of its group; the window of the
+   first group is m. */
 static size_t cut_cost(const size_t *w, size_t n, size_t m, size_t i, size_t j) {
     size_t k, cost = 64 * n * ((i < n) + (j < n && j > i));
     for (k = 0; k < n; k++) {
@@ -1356,8 +1360,8 @@ static size_t cut_cost(const size_t *w, size_t n, size_t m, size_t i, size_t j) 
     return cost;
 }
 
-/* No other groups may cost less than the chosen ones, and every head must have its
-   rows. */
+/* No other division may cost less than the chosen groups, and every head must have the
+   rows that it needs. */
 static void cheapest_groups(void) {
     size_t c, h, i, j, n, m, need[9], w[9], cost, best;
     for (c = 0; c < 400; c++) {
@@ -1399,8 +1403,8 @@ static void cheapest_groups(void) {
     }
 }
 
-/* The peak memory, from a dry run, of a step with a full cache. z: the spans of the
-   heads. */
+/* Returns the peak memory of a step with a full cache, from a dry run. z: the head
+   spans. */
 static size_t groups_peak(const double *z, size_t B, size_t dim, size_t heads) {
     stx_span_desc d = small();
     stx_desc cd;
@@ -1434,7 +1438,7 @@ static size_t groups_peak(const double *z, size_t B, size_t dim, size_t heads) {
     return peak;
 }
 
-/* Groups must never take more memory than a single window for all heads. */
+/* Groups must never need more memory than a single window for all heads. */
 static void groups_memory(void) {
     static const double full[8] = {0.93, 0.93, 0.93, 0.93, 0.93, 0.93, 0.93, 0.93};
     static const size_t sizes[][3] = {{1, 48, 6}, {3, 48, 6}, {8, 64, 8}, {2, 24, 2}, {16, 16, 4}};
@@ -1454,7 +1458,8 @@ static void groups_memory(void) {
     CHECK(less > 5, "groups save memory %zu times", less);
 }
 
-/* The step key must depend on the windows of the groups, but not on spans within them. */
+/* The step key must depend on the groups' windows, but not on spans within these
+   windows. */
 static void groups_in_key(stx_span *m, stx_span_state *s) {
     stx_real *z = m->layer[0].z->data;
     const stx_real z2 = z[2], z5 = z[5];
@@ -1468,8 +1473,8 @@ static void groups_in_key(stx_span *m, stx_span_state *s) {
     z[5] = z5;
 }
 
-/* The last hidden states of tokens [1120, 1160) from ops, with the keys and values of
-   every head over the whole window. */
+/* Computes the last hidden states of tokens [1120, 1160) with single ops, with the keys
+   and values of every head over the whole window. */
 static stx_tensor *without_groups(stx_span *m, stx_span_state *s, const int32_t *t) {
     stx_ctx *x = m->ctx;
     const stx_span_desc *d = &m->desc;
@@ -1559,8 +1564,7 @@ static void groups_case(size_t pers, double dropout_, int recompute_layers) {
     stx_destroy(x);
 }
 
-/* Heads with three different windows: the keys and values of the past are computed by
-   groups. */
+/* Heads with three different windows: the past keys and values are computed by groups. */
 static void groups(void) {
     cheapest_groups();
     groups_memory();
@@ -1570,7 +1574,7 @@ static void groups(void) {
     groups_case(5, 0.2, 1);
 }
 
-/* Invalid uses of a memory must be refused, and the memory must stay as it was. */
+/* Invalid uses of a memory must be refused, and the memory must not change. */
 static void memory_errors(void) {
     stx_span_desc d;
     stx_ctx *x = context(1, 0);

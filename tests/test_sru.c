@@ -1,7 +1,7 @@
-/* test_sru.c - behaviour of seqtx_sru.h beyond the golden vectors: segments compared
-   with one forward pass, two directions with two runs, generation with the forward
-   pass; recomputation, padding, kernels compared with their definition, initial values,
-   transforms of the caller, states in files, errors, failing allocations. */
+/* test_sru.c - behaviour of seqtx_sru.h beyond the golden vectors: segments and
+   generation compared with one forward pass; two directions compared with two runs;
+   recomputation; padding; kernels compared with their definition; initial values;
+   custom transforms; states in files; errors; failing allocations. */
 #include <stdint.h>
 #include "../seqtx_sru.h"
 #include "family.h"
@@ -14,13 +14,13 @@ static const double TOL = 2e-5;
 #endif
 enum { V = 29 };
 
-/* n random values, which are the same for the same seed. The caller frees them. */
+/* Returns n random values that depend only on the seed. The caller frees them. */
 static stx_real *random_of(size_t n, uint64_t seed) {
     test_state = 88172645463325252u + seed;
     return random_values(n);
 }
 
-/* Time steps [t0, t0 + t) of v (B,n,C). The caller frees them. */
+/* Returns time steps [t0, t0 + t) of v (B,n,C). The caller frees them. */
 static stx_real *columns(const stx_real *v, size_t B, size_t n, size_t t0, size_t t, size_t C) {
     stx_real *r = (stx_real *)malloc((B * t * C + 1) * sizeof *r);
     size_t b;
@@ -94,7 +94,7 @@ static stx_sru_desc stack(int k, const char **name) {
     return d;
 }
 
-/* Computes h (B,n,O) of x (B,n,input) in segments of the given lengths. keep, window:
+/* Computes h (B,n,O) of x (B,n,input) in segments of the lengths `len`. keep, window:
    see stx_sru_state. */
 static stx_real *by_segments(stx_sru *m, const stx_real *v, size_t B, size_t n, const size_t *len,
                              size_t keep, size_t window, stx_real *states) {
@@ -137,7 +137,7 @@ static void segments(void) {
                  *sb = random_of(3 * B * 12, 2);
         size_t w;
         CHECK(m && !strncmp(p->name[0], "deep.", 5), "%s: %s", name, stx_error(x));
-        /* all earlier tokens; a window shorter than the segments; a window over several
+        /* windows: all earlier tokens, shorter than a segment, and over several
            segments */
         for (w = 0; w < 3; w++) {
             static const size_t window[] = {0, 5, 33};
@@ -179,8 +179,8 @@ static void segments(void) {
 
 enum { RECOMPUTED_B = 3, RECOMPUTED_T = 20 };
 
-/* Case k of recomputed(): a stack; with k >= STACKS one with padding; with k > STACKS
-   one with two directions. */
+/* The desc of case k of recomputed(): a stack; if k >= STACKS, with padding; if k >
+   STACKS, with two directions. */
 static stx_sru_desc recomputed_desc(int k, int drop, const char **name) {
     stx_sru_desc d = stack(k % STACKS, name);
     if (k >= STACKS) d.tanh = 1;
@@ -196,9 +196,9 @@ static stx_sru_desc recomputed_desc(int k, int drop, const char **name) {
     return d;
 }
 
-/* The outputs, gradients and states of two training steps of a case. v: their input; n:
-   receives the number of elements; peak: receives the peak memory in bytes. Returns
-   NULL on failure; the caller frees the result. */
+/* Returns the outputs, gradients and states of two training steps of a case. v: the
+   input of both. *n receives the number of elements, *peak the peak memory in bytes.
+   Returns NULL on failure; the caller frees the result. */
 static stx_real *two_segments(int k, const stx_sru_desc *d, const char *name, const stx_real *v,
                               size_t *n, size_t *peak) {
     static const size_t length[3] = {20, 13, 1};
@@ -241,7 +241,7 @@ static stx_real *two_segments(int k, const stx_sru_desc *d, const char *name, co
 }
 
 /* Recomputation of activations must give the same outputs, states and gradients with
-   less memory. Every dropout mask is drawn once. */
+   less memory. Every dropout mask must be drawn once. */
 static void recomputed(void) {
     int k, drop;
     for (k = 0; k < STACKS + 2; k++)
@@ -263,7 +263,7 @@ static void recomputed(void) {
         }
 }
 
-/* A transform of the caller, with weights for three layers. */
+/* A custom transform, with weights for three layers. */
 typedef struct own_products {
     stx_tensor *w[3], *g[3];
     int calls;
@@ -290,8 +290,8 @@ static void own_parameters(own_products *o, stx_params *p) {
     }
 }
 
-/* Gives the shifts of all norms nonzero values, so that padding becomes nonzero as
-   well. */
+/* Sets the shifts of all norms to nonzero values, so that vectors at padding also
+   become nonzero. */
 static void shift_norms(stx_params *p) {
     size_t i, j;
     for (i = 0; i < p->count; i++)
@@ -302,8 +302,8 @@ static void shift_norms(stx_params *p) {
 
 enum { FORWARD_B = 3, FORWARD_T = 20, FORWARD_M = 9, FORWARD_N = 3 };
 
-/* The variables of a call of stx_sru_forward: x, and for each layer its state and
-   memory. */
+/* The variables of a call of stx_sru_forward: x, and the state and memory of each
+   layer. */
 typedef struct forward_call {
     stx_sru_io io;
     stx_tensor *in, *c0[FORWARD_N], *mem[FORWARD_N], *last[FORWARD_N], *inputs[FORWARD_N];
@@ -345,8 +345,8 @@ static stx_tensor *forward_loss(stx_ctx *x, const forward_call *f, stx_tensor *h
     return loss;
 }
 
-/* The outputs, states and all gradients of a stack. k == STACKS: with a transform of
-   the caller. n, peak: as in two_segments. The caller frees the result. */
+/* Returns the outputs, the states and all gradients of a stack. k == STACKS: with a
+   custom transform. n, peak: as in two_segments. The caller frees the result. */
 static stx_real *forward_once(int k, const stx_sru_desc *desc, const char *name, const stx_real *v,
                               int pads, size_t *n, size_t *peak) {
     enum { B = FORWARD_B, N = FORWARD_N };
@@ -401,8 +401,8 @@ static stx_real *forward_once(int k, const stx_sru_desc *desc, const char *name,
     return all;
 }
 
-/* Recomputation through stx_sru_forward: gradients of x, states and memories; with
-   padding of both and a window; with a transform of the caller. */
+/* Recomputation in stx_sru_forward: gradients of x, states and memories, with padding
+   of x and of the memories, with a window, and with a custom transform. */
 static void recomputed_forward(void) {
     enum { B = FORWARD_B, T = FORWARD_T, M = FORWARD_M, N = FORWARD_N };
 
@@ -428,7 +428,8 @@ static void recomputed_forward(void) {
         }
 }
 
-/* STX_SRU_LITERAL selects the literal forms that the model can have: here none or one. */
+/* STX_SRU_LITERAL must select the literal forms that the model can have: here none or
+   one. */
 static void literal_none(void) {
     stx_ctx *x = context(1, 5);
     stx_sru_desc d;
@@ -449,8 +450,8 @@ static void literal_none(void) {
     stx_destroy(x);
 }
 
-/* With STX_SRU_LITERAL_NORM, the memory is not normalised if there is a cell norm, so
-   that segments differ from the whole. */
+/* With STX_SRU_LITERAL_NORM and a cell norm, the memory is not normalised, so the
+   results of segments must differ from those of the whole sequence. */
 static void literal_norm(void) {
     static const size_t whole[] = {24}, parts[] = {10, 14};
     static const unsigned flags[3] = {0, STX_SRU_LITERAL_NORM, STX_SRU_LITERAL};
@@ -476,9 +477,9 @@ static void literal_norm(void) {
     }
 }
 
-/* Runs one direction s of a layer with O = 2 H columns on its own, with the weights'
-   rows for its H columns. v: (B,T,I), reversed in time if s = 1. skip: the layer has no
-   projection of x for the highway connection. */
+/* Runs direction s of a layer with O = 2 H columns alone, with the rows of the weights
+   that belong to its H columns. v: (B,T,I), reversed in time if s = 1. skip: the layer
+   has no projection of x for the highway connection. */
 static const stx_real *one_direction(stx_sru *m, size_t s, const stx_real *v, size_t B, size_t T,
                                      int skip) {
     const stx_sru_layer *p = &m->layer[0];
@@ -503,8 +504,8 @@ static const stx_real *one_direction(stx_sru *m, size_t s, const stx_real *v, si
     return stx_sru_recurrence(x, &c, NULL)->data;
 }
 
-/* A layer of two directions must equal two runs with half of the weights each, one of
-   them on the reversed sequence. */
+/* A layer with two directions must equal two runs, each with half of the weights, the
+   second on the reversed sequence. */
 static void directions(void) {
     int skip;
     for (skip = 0; skip < 2; skip++) {
@@ -555,8 +556,8 @@ typedef struct chunk_case {
     int32_t *pad;
 } chunk_case;
 
-/* The results of a run: h, du, dbias and the last state, of these sizes. The caller
-   frees them. */
+/* Runs the recurrence. result receives h, du, dbias and the last state, which have n
+   elements. The caller frees them. */
 static void chunk_run(const chunk_case *k, int threads, const size_t n[4], stx_real *result[4]) {
     const size_t B = k->B, T = k->T, O = k->H * k->D;
     stx_ctx *x = context(threads, 1);
@@ -624,9 +625,8 @@ static void chunks_case(int i, chunk_case k, int with_v, int slow) {
     free(k.pad);
 }
 
-/* Chunks of time in parallel must give the result of the sequential recurrence. If
-   there are enough columns for all threads, the number of threads must not change a
-   bit. */
+/* The recurrence computed in parallel time chunks must equal the sequential one. If there
+   are enough columns for all threads, the number of threads must not change a bit. */
 static void chunks(void) {
     static const size_t size[][4] = {
         /* B, T, H, D */
@@ -653,8 +653,8 @@ static void as_plain(const char *what, const stx_real *kernel, const stx_real *p
     CHECK(e <= TOL * top, "kernels: %s: error %g of %g against the plain definition", what, e, top);
 }
 
-/* Allocates the outputs and gradients of a cell. Gradients that are added to start with
-   random values. */
+/* Allocates the outputs and gradients of a cell. Gradients that will be added to have
+   random initial values. */
 static void cell_outputs(stx_sru_args *a) {
     const size_t B = a->B, T = a->T, O = a->H * a->D;
     a->h = random_of(B * T * O, 5);
@@ -687,7 +687,7 @@ static void cell_plain(stx_sru_args *a) {
     free(state);
 }
 
-/* Gradients of xr that are added to must differ from those that are overwritten by the
+/* If gradients of xr are added to, they must differ from overwritten gradients by the
    previous values. */
 static void cell_adds(stx_ctx *x, stx_sru_args a) {
     const size_t n = a.B * a.T * a.H * a.D;
@@ -705,7 +705,7 @@ static void cell_adds(stx_ctx *x, stx_sru_args a) {
     free(before);
 }
 
-/* options & 1: tanh, & 2: v, & 4: V */
+/* options: 1 tanh, 2 v, 4 V */
 static void kernel_case(size_t B, size_t T, size_t H, size_t D, size_t k, int options) {
     const size_t O = H * D;
     stx_ctx *x = context(3, 1);
@@ -810,7 +810,7 @@ static stx_sru_lm_desc model(int k, const char **name) {
 
 enum { MODELS = STACKS + 3 };
 
-/* log p or logits (B,n,V) of a text. */
+/* Returns log p or logits (B,n,V) of a text. */
 static stx_real *logits(stx_sru_lm *m, const int32_t *t, size_t B, size_t n, size_t window) {
     stx_ctx *x = m->ctx;
     stx_sru_state *s = stx_sru_state_create(m->sru, B);
@@ -828,8 +828,8 @@ static stx_real *logits(stx_sru_lm *m, const int32_t *t, size_t B, size_t n, siz
 
 enum { GEN_B = 2, GEN_N = 150, GEN_WINDOW = 9 };
 
-/* Feeds tokens [at, at + T) of a text to a generator. Returns the largest difference of
-   its scores from `all`, or infinity on failure. */
+/* Feeds tokens [at, at + T) of a text to a generator. Returns the largest difference
+   between its scores and `all`, or infinity on failure. */
 static double feed_error(stx_sru_gen *g, const int32_t *t, size_t at, size_t T,
                          const stx_real *all) {
     int32_t *piece = (int32_t *)malloc(GEN_B * T * sizeof *piece);
@@ -844,8 +844,8 @@ static double feed_error(stx_sru_gen *g, const int32_t *t, size_t at, size_t T,
     return y ? worst : HUGE_VAL;
 }
 
-/* Another token at position 60 must change the scores there, but not those before it or
-   those of the other stream. */
+/* A changed token at position 60 must change the scores there, but not those before it
+   or those of the other stream. */
 static void causality(const char *name, stx_sru_lm *m, int32_t *t, const stx_real *all) {
     stx_real *other;
     t[60] = (t[60] + 1) % V;
@@ -859,8 +859,8 @@ static void causality(const char *name, stx_sru_lm *m, int32_t *t, const stx_rea
     free(other);
 }
 
-/* Generation token by token, and in parts longer than a chunk, must equal the forward
-   pass. */
+/* Generation token by token, and in parts longer than a time chunk, must equal the
+   forward pass. */
 static void generation(void) {
     int k;
     for (k = 0; k < MODELS; k++) {
@@ -965,8 +965,8 @@ static void repeated(const char *name, const stx_sru_lm_desc *d, const int32_t *
     free(first);
 }
 
-/* A run that is saved after 7 steps and resumed from the file must have the losses of
-   an uninterrupted one. */
+/* A run that is saved after 7 steps and resumed from the file must have the same losses
+   as an uninterrupted one. */
 static void resumed(const char *name, const stx_sru_lm_desc *d, const int32_t *t) {
     double loss[20];
     char path[1024];
@@ -1006,7 +1006,7 @@ static void resumed(const char *name, const stx_sru_lm_desc *d, const int32_t *t
     remove(path);
 }
 
-/* A model must be able to learn one batch by heart. Evaluation must not write the
+/* A model must be able to learn one batch by heart. Evaluation must not change the
    states of training. */
 static void fits(const char *name, stx_sru_lm_desc d, const int32_t *t) {
     const size_t B = TRAIN_B, T = TRAIN_T, n = TRAIN_N;
@@ -1070,11 +1070,11 @@ static void training(void) {
     }
 }
 
-/* Which dropouts a model has: with one plain layer, only those of the embedding and of
-   the output have an effect. */
+/* Which dropouts have an effect: in a model with one plain layer, only the dropouts of
+   the embedding and of the output. */
 static void dropouts(void) {
     static const double set[5][3] = {
-        /* dropout, io_dropout, whether it has an effect with one layer */
+        /* dropout, io_dropout, whether there is an effect with one layer */
         {0.3, -1, 0}, {0.3, 0, 1}, {0, 0.5, 1}, {0, 0, 0}, {0.5, 0.2, 1}};
     int i, k;
     for (k = 0; k < 2; k++)
@@ -1105,7 +1105,8 @@ static void dropouts(void) {
         }
 }
 
-/* The attention of an SRU++ layer from ops, with its dropouts. y: its input (2,12,8). */
+/* Computes the attention of an SRU++ layer with single ops and with its dropouts. y:
+   its input (2,12,8). */
 static stx_tensor *attention_by_hand(stx_ctx *x, const stx_sru_layer *p, stx_tensor *y,
                                      stx_tensor *memory) {
     stx_attention_in a;
@@ -1123,8 +1124,8 @@ static stx_tensor *attention_by_hand(stx_ctx *x, const stx_sru_layer *p, stx_ten
     return stx_dropout(x, stx_layernorm(x, y, p->attn_gain, p->attn_shift, 1e-5), 0.3);
 }
 
-/* The last hidden states of a model from ops, with all dropouts in the order in which
-   they are drawn. */
+/* Computes the last hidden states of a model with single ops. The dropouts are drawn in
+   the same order as in the model. */
 static stx_tensor *forward_by_hand(stx_sru_lm *m, const stx_sru_state *s, const int32_t *t,
                                    int plus) {
     stx_ctx *x = m->ctx;
@@ -1156,8 +1157,8 @@ static stx_tensor *forward_by_hand(stx_sru_lm *m, const stx_sru_state *s, const 
     return stx_dropout(x, h, 0.45);
 }
 
-/* Compares every dropout with the model written as ops: its rate, its position, and
-   whether it is drawn once for all times. */
+/* Compares every dropout with that of the model written as single ops: its rate, its
+   position, and whether it is drawn once for all times. */
 static void dropouts_by_hand(void) {
     int plus;
     for (plus = 0; plus < 2; plus++) {
@@ -1202,7 +1203,7 @@ static void dropouts_by_hand(void) {
     }
 }
 
-/* Padding in a memory that is kept over several segments. */
+/* Padding must have no effect in a memory that is kept over several segments. */
 static void kept_padding(void) {
     static const size_t length[3][2] = {{4, 2}, {3, 4}, {1, 4}};
     const size_t B = 2, T = 4, n = 12;
@@ -1310,7 +1311,7 @@ static int all_zero(const stx_tensor *t) {
     return 1;
 }
 
-/* All cases below use one context and share its random generator. */
+/* All cases below use one context and its random generator. */
 static void initial_weights(stx_ctx *x) {
     stx_sru_desc d;
     stx_sru *m;
@@ -1384,8 +1385,8 @@ static void initial_attention(stx_ctx *x) {
           "alpha 0, highway bias 0, gain 1");
 }
 
-/* The highway bias of the desc, including 0, must be the initial value and be read
-   back. */
+/* The highway bias of the desc, including 0, must be the initial value, and reading the
+   desc must return it. */
 static void initial_highway_bias(stx_ctx *x, double bias, int transform) {
     stx_sru_lm_desc d;
     stx_sru_lm *m;
@@ -1444,8 +1445,8 @@ static void initialisers(void) {
     stx_destroy(x);
 }
 
-/* Initially, attention contributes nothing, and w2 has no gradient until alpha
-   changes. */
+/* Initially, attention must contribute nothing, and w2 must have no gradient until
+   alpha changes. */
 static void rezero(void) {
     stx_ctx *x = context(1, 4);
     stx_params *p = stx_params_create(x);
@@ -1473,7 +1474,7 @@ static void rezero(void) {
     stx_destroy(x);
 }
 
-/* A transform of the caller. Without g there is no V. */
+/* A custom transform. Without g, there is no V. */
 typedef struct own {
     stx_tensor *w, *g;
     int calls, fail, shape;
@@ -1541,9 +1542,9 @@ enum { PAD_B = 3, PAD_T = 11 };
 
 static const size_t pad_length[PAD_B] = {11, 4, 7};
 
-/* The outputs of a segment must be 0 at padding, must not depend on the input there,
-   and must be those of a row alone. one: receives the outputs; s: the states
-   afterwards. */
+/* The outputs of a segment must be 0 at padding and must not depend on the input there,
+   and each row must equal the result of that row alone. `one` receives the outputs, s
+   the new states. */
 static void padded_outputs(const char *name, stx_sru *m, const stx_real *v, stx_sru_state *s,
                            stx_real *one, stx_real *two) {
     const size_t B = PAD_B, T = PAD_T, I = m->desc.input;
@@ -1643,7 +1644,8 @@ static int is_padding(size_t b, size_t t) {
     }
 }
 
-/* The same for the memory: the whole row, the beginning, in between, or none. */
+/* Nonzero if a position of the memory is padding: the whole row, the beginning, in
+   between, or nowhere. */
 static int is_memory_padding(size_t b, size_t t) {
     switch (b) {
     case 0: return 1;
@@ -1653,7 +1655,8 @@ static int is_memory_padding(size_t b, size_t t) {
     }
 }
 
-/* Sets the rows (n,C) with a nonzero pad to first, first + step, .. */
+/* Overwrites each row (n,C) whose pad is nonzero with the values first, first + step,
+   .. */
 static void overwrite(stx_real *rows, const int32_t *pad, size_t n, size_t C, double first,
                       double step_) {
     size_t i, j;
@@ -1661,8 +1664,8 @@ static void overwrite(stx_real *rows, const int32_t *pad, size_t n, size_t C, do
         for (j = 0; pad[i] && j < C; j++) rows[i * C + j] = (stx_real)(first + step_ * (double)j);
 }
 
-/* The outputs, states and gradients of a stack. other: with other values in the
-   padding. Returns NULL on failure; the caller frees the result. */
+/* Returns the outputs, states and gradients of a stack, or NULL on failure. other: the
+   padding contains other values. The caller frees the result. */
 static stx_real *padded_run(const stx_sru_desc *d, const char *name, size_t window, int other,
                             size_t *total) {
     enum { B = QUERY_B, T = QUERY_T, M = QUERY_M, N = QUERY_N, W = QUERY_W };
@@ -1723,10 +1726,9 @@ static stx_real *padded_run(const stx_sru_desc *d, const char *name, size_t wind
 }
 
 /* Padding before, between and after the tokens, and in whole rows, in the segment and
-   in the memory, with and without a window: other values there, and thus other queries,
-   keys and values, must not change a bit of any output, state or gradient, and the
-   gradient of padding must be 0. So no mask is required for queries that see only
-   padding. */
+   in the memory, with and without a window. Other values there, and thus other queries,
+   keys and values, must not change a bit of any output, state or gradient. The gradient
+   of padding must be 0. Therefore, queries that see only padding need no mask. */
 static void padded_queries(void) {
     int k;
     size_t window;
@@ -1748,8 +1750,8 @@ static void padded_queries(void) {
         }
 }
 
-/* For a first segment, the window is that of the state that it writes. With k = 4, the
-   highway is u3, whatever alpha is. */
+/* In a first segment, the window is that of the state that the segment writes. With k =
+   4, the highway input is u3, whatever alpha is. */
 static void small_rules(void) {
     const char *name;
     stx_sru_desc d = stack(6, &name);
@@ -1782,7 +1784,7 @@ static void small_rules(void) {
     stx_destroy(x);
 }
 
-/* States in the order of nn.GRU: (layers directions, B, H). */
+/* States must be in the order of nn.GRU: (layers directions, B, H). */
 static void nn_states(void) {
     static const size_t shape[6][3] = {{2, 3, 8}, {3, 4, 4}, {4, 4, 3},
                                        {4, 3, 8}, {4, 2, 4}, {0, 0, 0}};
@@ -1813,8 +1815,8 @@ static void nn_states(void) {
     stx_download(x, again, s->c, 48);
     CHECK(!memcmp(c, again, sizeof c) && stx_ok(x), "states that were got and set");
 
-    /* the same number of elements in another order, batch first, other sizes: refused
-       by name, without changing the state */
+    /* tensors with the same number of elements in another order, batch first, or of
+       another size: refused with the name of the tensor, and the state is unchanged */
     for (i = 0; i < 6; i++) {
         char pattern[64];
         for (j = 0; j < 48; j++) nn[j] = -1;
@@ -2068,7 +2070,7 @@ static void bad_words(void) {
     refused_lm("cutoffs: expected .. got 9", &d);
 }
 
-/* Models and states that cannot be created. */
+/* Models and states that cannot be created must be refused. */
 static void bad_creation(stx_sru *m) {
     stx_ctx *x = m->ctx;
     stx_sru_desc d = m->desc;
@@ -2172,7 +2174,7 @@ static void bad_io(stx_sru *m, const stx_real *v) {
     call_refused(x, stx_sru_forward(m, in, &io), "layer 1: expected 3 rows,..got 4");
 }
 
-/* Valid inputs of a cell in a new step. */
+/* Returns valid inputs of a cell, in a new step. */
 static stx_sru_recurrence_in next_cell(stx_ctx *x, const stx_real *v) {
     stx_sru_recurrence_in c;
     memset(&c, 0, sizeof c);
@@ -2268,7 +2270,7 @@ static void empty_kernels(stx_ctx *x, stx_real *v) {
     CHECK(stx_ok(x), "%s", stx_error(x));
 }
 
-/* A generator must refuse invalid calls and work after them. */
+/* A generator must refuse invalid calls, and must still work after them. */
 static void bad_generation(void) {
     stx_ctx *x = context(1, 1), *y = context(1, 1);
     stx_sru_lm_desc d = small_lm();
@@ -2467,7 +2469,7 @@ static int with_failure(counter *c, char error[256], int *code) {
     return done;
 }
 
-/* Each allocation fails once: there must be an error, and all memory must be released. */
+/* Each allocation fails once. There must be an error, and all memory must be released. */
 static void memory(void) {
     long at, total = 1;
     for (at = 0; at <= total; at++) {

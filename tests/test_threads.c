@@ -142,7 +142,7 @@ static void delayed_thread(void) {
 }
 
 
-// >>wake: sleeping threads must be woken
+// >>wake: sleeping threads must wake up if there is work
 
 /* Waits in each of two chunks until the other one has started. */
 static void meet(const stx_share *s, const void *job) {
@@ -187,7 +187,7 @@ static void *burn(void *unused) {
 
 #if defined(__linux__) && !defined(TEST_TSAN)
 /* A thread that sleeps in its chunk must not count as other work, although a virtual
-   machine whose host uses the processor looks the same. Other threads on the same
+   machine whose host uses the processor shows the same signs. Other threads on the same
    processor must count. */
 typedef struct uneven {
     int inside, nap_ms;
@@ -359,7 +359,8 @@ static void any_number(void) {
     free(w);
 }
 
-/* If one tensor is q, k and v, no part of its gradient that a thread adds may be lost. */
+/* If one tensor is q, k and v, no contribution of any thread to its gradient may be
+   lost. */
 static void with_itself(void) {
     enum { T = 640, C = 8 };
 

@@ -3,8 +3,8 @@
 
        cc -std=c99 tests/test_train_h.c -o test_train_h -lm
 
-   Prints failures. The last line is "N passed, N failed". test_train_h --keep DIR writes
-   the event files to DIR and leaves them there, to be opened with TensorBoard. */
+   Prints failures and, in the last line, "N passed, N failed". test_train_h --keep DIR
+   writes the event files to DIR and leaves them there, to be opened with TensorBoard. */
 
 #define _XOPEN_SOURCE 700 /* for posix_openpt */
 #include <poll.h>
@@ -95,13 +95,13 @@ static tr_options options = {"prog",
                              "The end.",
                              ""};
 
-/* Sets the defaults and parses words separated by '|', so that values can contain
-   blanks. */
+/* Sets the defaults and parses the words of `line`, which are separated by '|', so that
+   values can contain blanks. */
 static int parse(const char *line) {
     static char words[4096];
     char *argv[64], *p;
     int argc = 0;
-    /* values of an earlier call, which the defaults must overwrite */
+    /* leftovers of an earlier call, which the defaults must overwrite */
     nlayers = 77;
     adapt_span = 1;
     optim = 3;
@@ -243,7 +243,8 @@ static void test_bad_options(void) {
     CHECK(tr_distance("a_b", 3, "a-b", 3) == 0);
 }
 
-/* A flag that accepts a count: the arguments, the value, and its form in a checkpoint. */
+/* A flag that accepts a count: each row has the arguments, the value, and its form in a
+   checkpoint. */
 static void test_some(void) {
     static const struct {
         const char *arg[2];
@@ -509,8 +510,8 @@ static void test_changes(void) {
          "||--adapt-span, --dropout, --lr, --optim|--steps");
 }
 
-/* A run that starts from the weights of another one must take only the options of class
-   TR_MODEL and those with TR_KEPT. Nothing is reported. */
+/* A run that starts from the weights of another run must adopt only the options of
+   class TR_MODEL and those marked TR_KEPT. No difference may be reported. */
 static void test_initial_weights(void) {
     static const char json[] = "{\"preset\":\"enwik8_small\",\"nlayers\":4,\"dropout\":0.25,"
                                "\"steps\":7,\"lr\":0.5,\"optim\":\"sgd\",\"data\":\"there\"}";
@@ -531,7 +532,7 @@ static void test_initial_weights(void) {
     CHECK(prompt == NULL);
 }
 
-/* A set of names can be given as a list, one by one, completely or not at all. */
+/* A set of names must be accepted as a list, one by one, completely or not at all. */
 static void test_set(void) {
     CHECK(parse("") == 1 && literal == 0);
     CHECK(parse("--literal") == 1 && literal == TR_EVERY);
@@ -1569,8 +1570,8 @@ static void test_names(void) {
     }
 }
 
-/* Returns whether all options of a command line are useful to a run that uses the three
-   options below (yes) or does not. */
+/* Returns whether all options of a command line are useful to a run. yes: whether the
+   run uses the three options below. */
 static int useful(const char *line, int yes) {
     const tr_only only[] = {{"lr", yes, "the sun"},
                             {"adapt-span", yes, "the moon"},
