@@ -1816,7 +1816,7 @@ static void nn_states(void) {
     CHECK(!memcmp(c, again, sizeof c) && stx_ok(x), "states that were got and set");
 
     /* tensors with the same number of elements in another order, batch first, or of
-       another size: refused with the name of the tensor, and the state is unchanged */
+       another size: refused with the expected shape, and the state must not change */
     for (i = 0; i < 6; i++) {
         char pattern[64];
         for (j = 0; j < 48; j++) nn[j] = -1;

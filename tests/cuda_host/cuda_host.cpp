@@ -72,7 +72,7 @@ enum {
 };
 
 static const word DEVICE_RANGE = (word)64 << 30;
-/* A NaN if read as a float, as two bf16 values or, written twice, as a double. */
+/* A value that is NaN as a float, as two bf16 values and, if repeated, as a double. */
 static const uint32_t CANARY = 0xFFF5FFF5u;
 
 /* The operands of one lane in a warp collective. They are on the stack of the waiting
@@ -395,7 +395,8 @@ static void write_error(const char *text) {
     (void)written;
 }
 
-/* Passes a fault that the shim cannot explain to the previous signal handler. */
+/* Passes a fault that the shim does not cause or detect to the previous signal
+   handler. */
 static void forward_fault(int signal_number, siginfo_t *info, void *context) {
     const struct sigaction *old = signal_number == SIGBUS ? &G.old_bus : &G.old_segv;
     if (G.running) {
@@ -517,8 +518,8 @@ extern "C" void cuda_host_check(void) {
 
 /* Called at each synchronisation. Only kernels can damage canaries, because the bounds
    of copies and matmuls are checked before they run. With more than AT_ONCE
-   allocations, not every synchronisation checks them: damage remains until a later
-   synchronisation, or cudaFree, detects it. */
+   allocations, a synchronisation may skip the check: a later one, or cudaFree, then
+   detects the damage. */
 static void check_after_kernels(void) {
     if (!G.written) return;
     G.unchecked += AT_ONCE;
@@ -773,7 +774,8 @@ static inline void switch_to(fiber *from, fiber *to) {
         G.self = to;
         cuda_host_self = &to->id;
     }
-    if (G.ready_count) { /* prefetch: the next fiber's stack has left the L1 cache */
+    if (G.ready_count) { /* prefetches the next fiber's stack, which is no longer in the
+                            L1 cache */
         const char *next = (const char *)G.ready[G.ready_head]->sp;
         __builtin_prefetch(next);
         __builtin_prefetch(next + 64);
@@ -807,8 +809,8 @@ static inline void push_front(fiber *f) {
     G.ready_count++;
 }
 
-/* Abandons the block, whose fibers are never resumed. Never returns, although it is not
-   declared noreturn. */
+/* Abandons the block. Its fibers are never resumed, so this function never returns,
+   although it is not declared noreturn. */
 static void stop_block(void) {
     G.stopped = 1;
     switch_to(G.self, NULL);
@@ -909,7 +911,7 @@ static void push_lanes(warp *w, unsigned mask) {
 static const char *const barrier_names[] = {"__syncthreads", "__syncthreads_or",
                                             "__syncthreads_and", "__syncthreads_count"};
 
-/* The kinds of warp collectives without a CUDA_HOST_SHFL.. constant. The kind of an mma
+/* Kinds of warp collectives that have no CUDA_HOST_SHFL.. constant. The kind of an mma
    includes the number of products, and that of ldmatrix the variant. */
 enum {
     MEET_SYNCWARP = 100,
@@ -1299,7 +1301,7 @@ void cuda_host_cp_async(void *smem, const void *gmem, int size, int src_bytes, i
                smem);
         stop_block();
     }
-    /* The source must be valid even if 0 bytes are copied: the hardware reads nothing,
+    /* Even if 0 bytes are copied, the source must be valid: the hardware reads nothing,
        but compute-sanitizer's memcheck reports an invalid address. */
     if ((word)gmem & (word)(size - 1)) {
         report("cp.async of line %d: source %p, size %d: not aligned", line, gmem, size);
@@ -1612,9 +1614,10 @@ static void run_kernel(const cuda_host_kernel &k) {
 // waits in the queue of its stream until the exchange has finished. Exchanges are
 // deferred until the host waits for them or work that depends on them is submitted.
 
-typedef std::function<bool()> queued; /* true: done; false: not yet, try again */
+typedef std::function<bool()> queued; /* returns true if it is done, false if it must be
+                                         tried again */
 
-/* A node with a kernel, a function or an exchange. The other two members are empty. */
+/* A node holds a kernel, a function or an exchange. The other two members are empty. */
 struct graph_node {
     std::unique_ptr<cuda_host_kernel> kernel;
     std::function<void()> work;
@@ -1638,7 +1641,8 @@ struct CUstream_st {
     int device;
     bool blocking, busy; /* busy: its queue is being processed */
     std::shared_ptr<capture> cap;
-    long work, joined;   /* captured nodes; how many of them another stream waits for */
+    long work, joined;   /* work: number of captured nodes; joined: how many of them
+                            another stream waits for */
     std::deque<queued> queue;
     uint64_t put, done;  /* entries added to the queue so far; entries completed */
 };
@@ -3175,8 +3179,8 @@ void lt_call::apply_epilogue(const lt_result &r, size_t q) const {
         }
 }
 
-/* Stores the gradient of the bias for matrix q: the sums over the columns of the
-   result, over the columns of op(A) or over the rows of op(B). */
+/* Stores the bias gradient for matrix q: the sums over the columns of the result, over
+   the columns of op(A) or over the rows of op(B). */
 void lt_call::bias_gradient(const lt_operand &x, const lt_operand &y, const lt_result &r,
                             size_t q) const {
     size_t m = (size_t)D.rows, n = (size_t)D.cols, k = (size_t)(d.ta ? A.rows : A.cols);

@@ -8,11 +8,11 @@
 extern "C" {
 #endif
 
-/* The order in which the threads of a block run between two synchronisations, and the
-   order of the blocks of a grid. With ASCENDING and DESCENDING, each warp runs until it
-   waits at a barrier of the block. INTERLEAVED runs lane 0 of every warp, then lane 1
-   and so on, and switches to another warp at each collective. RANDOM chooses a thread
-   at every switch. */
+/* The order of the threads of a block between two synchronisations, and the order of
+   the blocks of a grid. With ASCENDING and DESCENDING, each warp runs until it waits at
+   a barrier of the block. INTERLEAVED runs lane 0 of every warp, then lane 1 and so on,
+   and switches to another warp at each collective. RANDOM chooses a thread at every
+   switch. */
 enum {
     CUDA_HOST_ASCENDING,
     CUDA_HOST_DESCENDING,
@@ -23,9 +23,9 @@ enum {
 
 void cuda_host_order(int thread_order, int block_order, uint64_t seed);
 
-/* The content of new device memory, of shared memory at the start of a block and of
-   cp.async destinations before the wait: a byte (default 0xFF, which is NaN in every
-   float type) or CUDA_HOST_FILL_RANDOM. */
+/* The byte with which new device memory, shared memory at the start of a block, and
+   cp.async destinations before the wait are filled: by default 0xFF, which is NaN in
+   every float type. CUDA_HOST_FILL_RANDOM fills them with random bytes. */
 enum { CUDA_HOST_FILL_NAN = 0xFF, CUDA_HOST_FILL_RANDOM = 0x100 };
 
 void cuda_host_fill(int pattern);
@@ -37,9 +37,9 @@ void cuda_host_fail_alloc(long n);
    0, none fails. */
 void cuda_host_fail_launch(long n);
 
-/* The n-th such call from now on fails, with cudaErrorStreamCaptureUnsupported,
-   cudaErrorStreamCaptureInvalidated and cudaErrorMemoryAllocation, in this order. With
-   0, none fails. */
+/* The n-th call of a kind from now on fails. The kinds fail with
+   cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated and
+   cudaErrorMemoryAllocation, in this order. With 0, none fails. */
 enum {
     CUDA_HOST_BEGIN_CAPTURE,
     CUDA_HOST_END_CAPTURE,
@@ -58,15 +58,15 @@ void cuda_host_arch(int major, int minor); /* default 9.0 */
 /* The number of multiprocessors, by default 4. It is only reported, for kernels that
    derive their grid from it. */
 void cuda_host_sms(int n);
-/* The number of registers per thread of every kernel, by default 255. It affects only
-   the occupancy. The host compiler cannot determine it. */
+/* The number of registers per thread of every kernel, by default 255, because the host
+   compiler cannot determine it. It affects only the occupancy. */
 void cuda_host_registers(int n);
 /* The size of device memory, by default 8 GiB, at most 64 GiB. */
 void cuda_host_memory(size_t bytes);
-/* Whether page-locked host pointers are valid arguments of kernels, as in CUDA. Default
+/* Whether kernels accept page-locked host pointers as arguments, as in CUDA. Default
    1. */
 void cuda_host_allow_pinned(int yes);
-/* Whether a host access to device memory is printed and ends the process with
+/* Whether a host access to device memory prints a message and ends the process with
    _exit(99). Default 1. */
 void cuda_host_trap(int yes);
 /* The stack size of each thread, by default 65536. Must be set before the first
@@ -87,8 +87,8 @@ long cuda_host_mmas(void);     /* mma instructions, one per warp */
 /* Returns the total dynamic shared memory of all kernels that ran, in bytes. */
 size_t cuda_host_shared_requested(void);
 long cuda_host_allocs(void);   /* successful calls of cudaMalloc */
-/* Returns how often the host waited: stream, device and event synchronisations,
-   blocking copies, and cudaMemset. */
+/* Returns the number of times that the host waited: stream, device and event
+   synchronisations, blocking copies, and cudaMemset. */
 long cuda_host_syncs(void);
 long cuda_host_graph_launches(void);
 /* The numbers of cublasLtMatmul calls: all calls (a captured call counts once, when it

@@ -282,8 +282,8 @@ void cuda_host_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2],
 void cuda_host_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2],
                         int line = __builtin_LINE());
 
-/* Computes n products in this order, at most 8. The result is that of n separate calls,
-   but the lanes of the warp synchronise only once. */
+/* Computes n products, at most 8, in their order in the array. The result is that of n
+   separate calls, but the lanes of the warp synchronise only once. */
 struct cuda_host_product {
     float *c;
     const uint32_t *a, *b;
@@ -926,7 +926,7 @@ template <class R> inline unsigned cuda_host_bound_of(void) {
 
 /* A pointer to a kernel, with its launch bound. */
 template <class... P> struct stx__kernel_of {
-    void (*kernel)(void); /* type erased; run casts it back */
+    void (*kernel)(void); /* type-erased; `run` casts it back */
     void (*run)(void (*kernel)(void), const std::decay_t<P> &...);
     unsigned bound;
 

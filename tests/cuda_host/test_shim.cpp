@@ -59,7 +59,7 @@ static std::vector<float> random_floats(size_t n) {
 }
 
 /* Runs body in every order of threads and blocks and with three fill patterns. The shim
-   must not report anything. */
+   must report nothing. */
 template <class F> static void in_every_order(F body) {
     static const int fills[] = {CUDA_HOST_FILL_NAN, CUDA_HOST_FILL_RANDOM, 0};
     for (int fill : fills)
@@ -75,7 +75,7 @@ template <class F> static void in_every_order(F body) {
     CHECK(cudaGetLastError() == cudaSuccess, "no error remains");
 }
 
-/* Checks that the violation in body is reported, in a text that contains word. */
+/* Checks that the violation in body is reported with a text that contains word. */
 template <class F> static void is_reported(const char *what, const char *word, F body) {
     cuda_host_clear_reports();
     cuda_host_quiet(1);
@@ -737,7 +737,7 @@ enum {
     BGRADB = 512
 };
 
-/* A test of D (m,n) = 0.75 op(A) op(B) + beta C, in place (C = D), with an epilogue. */
+/* A test of D (m,n) = 0.75 op(A) op(B) + beta C with an epilogue, in place (C = D). */
 struct matmul_test {
     int in_type, out_type, ta, tb, row_major;
     uint32_t epilogue;
@@ -969,8 +969,8 @@ void matmul_test::check_counters(void) {
           "an operand that is aligned less than requested is invalid");
 }
 
-/* Running an algorithm that adds partial sums in place must be reported, and results of
-   a batch that overlap must be invalid. */
+/* If an algorithm that adds partial sums in place runs, this must be reported.
+   Overlapping results of a batch must be invalid. */
 void matmul_test::check_in_place_scheme(void) {
     long reports = cuda_host_reports();
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
@@ -1215,7 +1215,7 @@ static void test_fragments(void) {
 }
 
 static void test_uninitialised(float *y) {
-    if (cuda_host_launches() > 0) { /* launches work after an abandoned block */
+    if (cuda_host_launches() > 0) { /* launches must work after an abandoned block */
         STX__LAUNCH(uninitialised_kernel, 1, 32, 0, 0, y);
         CHECK(cudaGetLastError() == cudaSuccess && host_copy(y, 32)[3] != host_copy(y, 32)[3],
               "uninitialised shared memory is NaN");
