@@ -1,6 +1,6 @@
 /* check.h - shared by test_io.c and test_train_h.c: checks without a message, and files
-   in a directory that exists only during the test. It does not depend on seqtx.h. The
-   last line of a program is "N passed, N failed". */
+   in a directory that exists only during the test. It does not depend on seqtx.h. Each
+   program prints "N passed, N failed" in its last line. */
 #ifndef STX_TEST_CHECK_H
 #define STX_TEST_CHECK_H
 #include <dirent.h>

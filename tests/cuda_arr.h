@@ -114,8 +114,8 @@ static inline double arr_largest(const arr *a) {
 
 /* Checks that a.d equals a.c within tol times the largest element (0: bit-exactly,
    except for the sign of 0 and the bits of NaN), plus one rounding in bf16. NaN and
-   infinities must be where the CPU has them, guards must be unchanged, and bf16 copies
-   up to date. Then copies a.d to a.c. */
+   infinities must be in the same places, guard elements must be unchanged, and bf16
+   copies must be up to date. Then copies a.d to a.c. */
 static inline void arr_check(const char *name, const arr *a, double tol) {
     size_t all = a->lead + a->n + 8, i, bad = 0, guards = 0, at = 0;
     float *v = (float *)malloc(all * sizeof *v), *w = v + a->lead;

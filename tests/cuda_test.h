@@ -65,8 +65,8 @@ static inline float *cuda_random(size_t n, double s, int whole) {
     return a;
 }
 
-/* Rounds to bf16, the type in which a bf16 context stores activations, so that the CPU
-   gets the same inputs. */
+/* Rounds values to bf16, the type in which a bf16 context stores activations. The CPU
+   then computes with the same inputs as the GPU. */
 static inline void cuda_round(float *a, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {
@@ -202,7 +202,7 @@ static inline void cuda_orders(const char *name, cuda_case run, void *user) {
 #endif
 }
 
-/* Ends a test program, which fails if the shim has reported anything. */
+/* Ends a test program. The program fails if the shim has reported anything. */
 static inline int cuda_test_end(void) {
 #ifdef SEQTX_CUDA_HOST
     cuda_host_check();
@@ -217,8 +217,8 @@ static inline int cuda_test_end(void) {
 
 // >>nodes
 
-/* The nodes that one layer adds to the graph of a step: the nodes of a graph with
-   layers + 1 layers (k = 1) minus those of a graph with `layers` layers (k = 0). */
+/* The nodes that one layer adds to the graph of a step: those of a graph with layers +
+   1 layers (k = 1), minus those of a graph with `layers` layers (k = 0). */
 enum { CUDA_NODE_NAMES = 200 };
 
 typedef struct cuda_nodes {

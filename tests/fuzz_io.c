@@ -105,8 +105,8 @@ static void fuzz_blob(stx_ctx *x, const unsigned char *s, size_t n) {
     stx_vocab_free(v);
 }
 
-/* The tokens of a corpus must be those of its text, and must decode to it unless this
-   kind of token loses information. mark: length of the byte-order mark. */
+/* The tokens of a corpus must equal those of its text, and must decode to the text
+   unless this kind of token loses information. mark: length of the byte-order mark. */
 static void check_tokens(stx_ctx *x, const stx_vocab_desc *d, stx_vocab *v, const stx_corpus *c,
                          const char *s, size_t n, size_t mark) {
     size_t len = stx_vocab_encode(v, s, n, NULL, 0), i;

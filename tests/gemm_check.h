@@ -22,11 +22,11 @@ static int gemm_own(const stx_ctx *x) {
     return !x || !strcmp(stx_backend(x), inner_name(x));
 }
 
-/* Checks one GEMM, or a batch, whose matrices have gaps between rows and between
-   matrices that must stay unchanged. An element of C is a sum of K products that are
-   less than 1 in magnitude. Rounding changes it by at most K u times the sum (u is the
-   unit roundoff), and by about sqrt(K) u in practice. A tolerance of 2 (K + 4) u is
-   safe, and far below the effect of a missing or repeated term. */
+/* Checks one GEMM or a batch. There are gaps between rows and between matrices, which
+   must stay unchanged. An element of C is a sum of K products that are less than 1 in
+   magnitude. Rounding changes it by at most K u times the sum (u is the unit roundoff),
+   and by about sqrt(K) u in practice. A tolerance of 2 (K + 4) u is safe, and far below
+   the effect of a missing or repeated term. */
 static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, size_t M, size_t N,
                      size_t K, double alpha, double beta, size_t gap) {
     size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N;
@@ -88,8 +88,8 @@ static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, 
     return good;
 }
 
-/* Kernels may copy rows whose stride is a multiple of 4096 bytes. The result must be
-   bit-identical to that with any other stride. */
+/* Kernels may copy rows whose stride is a multiple of 4096 bytes. The stride must not
+   change a bit of the result. */
 static void gemm_stride(stx_ctx *x, size_t M, size_t N, size_t K, int tb) {
     size_t lda = (K + 1023) / 1024 * 1024, i, bad = 0;
     stx_real *A = random_values(M * lda), *dense = random_values(M * K);

@@ -10,7 +10,7 @@ static const char *dir = "tests/golden";
 #endif
 
 /* Returns whether the tests run on a CPU. On a GPU, the number of threads has no
-   effect, and recomputation runs the same kernels, so that tests repeat fewer cases. */
+   effect, and recomputation runs the same kernels, so fewer cases are repeated. */
 static inline int golden_cpu(void) {
     return GOLDEN_DEVICE == STX_CPU;
 }

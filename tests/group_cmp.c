@@ -4,16 +4,16 @@
        group_cmp LOSS PARAMS STATE A.safetensors B.safetensors A.jsonl B.jsonl
 
    LOSS limits the relative difference of a loss, in "train" and "eval" lines. PARAMS
-   limits that of the parameters: the norm of all differences over the norm of all values.
-   Each tensor is checked too, by its largest difference over its largest value, with 30
-   times that limit: a small tensor has rounding errors that disappear in the norm of the
-   list. STATE limits, in the same way for each tensor, the memory of the streams, the
-   state of the optimiser and gradients that are not applied yet. Tensors that are not
-   float, names, shapes and metadata must be equal, except for metadata that are computed.
-   Other values in the logs must agree to 0.2 %.
+   limits the relative difference of the parameters: the norm of all differences over
+   the norm of all values. In addition, for each tensor, the largest difference over the
+   largest value has a limit of 30 times PARAMS: a small tensor has rounding errors that
+   disappear in the norm of the list. STATE limits, in the same way for each tensor, the
+   memory of the streams, the state of the optimiser and gradients that are not applied
+   yet. Tensors that are not float, names, shapes and metadata must be equal, except for
+   computed metadata. Other values in the logs must agree to 0.2 %.
 
-   Prints what it found. Exit code: 0 if all is within the limits, 1 if not (also for NaN
-   or nothing to compare), 2 if a file cannot be read.
+   Prints the differences. Exit code: 0 if all is within the limits, 1 if not (also for
+   NaN or nothing to compare), 2 if a file cannot be read.
 
    It has a separate reader of safetensors, which suffices for the files of the
    trainers. */
@@ -129,8 +129,8 @@ static void load(file *f, const char *path) {
     if (!f->count || !f->meta) stop("%s has no tensors or no metadata", path);
 }
 
-/* Overwrites with spaces the metadata values that training computes, or that depend on
-   such values. */
+/* Overwrites with spaces the metadata values that training computes, and those that
+   depend on such values. */
 static void blank(file *f) {
     static const char *const key[] = {"best", "seal", "checksum", "tau"};
     char *p = f->meta, *end = p + f->meta_len;
@@ -277,8 +277,8 @@ static int same_figures(char *p, char *q) {
     return *p == *q;
 }
 
-/* Compares the tensors of two checkpoints. Returns the number of differing tensors of
-   other types. */
+/* Compares the tensors of two checkpoints. Returns the number of tensors that are not
+   float and differ. */
 static int compare_tensors(const file *a, const file *b, apart *params, apart *state) {
     size_t i;
     int bad = 0;

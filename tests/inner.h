@@ -1,8 +1,8 @@
 /* inner.h - gives tests access to private parts of the library. tests/inner/NAME
    contains NAME (the implementation of a header, or seqtx_cuda.cu) and the functions
    that are declared here. The Makefile compiles it once per configuration and links it
-   to the test programs, which see only declarations. Include this header after those of
-   the families whose functions are needed. */
+   to the test programs, which see only declarations. Include this header after the
+   headers of the required families. */
 #ifndef STX_TEST_INNER_H
 #define STX_TEST_INNER_H
 #ifdef __cplusplus
@@ -44,8 +44,8 @@ extern uint32_t inner_bf16(stx_real v);
 /* Returns the threshold of dropout with probability p: an element is kept if its 16
    random bits are below it. */
 extern uint32_t inner_keep(stx_real p);
-/* Returns the number of work units of an attention call, or of its backward if `back`
-   is set. */
+/* Returns the number of work units of an attention call or, if `back` is set, of its
+   backward pass. */
 extern size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads,
                                     int back);
 
@@ -75,8 +75,8 @@ extern size_t inner_plans(const stx_ctx *x);
 /* Sets the algorithm of later plans: 0 is the heuristic's first one, 1 the fastest one,
    -1 our kernel, and -2 is 0 with bias and ReLU in a separate pass. */
 extern void inner_tune(stx_ctx *x, int tune);
-/* Sets the number of slices of K for later GEMMs that can be split ("Split K" in
-   seqtx_cuda.cu). 0 lets the size decide. */
+/* Sets the number of K slices for later GEMMs that can be split ("Split K" in
+   seqtx_cuda.cu). If it is 0, the size of the GEMM determines it. */
 extern void inner_pieces(stx_ctx *x, int pieces);
 /* Returns the number of slices that is chosen for this size. */
 extern size_t inner_pieces_of(size_t M, size_t N, size_t K, int late);
@@ -101,15 +101,15 @@ extern void inner_group_timeout(stx_ctx *x, double seconds);
 #endif
 
 #ifdef SEQTX_ATTN_SPAN_H
-/* Returns the head groups of layer l for B streams whose cache has `rows` projected
+/* Returns the head groups of layer l for B streams. Their cache has `rows` projected
    rows. */
 extern void inner_span_groups(const stx_span *m, size_t l, size_t B, size_t rows, int masked,
                               stx_head_groups *g);
 #endif
 
 #ifdef SEQTX_SRU_H
-/* Returns U of layer l for input h and memory M. `before` is the padding of the memory,
-   `pad` that of the input. */
+/* Returns U of layer l for input h and memory M. `before`: the padding of the memory;
+   `pad`: the padding of the input. */
 extern stx_tensor *inner_sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *M,
                                        const stx_ids *before, const stx_ids *pad, size_t B,
                                        size_t Tm, size_t T, size_t window);

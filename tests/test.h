@@ -30,7 +30,7 @@ static long test_passed, test_failed;
 #define CLOSE(a, b, tol) \
   (fabs((double)(a) - (double)(b)) <= (tol) * (fabs((double)(b)) > 1 ? fabs((double)(b)) : 1))
 
-/* Stores the path of a file of this process in the build directory. */
+/* Stores a path in the build directory. The file name contains the id of this process. */
 static inline void test_path(char *path, size_t capacity, const char *name) {
     const char *build = getenv("BUILD");
     snprintf(path, capacity, "%s/%s.%ld.safetensors", build && *build ? build : "build", name,

@@ -19,8 +19,8 @@
 
 /* >>shared by the parts */
 
-/* An allocator that counts. Call number fail_at fails, and so do all calls from
-   fail_from on (0: none). It does not zero memory. */
+/* An allocator that counts its calls. Call number fail_at fails, and so do all calls
+   from fail_from on (0: none). Memory is not zeroed. */
 typedef struct counter {
     long calls, live, fail_at, fail_from;
     size_t bytes, most;
@@ -237,7 +237,7 @@ static void training_state(stx_ctx *x) {
     CHECK(stx_step_index(x) == 42, "stx_set_step_index");
 }
 
-/* With an invalid desc, the context has an error and allocates no memory. */
+/* An invalid desc must result in a context that has an error and allocates no memory. */
 static void invalid_desc(const stx_desc *d, const char *text, int code) {
     stx_ctx *x = stx_create(d);
     CHECK(x && !stx_ok(x) && strstr(stx_error(x), "stx_create") && strstr(stx_error(x), text),
@@ -289,7 +289,7 @@ static void descs(void) {
 }
 
 
-/* >>errors: each error, and what its text must name */
+/* >>errors: each error, and the names that its text must contain */
 
 /* The context in which all errors occur, a list with one parameter, and that
    parameter. */
@@ -1210,7 +1210,7 @@ static void null_contexts(stx_real *r) {
     CHECK(!stx_optim_create(NULL, NULL) && !stx_optim_step(NULL, 1), "no optimiser");
 }
 
-/* NULL tensors give NULL without an error, so that calls can be chained. */
+/* NULL tensors must result in NULL without an error, so that calls can be chained. */
 static void nulls(void) {
     static const int32_t id[2] = {0, 1};
     stx_ctx *x = plain(1, 1);
@@ -2045,7 +2045,7 @@ static void adagrad_reference(void) {
     stx_destroy(x);
 }
 
-/* One SGD update of two parameters th, by the formula. m: the momentum buffer. */
+/* Computes one SGD update of two parameters th by the formula. m: the momentum buffer. */
 static void sgd_formula(const stx_optim_desc *d, int n, const double *g, double *th, double *m) {
     int i;
     for (i = 0; i < 2; i++) {
@@ -2168,7 +2168,7 @@ static double radam_r2(double b2, int t) {
     return (rho - 4) * (rho - 2) * inf / ((inf - 4) * (inf - 2) * rho);
 }
 
-/* Update t, by the formula of stx_optim_desc. */
+/* Computes update t by the formula of stx_optim_desc. */
 static void radam_formula(radam_state *s, const stx_optim_desc *d, int t, const double *g,
                           double lr) {
     const double b2 = d->beta2 > 0 ? d->beta2 : 0.999, eps = d->eps > 0 ? d->eps : 1e-8,
@@ -2528,8 +2528,8 @@ static void cosine_schedules(void) {
     CHECK(stx_schedule_lr(&endless, 5) >= 0.1, "a cosine without total is not finite");
 }
 
-/* Computes each learning rate of the recursive cosine from the previous one, as the
-   trainer of SRU does, for both kinds of warm-up. */
+/* Computes each learning rate of the recursive cosine from the previous one, as the SRU
+   trainer does, for both kinds of warm-up. */
 static void recursive_rates(uint64_t W) {
     const stx_schedule
         ours = {.kind = STX_LR_RECURSIVE, .lr = 2, .warmup = W, .total = 1000},
@@ -3075,8 +3075,8 @@ static void exponentials(void) {
     stx_destroy(x);
 }
 
-/* The difference of a and the exact b in units in the last place. For a denormal, the
-   unit is that of the smallest normal number. */
+/* Returns the difference of a and the exact b in units in the last place. For a
+   denormal, this is the unit of the smallest normal number. */
 static double ulps(double a, double b) {
     int digits = sizeof(stx_real) == 8 ? 53 : 24, least = sizeof(stx_real) == 8 ? -1022 : -126;
     int e = b == 0 ? least : ilogb(b);
@@ -3521,8 +3521,8 @@ static void kernels_softmax(kernel_data *f) {
            (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
 }
 
-/* A head with the logits of two more clusters in its last columns, and one of these
-   clusters, with two words, whose logits are in dy. */
+/* Tests a head, whose last columns are the logits of two more clusters, and one of
+   these clusters. It has two words, and its logits are in dy. */
 static void kernels_clusters(kernel_data *f) {
     const stx_real *a = f->a, *dy = f->dy;
     const size_t N = f->N, C = f->C;
@@ -4006,8 +4006,8 @@ static double packed_first(stx_ctx *x, stx_tensor *W) {
     return (double)y;
 }
 
-/* Nonzero if a GEMM reads the packed copy, that is, if it does not notice a changed
-   value. */
+/* Nonzero if a GEMM reads the packed copy, which means that a changed value has no
+   effect. */
 static int packed_is_read(stx_ctx *x, stx_tensor *W) {
     const stx_real was = W->data[0];
     double y;

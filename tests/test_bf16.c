@@ -522,7 +522,7 @@ static void gemms(void) {
 
 // >>attention: cases
 
-/* The inputs, whose gradients are outputs as well, and y. */
+/* The inputs, which also have gradients as outputs, and y. */
 enum { A_Q, A_K, A_V, A_PE, A_U, A_VB, A_Z, A_PK, A_PV, IN, A_Y = IN, OUT };
 
 static const char *const out_name[OUT] = {"dq", "dk", "dv", "dpe", "du",
@@ -892,7 +892,7 @@ static void dense_logit(dense_work *d, dense_at p, double ds, double size) {
     }
 }
 
-/* Computes the gradients of the logit of key n and of the span. G: sum a g. */
+/* Computes the gradients of the logit of key n and of the span. G: the sum of a g. */
 static void dense_gradient(dense_work *d, dense_at p, size_t n, double G) {
     const attn *a = d->a;
     double w = d->w[n], g = d->g[n], m = ramp(d->um[n]), scale = (double)d->args.scale;
@@ -1535,8 +1535,8 @@ static void direct(stx_ctx *x, const attn *a, size_t gap, int mode, int only, fl
     free(c.dy.base);
 }
 
-/* A gradient that is requested alone must equal the one computed together with the
-   others, and the others must not be written. */
+/* A gradient that is requested alone must equal the one that is computed together with
+   the others. The others must not be written. */
 static void zone_alone(const kernel *k, const attn *a, size_t gap, size_t j, float **all) {
     float **alone = raw_outputs(a);
     size_t i, n;
@@ -1697,8 +1697,8 @@ static stx_span *model_twice(const kernel *k, stx_ctx *x[2], const int32_t *text
     return m[0];
 }
 
-/* Parameters are saved with bf16 and loaded with f32. They must have kept more digits
-   than bf16 has. */
+/* Parameters are saved with bf16 and loaded with f32. They must have more digits than
+   bf16 has. */
 static void model_saved(const kernel *k, const stx_span *m, stx_span *to) {
     stx_ctx *x = m->ctx;
     const stx_params *p = m->params, *q = to->params;

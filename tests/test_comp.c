@@ -1,7 +1,7 @@
 /* test_comp.c - behaviour of seqtx_compressive.h beyond the golden vectors: single
-   steps compared with segments, causality, resets, independent streams, what changes
-   the memory, where gradients stop, copies and files of states, recomputation, errors,
-   and an example computed by hand. */
+   steps compared with segments, causality, resets, independent streams, calls that
+   change the memory, the ends of gradients, copies and files of states, recomputation,
+   errors, and an example computed by hand. */
 #include <stdint.h>
 #include "../seqtx_compressive.h"
 #include "inner.h"
@@ -584,8 +584,8 @@ static void ages(void) {
 
 /* The same for gradients. Joining streams of different ages drops the rows from which
    the newest compressed rows were computed, because the streams group them differently.
-   The gradient must therefore be that of single streams whose source rows are dropped
-   as well. */
+   The expected gradient is therefore computed from single streams, with the same source
+   rows dropped. */
 static void ages_and_gradients(void) {
     int k, tried = 0;
     for (k = 0; k < 3 * VARIANTS; k++) {

@@ -20,7 +20,7 @@ enum {
     Z_NONE,
     Z_MIXED,
     Z_SHORT,    /* all are short */
-    Z_ONE_LONG, /* one is long, the others are short */
+    Z_ONE_LONG, /* one is long, the rest are short */
     Z_ENDS,     /* at both ends and in the middle of the ramp */
     Z_BEYOND    /* some are outside [0,1] */
 };
@@ -98,7 +98,8 @@ typedef struct data {
     int32_t *pad; /* (B, S + 3), or NULL */
 } data;
 
-/* The offset in KV of row j of k (or, if v is set, of the values) in batch row b. */
+/* Returns the offset in KV of row j of k (v = 0) or of the values (v = 1) in batch row
+   b. */
 static size_t kv_at(const data *d, int v, size_t b, size_t j) {
     return (v ? d->vo : d->ko) + b * d->a.kv_batch_stride + j * d->a.kv_row_stride;
 }
@@ -107,7 +108,7 @@ static size_t q_at(const data *d, size_t b, size_t i) {
     return d->qo + b * d->a.q_batch_stride + i * d->a.q_row_stride;
 }
 
-/* Sets C elements at offset `at` of k and of v. */
+/* Sets all C elements of row j of k and of row j of v, in batch row b. */
 static void set_row(float *kv, const data *d, size_t b, size_t j, float k, float v) {
     size_t e;
     for (e = 0; e < d->a.H * d->a.D; e++) {
@@ -1849,8 +1850,8 @@ static void scratch_bounds(void) {
           "scratch of version 0: expected less than 280 MiB, got %zu and %zu bytes", forward,
           plain);
 
-    /* The backward pass has more tiles of 32 queries than fit an int, but the forward
-       pass does not have more tiles of 64. Version 0 computes the gradients. */
+    /* The tiles of 32 queries of the backward pass are more than fit an int, but not
+       the tiles of 64 of the forward pass. Version 0 computes the gradients. */
     memset(&a, 0, sizeof a);
     a.B = 64;
     a.H = 256;

@@ -528,7 +528,7 @@ static int planes_of(int kind) {
     }
 }
 
-/* The number of elements of plane i per element of x. */
+/* Returns the number of elements that plane i has per element of x. */
 static size_t plane_size(int kind, int i) {
     if (i > 1 && kind == STX_COMP_GATE_GRU) return 3;
     return i > 1 && kind == STX_COMP_GATE_GLU ? 2 : 1;
@@ -958,7 +958,7 @@ static double model_padded(model *r, int n) {
 }
 
 /* Trains a model of each kind for a few steps on the CPU and on the GPU and compares
-   the losses; in f32 also the parameters and memories. (The golden vectors cover all of
+   the losses and, in f32, the parameters and memories. (The golden vectors cover all of
    this in f32, but nothing in bf16.) */
 static void compare_models(int which, int half_, int padded) {
     const char *name = model_names[which];

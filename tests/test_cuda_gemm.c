@@ -1,6 +1,6 @@
-/* test_cuda_gemm.c - stx_gemm, stx_linear_fwd and stx_linear_bwd on a GPU against the
-   CPU, in f32 and bf16, with cublasLt and with the kernel that is used if cublasLt has
-   no algorithm. "short" omits large matmuls and layers, and most of the others. */
+/* test_cuda_gemm.c - stx_gemm, stx_linear_fwd and stx_linear_bwd on a GPU compared with
+   the CPU, in f32 and bf16, with cublasLt and with the kernel that is used if cublasLt
+   has no algorithm. "short" omits large matmuls and layers, and most of the others. */
 #include "../seqtx.h"
 #include "inner.h"
 #include "kernels.h"
@@ -1067,8 +1067,8 @@ static void captured(stx_ctx *x) {
     free(got);
 }
 
-/* Sizes that cublasLt does not support are refused before anything is written, with an
-   error that names the operation and the sizes. */
+/* Sizes that cublasLt does not support must be refused before anything is written. The
+   error must name the operation and the sizes. */
 static void refused(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision);
     stx_real *a = cuda_array(x, NULL, 64, STX_MEM_ACTIVATIONS);

@@ -617,7 +617,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     model_make_sized(r, which, device, precision, no_graph, 2, 2);
 }
 
-/* Creates a model for tests in which the architecture does not matter: replays, status
+/* Creates a model for tests that do not depend on the architecture: replays, status
    texts, files. */
 static void model_make_small(model *r, int which, int device, int precision, int no_graph) {
     model_make_sized(r, which, device, precision, no_graph, 1, 1);
@@ -709,8 +709,8 @@ static void train_case(int which, int half) {
     }
     CHECK(a.loss < (which == IO ? 20 : 3.5) && a.loss > 0.1, "%s: the loss is %g", name, a.loss);
     if (!half) worst = params_error(b.x, b.m->params, a.m->params);
-    /* Adagrad and Adam divide by the size of the gradient, which may consist only of
-       rounding errors. */
+    /* Adagrad and Adam divide by the magnitude of the gradient, which may be only a
+       rounding error. */
     CHECK(worst <= (a.o->desc.kind == STX_SGD ? 1e-4 : 1e-2),
           "%s: after %d steps a parameter has an error of %g", name, STEPS, worst);
     CHECK(stx_optim_sync(b.o) && stx_optim_sync(a.o) && a.o->step == STEPS && b.o->step == STEPS

@@ -842,7 +842,7 @@ static void test_nan_if(const int32_t *dev_flag, int flag) {
     arr_free(&y);
 }
 
-/* Sorts ids by cluster. The result must be exactly that of the CPU, even if a cluster's
+/* Sorts ids by cluster. The result must be identical to the CPU's, even if a cluster's
    capacity is too small. */
 static void test_cluster_sort(size_t n, int head, int tight) {
     size_t all, size, c, i, count[4];

@@ -706,7 +706,7 @@ static void params_check(const char *what, const model *a, const model *b) {
 }
 
 /* Trains a model of each kind for a few steps on the CPU and on the GPU and compares
-   the losses; in f32 also the parameters and memories. (The golden vectors cover all of
+   the losses and, in f32, the parameters and memories. (The golden vectors cover all of
    this in f32, but nothing in bf16.) */
 static void compare_models(int which, int half_, int padded) {
     const char *name = model_names[which];

@@ -13,7 +13,7 @@ typedef struct shape {
     /* pad: 1 some tokens are padded, 2 all are. dxr: 2 the gradient is added to. c0: 2
        it is an activation */
     int tanh, xr, v, V, c0, m, pad, dh, dlast, dxr, dv, dc0;
-    int odd; /* u is stored in another kind of memory than the other inputs */
+    int odd; /* the memory kind of u differs from that of the other inputs */
 } shape;
 
 enum { U, XR, V_, C0, M, DH, DLAST, BIAS, VP, H_, LAST, C, DU, DV_, DXR, DVP, DBIAS, DC0, ARRAYS };

@@ -119,8 +119,9 @@ static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *name) {
     return ids;
 }
 
-/* Compares y with "OP.y" and, after a backward from "OP.dy" (or ones if there is no
-   such entry), the gradients of the input, weight and bias. NULL is not compared. */
+/* Compares y with "OP.y". After a backward pass from "OP.dy" (or ones if there is no
+   such entry), compares the gradients of the input, weight and bias. Tensors that are
+   NULL are skipped. */
 static void finish(stx_ctx *x, const stx_file *f, const char *op, stx_tensor *y, stx_tensor *in,
                    stx_tensor *w, stx_tensor *b) {
     const struct {

@@ -39,7 +39,7 @@ typedef struct problem {
     op_make make;
     void *user;
     int n;       /* number of inputs */
-    int random;  /* `make` draws random numbers */
+    int random;  /* whether `make` draws random numbers */
     int entries; /* the largest number of elements checked per input; 0: 200 */
     size_t dim[MAX_IN][4], size[MAX_IN];
     stx_real *data[MAX_IN];
@@ -84,7 +84,7 @@ static int has_gradient(const problem *p, int k) {
     return !p->absent[k] && !p->fixed[k];
 }
 
-/* Adds an input with values away from 0, where relu has a kink. */
+/* Adds an input whose values are not close to 0, where relu has a kink. */
 static void add_away(problem *p, size_t d0, size_t d1, size_t d2) {
     stx_real *a = add(p, d0, d1, d2, 0);
     size_t i;
@@ -148,8 +148,8 @@ static size_t random_index(size_t n) {
     return (size_t)((test_rand() + 1) / 2 * (double)n) % n;
 }
 
-/* The error of gradient g of input k in single elements: all of them, or `limit` random
-   ones. */
+/* Returns the error of gradient g of input k in single elements: in all of them, or in
+   `limit` random ones. */
 static double entries_error(problem *p, int k, const stx_real *g, const stx_real *dy, size_t ny,
                             size_t limit) {
     size_t n = p->size[k], i;
@@ -168,7 +168,7 @@ static double entries_error(problem *p, int k, const stx_real *g, const stx_real
     return worst;
 }
 
-/* The error of gradient g of input k along a random direction. */
+/* Returns the error of gradient g of input k along a random direction. */
 static double direction_error(problem *p, int k, const stx_real *g, const stx_real *dy, size_t ny) {
     size_t n = p->size[k], i;
     stx_real *keep = random_values(n), *dir = random_values(n);
@@ -612,9 +612,9 @@ static size_t contiguous_run(int separate, double *out, size_t *all) {
     return results;
 }
 
-/* Contiguous weights must draw the same values as separate ones and give bit-identical
-   results. The gradients may differ by rounding, because dx is either one sum or
-   several. */
+/* Contiguous weights must draw the same values as separate ones, and the results must
+   be bit-identical. The gradients may differ by rounding, because dx is computed as one
+   sum or as several. */
 static void linear_contiguous(void) {
     static double out[2][15 * 3 * WIDTH + PAST * 3 * WIDTH + 15 * WIDTH + 3 * WIDTH * (WIDTH + 1)];
     double worst = 0;
@@ -1560,9 +1560,9 @@ static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads
 }
 
 
-/* >>recompute outer: every op on a tensor that is not among the inputs of the recomputed
-   function. Either the gradient is right or the error names what to do; no gradient is
-   lost. */
+/* >>recompute outer: every op on a tensor that is not among the inputs of the
+   recomputed function. Either the gradient must be right, or the error must say what to
+   do; no gradient may be lost. */
 enum { OUTER_OPS = 44 };
 
 typedef struct outer_user {
@@ -1705,7 +1705,7 @@ static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
     stx_param(u.p, STX_CONSTANT, 0.5, "alpha", 1, 0, 0, 0);
     stx_param(u.p, STX_NORMAL, 1, "V", 4, 4, 0, 0);
     stx_begin(x, STX_TRAIN);
-    /* if the gradient of the outer tensor a were lost, that of V would change */
+    /* without the gradient of the outer tensor a, the gradient of V would differ */
     a = stx_linear(x, stx_input(x, n, 2, 3, 4, 0), stx_params_find(u.p, "V"), NULL, STX_ACT_TANH);
     h = stx_linear(x, stx_input(x, m, 2, 3, 4, 0), stx_params_find(u.p, "W"), NULL, STX_ACT_NONE);
     u.outer = a;
@@ -1917,9 +1917,9 @@ static void recompute_trivial(const stx_real *a, const stx_real *dy) {
     CHECK(y && y->data[3] == 2 * a[3], "recompute in evaluation");
 }
 
-/* The gradient of a tensor from outside would be lost. That is an error if the tensor
-   requires a gradient and has none yet (LEAF, OP_RESULT). Constants, detached tensors
-   and tensors that already have a gradient are allowed. */
+/* The gradient of a tensor from outside the recomputed function would be lost. That must
+   be an error if the tensor requires a gradient and has none yet (LEAF, OP_RESULT).
+   Constants, detached tensors and tensors that already have a gradient are allowed. */
 static void recompute_outside(const stx_real *a, const stx_real *dy) {
     enum { LEAF, CONSTANT, DETACHED, HAS_GRADIENT, OP_RESULT, KINDS };
 
@@ -2109,8 +2109,8 @@ static stx_attention_args attn_args(const problem *p, const attn *a, stx_real *y
     return g;
 }
 
-/* The value of key n of head h in batch row b, or NULL for a zero key. The keys are, in
-   this order, zero keys, S real keys and N persistent vectors. */
+/* Returns the value of key n of head h in batch row b, or NULL for a zero key. The
+   order of keys is: zero keys, S real keys, N persistent vectors. */
 static const stx_real *value_of(const stx_attention_args *g, size_t b, size_t h, size_t n) {
     size_t persistent = stx_attention_keys(g) - g->N, first = persistent - g->S;
     if (n < first) return NULL;
@@ -2537,7 +2537,7 @@ static void attn_options(void) {
         {.d.first_key = 4},
         {.d.first_key = 20},
         {.d.first_key = 8, .P = 11, .d.delta_min = 1},
-        /* not causal; also with fewer keys than queries */
+        /* not causal; also fewer keys than queries */
         {.d.not_causal = 1},
         {.d.not_causal = 1, .S = 3, .N = 2},
         {.d.not_causal = 1, .d.first_key = 4, .bias = CONTENT},
@@ -2937,8 +2937,9 @@ static void row_adaptive_input(void) {
             for (drop = 0; drop < 3; drop++) adaptive_input_case(k, projected, drop);
 }
 
-/* The logits of cluster c for row h: its words and, in cluster 0, the other clusters.
-   mask: dropout of the projected row, or NULL. Returns the number of logits. */
+/* Computes the logits of cluster c for row h: those of its words and, in cluster 0,
+   those of the other clusters. mask: dropout of the projected row, or NULL. Returns the
+   number of logits. */
 static size_t adaptive_logits(const problem *p, size_t k, size_t c, const stx_real *h,
                               const stx_real *mask, double *logits) {
     size_t w = p->dim[c][1], n = p->dim[c][0], e, o, v;

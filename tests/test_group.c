@@ -752,7 +752,8 @@ static double part_of(int i, int r) {
     return i == 1 && r == ranks - 1 ? 7 : 0;
 }
 
-/* A mean over the elements of all ranks, which have different numbers of elements. */
+/* Computes a mean over the elements of all ranks, which have different numbers of
+   elements. */
 static void parts(void) {
     stx_ctx *x = context(9, 1, 0, 0), *alone = context(9, 0, 0, 0);
     int i, r;

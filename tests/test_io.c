@@ -35,8 +35,8 @@
 
 static int skipped;
 
-/* Checks that there is an error with this code whose text contains `part`. Clears the
-   error. */
+/* Checks that there is an error with this code and that its text contains `part`.
+   Clears the error. */
 static int check_error(stx_ctx *x, int code, const char *part, int line) {
     int ok = !stx_ok(x) && stx_error_code(x) == code && strstr(stx_error(x), part) != NULL;
     if (!ok)
@@ -1319,7 +1319,7 @@ static void test_words(void) {
     TOKENS(d, "b a b\nc", "b|a|<eos>|c|", "b|a|b|<eos>|c|<eos>|");
     TOKENS(d, "a\r\nb\rc\n\rd", "a|<eos>|b|c|d|", "a|<eos>|b|<eos>|c|<eos>|<eos>|d|<eos>|");
     TOKENS(d, "\n\n a \n \n", "<eos>|a|", "<eos>|<eos>|a|<eos>|<eos>|");
-    /* As in Python, the line " " has no words. */
+    /* As in Python, the line " " contains no words. */
     TOKENS(d, "a\n ", "a|<eos>|", "a|<eos>|<eos>|");
     TOKENS(d, "  \t ", "<eos>|", "<eos>|");
 }
@@ -2376,7 +2376,8 @@ static void test_marks(void) {
         stx_vocab_free(v);
     }
     /* Japanese text in UTF-16, in which only the line end has a zero byte. Both byte
-       orders and a surrogate pair must be recognised, damaged variants must not. */
+       orders and a surrogate pair must be recognised. Damaged variants must not be
+       recognised. */
     CHECK(!strcmp(stx_text_encoding("\xE5\x65\x2C\x67\x9E\x8A\x0A\0", 8), "UTF-16LE"));
     CHECK(!strcmp(stx_text_encoding("\x65\xE5\x67\x2C\x8A\x9E\0\x0A", 8), "UTF-16BE"));
     CHECK(!strcmp(stx_text_encoding("\x40\xD8\x0B\xDC\x9E\x8A\x0A\0", 8), "UTF-16LE"));

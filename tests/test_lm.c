@@ -577,7 +577,7 @@ static stx_tensor *draw(stx_ctx *x, history *t, size_t B, size_t T, int pads, co
     return h;
 }
 
-/* Counts the errors of row i of the m rows that were read for one stream. */
+/* Returns the number of errors in row i of the m rows that were read for one stream. */
 static size_t wrong_row(const history *t, size_t m, size_t i, int zeros, int masked,
                         const stx_real *got) {
     int absent = i + t->n < m; /* never pushed */
@@ -590,8 +590,8 @@ static size_t wrong_row(const history *t, size_t m, size_t i, int zeros, int mas
     return wrong;
 }
 
-/* Checks that the newest n rows of layer l, read together with their mask, are those of
-   the histories. */
+/* Checks that the newest n rows of layer l and their mask equal those of the
+   histories. */
 static void check_rows(const char *what, stx_memory *s, size_t l, const history *t, size_t n) {
     stx_ctx *x = s->ctx;
     stx_tensor *y = stx_memory_read(s, l, n);
@@ -1332,7 +1332,7 @@ static void rows_null(void) {
 }
 
 
-// >>streams: the reset of one stream of a state
+// >>streams: resetting one stream of a state
 
 /* The functions of a family that the tests below call. */
 typedef struct stream_model {
@@ -1479,8 +1479,7 @@ static void stream_others(const stream_model *m, int kind, void *state, const in
     CHECK(changed[1] > 1e-3, "kind %d: a reset changes its stream only by %g", kind, changed[1]);
 }
 
-/* A stream that was reset must continue like a new one, and the others as if nothing
-   had happened. */
+/* A reset stream must continue like a new one. The other streams must not be affected. */
 static void one_stream(void) {
     int kind;
     for (kind = 0; kind < 5; kind++) {
@@ -1596,7 +1595,7 @@ static void cache_inputs(cache_test *c, size_t t0, size_t t) {
     }
 }
 
-/* The number of tokens of part n. */
+/* Returns the number of tokens of part n. */
 static size_t cache_part(size_t n) {
     if (n % 5 == 4) return 64;
     return n % 3 ? 1 : 7;
@@ -2008,8 +2007,8 @@ static stx_lm some_lm(stx_ctx *x, int kind) {
     return stx_sru_as_lm(stx_sru_lm_create(x, &e));
 }
 
-/* The text has a period of 20 tokens, so that a model that remembers a block can
-   predict it. */
+/* The text has a period of 20 tokens, so a model can predict it if it remembers a
+   block. */
 static void lm_tokens(int32_t *in, size_t step) {
     size_t b, i;
     for (b = 0; b < LB; b++)

@@ -248,8 +248,8 @@ static void evaluate(const stx_lm *lm) {
     }
 }
 
-/* Trains and evaluates a model whose last n layers are recomputed. limit: the memory
-   limit in bytes, or 0. */
+/* Trains and evaluates a model with recomputation of its last n layers. limit: the
+   memory limit in bytes, or 0. */
 static result run(const struct family *f, size_t n, int dry, size_t limit) {
     result r;
     stx_desc cd;

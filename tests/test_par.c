@@ -667,8 +667,8 @@ static void network_from_search(const char *name, stx_ctx *x, stx_ctx *y, stx_pa
     stx_file_close(f);
 }
 
-/* A model in training: its optimisers (SGD, which has no state) and its memory. gates
-   is NULL without a search. */
+/* A model in training: its optimisers (SGD, which has no state) and its memory. `gates`
+   is the optimiser of the gates, or NULL without a search. */
 typedef struct trainee {
     stx_ctx *x;
     stx_par *m;
@@ -961,8 +961,8 @@ static void noise(void) {
     for (i = 0; i < 3; i++) stx_destroy(m[i]->ctx);
 }
 
-/* The sizes of a case of mixture: N rows of C elements, in texts of T rows, with one
-   gate per `run` rows of a text. */
+/* The sizes of a mixture: N rows of C elements, in texts of T rows, with one gate per
+   `run` rows of a text. */
 typedef struct mix_case {
     size_t N, C, period, rows_per_draw;
 } mix_case;
@@ -2108,7 +2108,7 @@ static void padding(void) {
     }
 }
 
-/* A Transformer-XL whose number of weights was published. */
+/* A Transformer-XL with a published number of weights. */
 static stx_par_desc xl(size_t vocab, size_t dim, size_t heads, size_t inner, size_t layers) {
     static char pattern[64];
     stx_par_desc d;

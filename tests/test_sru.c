@@ -587,8 +587,8 @@ static void chunk_run(const chunk_case *k, int threads, const size_t n[4], stx_r
     stx_destroy(x);
 }
 
-/* Runs with 1, 7 and 64 threads. with_v: the cell has v. slow: forget gates near 1, so
-   that the state of a chunk affects the following ones. */
+/* Runs with 1, 7 and 64 threads. with_v: the cell has v. slow: forget gates are near 1,
+   so that the state of a chunk affects later chunks. */
 static void chunks_case(int i, chunk_case k, int with_v, int slow) {
     static const int threads[3] = {1, 7, 64};
     const size_t B = k.B, T = k.T, O = k.H * k.D;
@@ -644,7 +644,7 @@ static void chunks(void) {
         }
 }
 
-/* Compares the result of a kernel with that of the plain definition. */
+/* Compares a kernel's result with the result of the plain definition. */
 static void as_plain(const char *what, const stx_real *kernel, const stx_real *plain, size_t n) {
     double top, e;
     if (!kernel) return;

@@ -144,7 +144,7 @@ static void delayed_thread(void) {
 
 // >>wake: sleeping threads must wake up if there is work
 
-/* Waits in each of two chunks until the other one has started. */
+/* Waits until both chunks have started. */
 static void meet(const stx_share *s, const void *job) {
     progress *l = (progress *)(uintptr_t)job;
     int wait = 1;
@@ -244,7 +244,7 @@ static void other_work(void) {
     int i, switches;
     /* repeated, because this machine may have other work */
     for (i = 0; i < 30 && most; i++) most = signs(40, 3);
-    /* If the signs remain without a nap, the machine does have other work. */
+    /* If signs remain without a nap, the machine does have other work. */
     for (i = 0; i < 30 && most && !signs(0, 3); i++) {
     }
     CHECK(!most || i < 30, "a thread that slept in its chunk counts as other work");
@@ -267,8 +267,8 @@ static void other_work(void) {}
 #endif
 
 
-// >>bits: results must not depend on other work, and those of kernels without sums per
-// thread must not depend on the number of threads
+// >>bits: results must not depend on other work. The results of kernels without sums
+// per thread must not depend on the number of threads either
 
 /* Trains a model for a few steps and copies its parameters to out (n). */
 static void train(int threads, stx_real *out, size_t *n) {

@@ -470,7 +470,7 @@ static void test_configuration(void) {
     free(json);
 }
 
-/* Options that differ from those of the checkpoint must be reported or refused. */
+/* Options that differ from the checkpoint must be reported or refused. */
 static void test_changes(void) {
     char *json;
     parse("--preset|enwik8_small|--steps|18446744073709551615|--nheads=16");
@@ -497,8 +497,9 @@ static void test_changes(void) {
                "expected a whole number from 1 to 100, got '0'");
     SAME(adopted("", "{\"nlayers\":", 1), "refused");
     HOLDS(err, "malformed");
-    /* With an old checkpoint that lacks some options, those given and those missing are
-       reported. An option of a later version has its default. */
+    /* With an old checkpoint that lacks some options, missing options must be reported,
+       both those that are given and those that are not. An option of a later version
+       has its default. */
     SAME(adopted("",
                  "{\"nlayers\":4,\"nheads\":2,\"adapt-span\":false,\"bias\":0,\"optim\":\"sgd\","
                  "\"prompt\":null}",
@@ -831,7 +832,7 @@ static void test_replace(void) {
     int files = flushed_files, dirs = flushed_dirs;
     CHECK(tr_replace(path, "one", 3, err, sizeof err) == 1);
     SAME(get_file(path, NULL), "one");
-    /* The rename must be on the disk, too. */
+    /* The rename must also be flushed to the disk. */
     CHECK(flushed_files == files + 1 && flushed_dirs == dirs + 1);
     CHECK(chmod(path, 0640) == 0);
 
@@ -848,8 +849,8 @@ static void test_replace(void) {
     CHECK(unlink(in_dir("whole.txt.0.tmp")) == 0 && rmdir(in_dir("whole.txt.1.tmp")) == 0);
 }
 
-/* Temporary files of killed processes must be removed, those of running processes
-   kept. */
+/* Temporary files of killed processes must be removed; files of running processes must
+   be kept. */
 static void test_leftovers(void) {
     const char *path = in_dir("whole.txt");
     int out[2], go[2], status = -1;

@@ -395,8 +395,7 @@ static void write_error(const char *text) {
     (void)written;
 }
 
-/* Passes a fault that the shim does not cause or detect to the previous signal
-   handler. */
+/* Passes a fault that the shim cannot explain to the previous signal handler. */
 static void forward_fault(int signal_number, siginfo_t *info, void *context) {
     const struct sigaction *old = signal_number == SIGBUS ? &G.old_bus : &G.old_segv;
     if (G.running) {

@@ -10,8 +10,8 @@
   #include <immintrin.h>
 
 static __thread uint32_t amx_tile[8][16][16];
-/* Byte 0 is the palette, byte 16 + 2 t the (low byte of the) row length of tile t in
-   bytes, and byte 48 + t the number of rows of tile t. */
+/* Byte 0 is the palette, byte 16 + 2 t the low byte of the row length of tile t (in
+   bytes), and byte 48 + t its number of rows. */
 static __thread uint8_t amx_config[64];
 
 static int amx_rows(int t) {
