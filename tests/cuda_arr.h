@@ -5,7 +5,7 @@
 #include "cuda_test.h"
 
 static stx_ctx *cx, *gx; /* CPU and GPU */
-static int half;         /* gx is bf16 */
+static int half;         /* whether gx is bf16 */
 static size_t off;       /* 1: arrays start one element after an aligned address */
 /* arr_check's tolerance is relative to the largest element or to this value, whichever
    is larger. It is set for sums that cancel. */

@@ -306,7 +306,7 @@ int main(int argc, char **argv) {
     static unsigned char b[1024];
     long i, count = argc > 1 ? atol(argv[1]) : 20000;
     state = 0x9E3779B97F4A7C15u + (argc > 2 ? (uint64_t)atol(argv[2]) : 0);
-    for (i = 0; i < count; i++) {   /* all seeds first, unchanged */
+    for (i = 0; i < count; i++) {   /* first all seeds, unchanged */
         size_t which = i < SEEDS ? (size_t)i : rnd(SEEDS), n = seeds[which].n;
         int changes = i < SEEDS ? 0 : 1 + (int)rnd(4);
         memcpy(b, seeds[which].s, n);

@@ -114,7 +114,7 @@ static void load(file *f, const char *path) {
         while (p < end && *p != '"') p++;
         if (p >= end) break;
         name = p + 1;
-        p = past_string(p) + 1; /* the colon */
+        p = past_string(p) + 1; /* skips the colon */
         open = p;
         while (p < end && *p != '}') p = *p == '"' ? past_string(p) : p + 1;
         p++;

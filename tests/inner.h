@@ -15,15 +15,15 @@ extern "C" {
 typedef struct inner_kernel {
     const char *name;
     int isa, bf16;
-    int no_denormals; /* rounds in hardware, which reads denormals as zero */
-    int emulated;     /* AMX emulated in C (TEST_AMX_EMULATED), slow */
+    int no_denormals; /* if set, the kernel rounds in hardware, which reads denormals as zero */
+    int emulated;     /* if set, this is AMX emulated in C (TEST_AMX_EMULATED), which is slow */
     /* bf16 only: rounds n values; rounds two rows and interleaves them in pairs */
     void (*round)(uint16_t *to, const stx_real *from, size_t n);
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
     const void *micro;
 } inner_kernel;
 
-enum { INNER_F32S = 3, INNER_BF16S = 5 }; /* at most this many kernels per precision */
+enum { INNER_F32S = 3, INNER_BF16S = 5 }; /* the largest numbers of kernels per precision */
 
 /* Lists the kernels of a precision that this processor can run, slowest first, and
    returns their number. The list has a capacity of INNER_F32S or INNER_BF16S. A double

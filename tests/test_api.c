@@ -1583,7 +1583,8 @@ static void thread_counts(void) {
     gemm_kernels();
 }
 
-/* A context with the processor's fastest kernel. Emulated AMX is left to test_bf16. */
+/* Returns a context that uses the processor's fastest kernel. Emulated AMX is tested
+   only in test_bf16. */
 static stx_ctx *with_precision(int precision, int threads) {
     stx_desc d;
     stx_ctx *x;
@@ -3233,7 +3234,8 @@ static const stx_real drop_rate = (stx_real)0.3, norm_eps = (stx_real)0.01;
    kernels_update, which runs last. */
 typedef struct kernel_data {
     stx_ctx *one, *many;                             /* contexts with one thread and with three */
-    size_t N, C, n, size;                            /* n = N C elements; size: of a buffer */
+    size_t N, C, n, size;                            /* n = N C elements; size: capacity
+                                                        of a buffer */
     stx_real *a, *b, *c, *dy;                        /* inputs */
     stx_real *y1, *y3;                               /* outputs of the two contexts */
     stx_real *act_y, *mean, *rstd, *sm, *m, *v, *v0; /* saved values and state */
@@ -4039,7 +4041,7 @@ static int is_nearest(int kind, double was, double now, double most) {
 static void packed_rounding(stx_params *p, stx_tensor *W, stx_tensor *small, int kind) {
     static stx_real was[PACKED_N], now[PACKED_N];
     size_t i, k, bad = 0;
-    for (i = 0; i < 32; i++) W->data[PACKED_C + i] = 0; /* a group of zeros */
+    for (i = 0; i < 32; i++) W->data[PACKED_C + i] = 0; /* one group contains only zeros */
     memcpy(was, W->data, sizeof was);
     CHECK(stx_params_pack(p, kind) > 0 && packed_is_read(p->ctx, W)
               && !packed_is_read(p->ctx, small),

@@ -323,7 +323,7 @@ static void gemm_open(gemm_data *d, const gemm_case *c) {
     d->RB = (float *)malloc((nb_ + 1) * sizeof(float));
     for (i = 0; i < na; i++) d->RA[i] = M > 3 ? as_float(nearest(d->A[i]) << 16) : d->A[i];
     for (i = 0; i < nb_; i++) d->RB[i] = M > 3 ? as_float(nearest(d->B[i]) << 16) : d->B[i];
-    if (c->beta == 0) /* overwrites C, even NaN */
+    if (c->beta == 0) /* C must be overwritten, even if it is NaN */
         for (i = 0; i < d->nc; i++) d->C[i] = i % g->ldc < N ? (float)NAN : d->C[i];
     d->bound = 2 * 6e-8 * ((double)K + 4) * (fabs(c->alpha) + fabs(c->beta) + 1);
     d->expected = (double *)malloc((d->nc + 1) * sizeof(double));
@@ -535,7 +535,7 @@ enum { Z_NONE, Z_MIXED, Z_SHORT, Z_ONE_LONG, Z_ENDS };
 typedef struct attn {
     size_t B, T, S, H, D;
     size_t P; /* rows of pe; 0 without pe */
-    size_t N; /* persistent keys */
+    size_t N; /* number of persistent keys */
     int pad, z;
     int pe_heads, u, vb;
     stx_attention_desc d;
@@ -1316,7 +1316,7 @@ static void attention_borders(void) {
    work space. */
 enum { ZONE = 300 };
 
-enum { EXACT, ZONES_NAN, ZONES_ZERO, MODES }; /* the content of zones and of the work space */
+enum { EXACT, ZONES_NAN, ZONES_ZERO, MODES }; /* the content of the zones and of the work space */
 
 typedef struct zoned {
     float *base, *at;

@@ -350,8 +350,8 @@ static void steps_case(const char *name, const stx_comp_desc *d, int resets) {
     stepwise = by_steps(name, g, t, B, n, resets ? reset : NULL);
     e = max_difference(stepwise, whole, B * n * D);
     CHECK(e <= tol, "%s%s: steps differ from segments by %g", name, how, e);
-    if (d->recurrence != STX_COMP_STORE_ROTATE) { /* this form moves memory even in a
-                                                     short call */
+    if (d->recurrence != STX_COMP_STORE_ROTATE) { /* this form moves the memory even in
+                                                     a short call */
         e = states_differ(s, g->state);
         CHECK(e <= tol, "%s%s: memories differ by %g", name, how, e);
     }
@@ -1915,7 +1915,7 @@ static void pick(void) {
     g.groups = 3;
     g.taps = g.step = 2;
     g.D = 1;
-    stx_comp_pick(NULL, y, rows, used, 14, &g); /* usage 3 2 2 1 2 0, and 0 0 3 3 5 3 */
+    stx_comp_pick(NULL, y, rows, used, 14, &g); /* usages 3 2 2 1 2 0 and 0 0 3 3 5 3 */
     CHECK(y[0] == 1 && y[1] == 3 && y[2] == 5 && y[3] == 40 && y[4] == 50 && y[5] == 60,
           "by usage: %g %g %g, %g %g %g", (double)y[0], (double)y[1], (double)y[2], (double)y[3],
           (double)y[4], (double)y[5]);

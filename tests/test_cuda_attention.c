@@ -19,10 +19,10 @@
 enum {
     Z_NONE,
     Z_MIXED,
-    Z_SHORT,    /* all are short */
-    Z_ONE_LONG, /* one is long, the rest are short */
-    Z_ENDS,     /* at both ends and in the middle of the ramp */
-    Z_BEYOND    /* some are outside [0,1] */
+    Z_SHORT,    /* all spans are short */
+    Z_ONE_LONG, /* one span is long, the rest are short */
+    Z_ENDS,     /* z at both ends and in the middle of the ramp */
+    Z_BEYOND    /* some z are outside [0,1] */
 };
 
 /* Which keys are padded. Padded keys are NaN. */
@@ -30,11 +30,11 @@ enum {
     PAD_NONE,
     PAD_SCATTERED,
     PAD_BEFORE,    /* before the sequence */
-    PAD_ROW_0,     /* all keys of batch row 0 and every other key of the other rows */
-    PAD_BUT_FEW,   /* all but a few */
-    PAD_BLOCKS,    /* every other block of 64 keys, shifted by the index of the batch row */
-    PAD_BOTH_ENDS, /* the first 3 and the last 2 */
-    PAD_HOLE       /* from 1/4 to 3/4 of the keys */
+    PAD_ROW_0,     /* all keys of batch row 0, and every second key of the other rows */
+    PAD_BUT_FEW,   /* all but a few keys */
+    PAD_BLOCKS,    /* every second block of 64 keys, shifted by the index of the batch row */
+    PAD_BOTH_ENDS, /* the first 3 and the last 2 keys */
+    PAD_HOLE       /* keys from 1/4 to 3/4 of the sequence */
 };
 
 /* How the rows of q, k and v are stored. */
@@ -45,21 +45,21 @@ enum {
 };
 
 typedef struct attn {
-    size_t B, T, S, H, D, P, N; /* P 0: no pe */
+    size_t B, T, S, H, D, P, N; /* P = 0: no pe */
     int shared, u, vb;          /* shared: all heads share pe */
     int z;                      /* Z_NONE.. */
     int z_one, no_renorm;       /* z_one: one z for all heads; no_renorm: the mask is
                                    applied after normalisation */
-    size_t span;                /* 0: all keys */
+    size_t span;                /* 0: all keys are seen */
     int dmin, not_causal;
-    int loose; /* span may exceed the rows of pe; missing rows count as zero */
+    int loose; /* whether span may exceed the rows of pe; missing rows count as zero */
     ptrdiff_t first;
     /* 0 selects 1/sqrt(D), 150, 32, 0, 0 and 1. big: the magnitude of q and k */
     double scale, L, R, eps, drop, big;
     int gap;         /* one of ROWS_PACKED .. */
-    int acts;        /* pe, u, vb, pk and pv are activations */
+    int acts;        /* whether pe, u, vb, pk and pv are activations */
     size_t past;     /* number of keys that are stored in separate buffers; see >>cached rows */
-    int sets, fresh; /* sets: number of head groups; fresh: overwrite gradients */
+    int sets, fresh; /* sets: number of head groups; fresh: whether gradients are overwritten */
     int pad;         /* PAD_NONE.. */
 } attn;
 
@@ -485,7 +485,7 @@ static double output_error(const data *d, float **got, size_t o, double floor_, 
         double g = (double)got[o][i], w = (double)expected[i];
         if (o >= OUT_GRADS && !owned(d, o, i)) {
             if (memcmp(&got[o][i], &d->start[o - OUT_GRADS][i], sizeof(float))) *exact = 0;
-        } else if (g != w) /* equal infinities: row_max of a row that sees no key */
+        } else if (g != w) /* equal infinities are allowed: row_max of a row that sees no key */
             raise_worst(&off, fabs(g - w));
     }
     return off > 0 && top > 0 ? off / top : off;
@@ -1378,7 +1378,7 @@ static void devices(int half) {
         data d;
         uint64_t narrow, wide;
         data_open(&d, cases + k, half, 0);
-        d.a.span = 600; /* the model's span; the memory is shorter */
+        d.a.span = 600; /* the model's span, which exceeds the memory */
         wide = bits_of(gpu[half], &d, 4);
         narrow = bits_of(gpu[half], &d, 2);
         CHECK(k == 2 ? narrow == wide : (narrow == wide) == !half,
@@ -1495,8 +1495,7 @@ static void counted(void) {
         {.B = 1, .T = 93, .S = 293, .H = 1, .D = 88, .P = 200, .shared = 1, .dmin = 1, .first = 210,
          .N = 17},
     };
-    static const int list[] = {2, 4, 5, 6}; /* version 6 has memory for half of the rows
-                                               of dR */
+    static const int list[] = {2, 4, 5, 6}; /* version 6 has memory for half of the rows of dR */
     size_t k, v;
     int backward;
     for (k = 0; k < sizeof cases / sizeof *cases; k++)

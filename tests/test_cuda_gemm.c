@@ -8,7 +8,7 @@
 #include "../bench/cuda_model.h"
 
 static stx_ctx *cpu;
-static int brief; /* sanitizers are slow, and do not check values */
+static int brief; /* "short" was given, because sanitizers are slow and do not check values */
 
 /* Nonzero if |a - b| <= rel |b| + abs_ max |b| for all elements; 0 if any is NaN. In a
    bf16 result, one rounding is 2^-9 |b|, and rel must also allow for a value between
@@ -34,12 +34,12 @@ typedef struct matmul {
     size_t batch, M, N, K;
     int ta, tb;
     double alpha, beta;
-    size_t gap;     /* elements between rows and between matrices */
-    size_t off;     /* elements before the first, which break the alignment */
-    int shared;     /* all matrices share one B */
-    int sum;        /* all matmuls are summed in one C */
-    int ka, kb, kc; /* memory kinds */
-    int whole;      /* values are small integers, for which any order of sums is exact */
+    size_t gap;     /* number of elements between rows and between matrices */
+    size_t off;     /* number of elements before the first one, which break the alignment */
+    int shared;     /* whether all matrices share one B */
+    int sum;        /* whether all matmuls are summed in one C */
+    int ka, kb, kc; /* memory kinds of A, B and C */
+    int whole;      /* whether values are small integers, for which any order of sums is exact */
 } matmul;
 
 /* The arrays of a matmul, on the host and on the device. */
@@ -646,9 +646,8 @@ static void slices_by_size(void) {
 }
 
 #ifdef SEQTX_CUDA_HOST
-static int slices_no_memory; /* the first allocation fails */
-static int slices_timed;     /* plans are chosen by timing, which at first needs more
-                                calls */
+static int slices_no_memory; /* whether the first allocation fails */
+static int slices_timed;     /* plans are chosen by timing, which at first needs more calls */
 #endif
 
 /* slices: number of K slices; 0: chosen by size. late: with deferred sums. times:
@@ -769,8 +768,7 @@ static void slices_case(stx_ctx *x, const sliced *p, uint64_t *hash) {
     CHECK(batches == p->cut * p->times || (slices_timed && batches > p->cut * p->times),
           "dW of N %zu I %zu O %zu in %d slices: %ld batches of matmuls, expected %d", p->N, p->I,
           p->O, p->slices, batches, p->cut * p->times);
-    if (!is_bf16(x) && p->cut && !p->pad) /* the shim's matmuls are bit-identical to the
-                                             CPU's */
+    if (!is_bf16(x) && p->cut && !p->pad) /* the shim's matmuls are bit-identical to the CPU's */
         CHECK(!memcmp(got, r.exact, r.n * sizeof *got),
               "the slices of dW are not added in their order: N %zu, %d slices, late %d", p->N,
               p->slices, p->late);
@@ -785,7 +783,7 @@ static void slices(stx_ctx *x, int own) {
                                    {512, 24, 40, 0, 4, 1, 1, 1},
                                    {512, 24, 40, 0, 4, 1, 3, 1},
                                    {60, 7, 9, 0, 5, 0, 2, 1},
-                                   {60, 7, 9, 0, 5, 1, 2, 1}, /* no operand is aligned */
+                                   {60, 7, 9, 0, 5, 1, 2, 1}, /* operands without alignment */
                                    {96, 16, 64, 23, 3, 1, 1, 1},
                                    {96, 16, 64, 23, 3, 0, 2, 1},
                                    /* with padding, and a single slice, which needs no

@@ -22,7 +22,7 @@ enum { MAX_RANKS = 4, B = 4, T = 8, V = 24, STEPS = 30, MAX_VALUES = 16384 };
 
 // >>processes
 
-typedef struct found { /* the results of a rank */
+typedef struct found { /* the results of one rank */
     long passed, failed;
     uint64_t hash;
     double loss[STEPS], seconds;
@@ -153,7 +153,8 @@ static stx_ctx *joined(const job *j) {
     stx_ctx *x = context(j);
     stx_group_desc d;
     memset(&d, 0, sizeof d);
-    d.bucket = 1000; /* several buckets, some of which end inside a tensor */
+    d.bucket = 1000; /* so small that there are several buckets, some of which end
+                        inside a tensor */
     d.shard = j->shard;
     CHECK(stx_group_join(x, &d) && stx_rank(x) == j->rank && stx_ranks(x) == j->ranks,
           "rank %d of %d: %s", j->rank, j->ranks, stx_error(x));
@@ -497,7 +498,8 @@ static void model_make(model *m, stx_ctx *x, const job *j) {
         model_make_sru(m);
     od.kind = j->family ? STX_ADAM : STX_SGD;
     od.momentum = 0.9;
-    od.eps = 1e-3; /* otherwise the sign of a rounding error would determine an update */
+    od.eps = 1e-3; /* large, because otherwise the sign of a rounding error would
+                      determine an update */
     od.clip = j->family ? 0.5 : 1;
     m->o = stx_optim_create(m->params, &od);
     m->in = stx_tokens_create(x, m->streams, T);

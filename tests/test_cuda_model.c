@@ -497,7 +497,7 @@ typedef struct model {
     stx_ids *in, *out;
     size_t B, T, V;
     double lr, loss;
-    long calls;   /* how often the step's function was called */
+    long calls;   /* number of calls of the step's function */
     uint64_t key; /* the key of the last step */
 } model;
 
@@ -755,7 +755,7 @@ static void test_graph(void) {
     int n;
     for (k = 0; k < COUNT(models); k++) {
         const int which = models[k];
-        const size_t size = which == RECOMPUTE ? 2 : 1; /* batch size and layers */
+        const size_t size = which == RECOMPUTE ? 2 : 1; /* batch size, and number of layers */
         long replays = cuda_replays();
         model a, b;
         model_make_sized(&a, which, STX_CUDA, STX_PREC_F32, 1, size, size);
@@ -1953,7 +1953,7 @@ static void test_checkpoint(void) {
             model a, b;
             int prec = cuda_precision(precision), same = device[k][0] == device[k][1];
             double tol = precision ? 3e-2 : 1e-4;
-            size_t size = same || precision ? 1 : 2; /* batch size and layers */
+            size_t size = same || precision ? 1 : 2; /* batch size, and number of layers */
             model_make_sized(&a, SMALL, device[k][0], device[k][0] ? prec : STX_PREC_F32, 0, size,
                              size);
             model_make_sized(&b, SMALL, device[k][1], device[k][1] ? prec : STX_PREC_F32, 0, size,

@@ -13,7 +13,7 @@ static const size_t sizes[] = {1,   2,   3,    5,    31,   32,   33,   127,
 
 static const size_t widths[] = {1, 3, 4, 28, 33, 128, 260, 515, 1000, 1024, 1025, 2052, 40001};
 
-static int brief; /* "short" */
+static int brief; /* "short" was given */
 
 static void mean_check(const char *name, const arr *a) {
     least = 1;
@@ -1040,8 +1040,7 @@ typedef struct opt_case {
     int kind;
     float momentum, decay;
     double clip;
-    int hat; /* selects a variant: epsilon inside the root, or LAMB without bias
-                correction */
+    int hat; /* selects a variant: epsilon inside the root, or LAMB without bias correction */
 } opt_case;
 
 enum { NAN_STEP = 4, INF_STEP = 6 }; /* steps in which a gradient is not finite, so that

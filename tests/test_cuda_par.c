@@ -5,7 +5,7 @@
 #include "../seqtx_par.h"
 #include "cuda_arr.h"
 
-static int brief; /* sanitizers are slow */
+static int brief; /* "short" was given, because sanitizers are slow */
 
 // >>gate
 
@@ -328,7 +328,7 @@ static void mix_backward(mix *t, int norm, int whole, int add) {
     t->c.add[1] = t->d.add[1] = !add;
     BOTH(stx_par_mix_bwd, (cx, &t->c), (gx, &t->d));
     mix_check(what, t, DH, DB1, exact && !half ? 0 : 5e-6);
-    least = sqrt((double)(t->c.N * t->c.C)); /* the number of terms */
+    least = sqrt((double)(t->c.N * t->c.C)); /* because sums have about this many terms */
     mix_check(what, t, DWEIGHTS, DWEIGHTS, exact ? 0 : 5e-6);
     least = 1;
     mix_check(what, t, DG0, DG0, 5e-6);
@@ -488,7 +488,7 @@ typedef struct model {
     stx_par_state *s;
     stx_ids *in, *out;
     size_t B, T, V;
-    int given; /* the test supplies the noise */
+    int given; /* whether the test supplies the noise */
     double rate, loss;
 } model;
 
@@ -507,8 +507,7 @@ static const char *const model_names[MODELS] = {
     "learned with a bias, no last norm, one projection"};
 
 static size_t model_blocks = 2;
-static const char *model_pattern = "sfisf"; /* the pattern of the models FIXED and
-                                               FORMS */
+static const char *model_pattern = "sfisf"; /* the pattern of the models FIXED and FORMS */
 /* all models except SOFT and HARD, which use the fused attention with 16-channel heads */
 static size_t model_dim = 20;
 

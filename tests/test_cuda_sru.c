@@ -6,7 +6,7 @@
 #include "kernels.h"
 #include "cuda_arr.h"
 
-static int brief; /* sanitizers are slow */
+static int brief; /* "short" was given, because sanitizers are slow */
 
 typedef struct shape {
     size_t B, T, H, D, k;
@@ -187,7 +187,7 @@ static void compare(const shape *s) {
     for (i = 0; i < ARRAYS; i++) {
         snprintf(name, sizeof name, "%s of B %zu T %zu H %zu D %zu %.100s", part[i], s->B, s->T,
                  s->H, s->D, options);
-        least = i >= DVP && i <= DBIAS ? 1 : 1e-3; /* sums of both signs */
+        least = i >= DVP && i <= DBIAS ? 1 : 1e-3; /* sums of terms of both signs */
         if (i >= H_) {
             size_t j, bad = 0;
             double top = cuda_largest(t.a[i].c, t.a[i].n, least);

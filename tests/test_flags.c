@@ -54,8 +54,8 @@ static double gelu(double v) {
 typedef struct function {
     const char *name;
     stx_tensor *(*op)(stx_ctx *x, stx_tensor *t);
-    double (*plain)(double v); /* NULL: softmax */
-    double bound;              /* bound of the relative error */
+    double (*plain)(double v); /* the reference; NULL: softmax */
+    double bound;              /* bound for the relative error */
 } function;
 
 static void check_function(stx_ctx *x, const function *f, const stx_real *a, double top,

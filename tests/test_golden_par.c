@@ -264,7 +264,8 @@ static void evaluate(stx_par *m, const stx_file *f, const char *file, const char
     stx_ctx *x = m->ctx;
     const size_t rows_max = (size_t)meta(f, "eval_mem", need(f, "mem"));
     stx_par_state *s = stx_par_state_create_sized(m, B, rows_max);
-    const int other = stx_file_meta(f, "eval_segment") != NULL; /* a separate text */
+    const int other = stx_file_meta(f, "eval_segment") != NULL; /* whether the evaluation
+                                                                   has a separate text */
     stx_real *u = NULL;
     size_t i;
     CHECK(s != NULL, "%s: %s", file, stx_error(x));

@@ -115,7 +115,7 @@ static void cell_case(const char *name, int threads) {
 }
 
 /* Returns whether query t of batch row b attends only to padding, in a memory of M rows
-   and in the segment. Only for causal files. */
+   and in the segment. Requires a causal file. */
 static int only_padding(const stx_ids *before, const stx_ids *pad, size_t b, size_t t, size_t M,
                         size_t window) {
     size_t row = M + t, j;

@@ -24,7 +24,7 @@
 #endif
 
 static const double TOL = 1e-6;
-static double fd_step = 1e-5; /* h */
+static double fd_step = 1e-5; /* the step h of the differences */
 static stx_ctx *ctx1, *ctx3;  /* one thread, three threads */
 
 
@@ -43,8 +43,8 @@ typedef struct problem {
     int entries; /* the largest number of elements checked per input; 0: 200 */
     size_t dim[MAX_IN][4], size[MAX_IN];
     stx_real *data[MAX_IN];
-    int fixed[MAX_IN];  /* the input requires no gradient */
-    int absent[MAX_IN]; /* the input is NULL */
+    int fixed[MAX_IN];  /* whether the input requires no gradient */
+    int absent[MAX_IN]; /* whether the input is NULL */
 } problem;
 
 static problem start(const char *label, op_make make, void *user) {
@@ -431,8 +431,8 @@ static void row_linear_concat(void) {
 /* in: memory (B,6,Ci), a second memory (B,4,Ci), then a weight and its bias, twice. */
 typedef struct cached_user {
     size_t B;
-    int first;   /* rows of the first memory; 0: none */
-    int second;  /* the second memory is used */
+    int first;   /* number of rows of the first memory; 0: none */
+    int second;  /* whether the second memory is used */
     int weights; /* number of weights */
 } cached_user;
 
@@ -922,7 +922,7 @@ static void row_log_softmax(void) {
     for (i = 0; i < 37; i++)
         CHECK(CLOSE(y->data[i], log(z->data[i]), 1e-12), "log_softmax: expected %g, got %g",
               log(z->data[i]), (double)y->data[i]);
-    /* finite where the softmax underflows to 0 */
+    /* log softmax stays finite where softmax underflows to 0 */
     y = make_log_softmax(ctx1, &t, &far);
     for (i = 0; i < 37; i++)
         CHECK(y->data[i] <= 0 && y->data[i] >= -600, "log_softmax of distant logits: %g",
@@ -1568,7 +1568,7 @@ enum { OUTER_OPS = 44 };
 typedef struct outer_user {
     stx_params *p;
     stx_tensor *outer;
-    int op, listed; /* listed: the outer tensor is in[1] */
+    int op, listed; /* listed: whether the outer tensor is in[1] */
 } outer_user;
 
 /* Operands of an op: the outer tensor o (2,3,4), h of the same shape, and parameters. */
@@ -1982,14 +1982,14 @@ enum { PAD_NONE, PAD_SCATTERED, PAD_START, PAD_END, PAD_ROW, PAD_SPARSE };
 
 typedef struct attn {
     size_t B, T, S, H, D;
-    size_t P;     /* rows of pe; 0 without pe */
-    int pe_heads; /* pe per head */
+    size_t P;     /* number of rows of pe; 0: no pe */
+    int pe_heads; /* whether each head has its pe */
     int bias, z;
-    int z_shared; /* one z for all heads */
+    int z_shared; /* whether all heads share one z */
     size_t N;
     stx_attention_desc d;
     int pad;
-    int32_t *is_pad; /* (B,S), made by attn_inputs */
+    int32_t *is_pad; /* (B,S), set by attn_inputs */
 } attn;
 
 static stx_tensor *make_attention(stx_ctx *x, stx_tensor **in, void *user) {
@@ -2791,8 +2791,7 @@ static void row_attention(void) {
 
 /* >>adaptive */
 
-enum { ROWS = 33, DIM = 12, CLUSTERS = 3 }; /* ROWS: 3 x 11 positions; CLUSTERS: the
-                                               maximum */
+enum { ROWS = 33, DIM = 12, CLUSTERS = 3 }; /* ROWS: 3 x 11 positions; CLUSTERS: the maximum */
 
 typedef struct adaptive_user {
     stx_adaptive a;

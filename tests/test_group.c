@@ -792,7 +792,8 @@ static stx_params *small_params(stx_ctx *x) {
     stx_params *p = stx_params_create(x);
     stx_param(p, STX_NORMAL, 0.4, "w1", 72, D, 0, 0);
     stx_param(p, STX_NORMAL, 0.1, "b1", 72, 0, 0, 0);
-    stx_param(p, STX_NORMAL, 0.1, "w2", 72, 72, 0, 0); /* two chunks, for shards */
+    stx_param(p, STX_NORMAL, 0.1, "w2", 72, 72, 0, 0); /* two chunks, so that shards can
+                                                          divide them */
     stx_param(p, STX_NORMAL, 0.1, "unused", 5, 0, 0, 0);
     return p;
 }

@@ -124,7 +124,7 @@ static const char *put_text(const char *name, const char *text) {
 #ifdef __linux__
 static char events[64]; /* F: fsync of a file, D: fsync of a directory, R: rename */
 static int fail_fsync, fail_rename, fail_dir;
-static int inherited; /* files opened without O_CLOEXEC */
+static int inherited; /* number of files opened without O_CLOEXEC */
 
 enum {
     OPEN, WRITE, FSYNC, RENAME, CLOSE, FCHMOD,
@@ -327,7 +327,7 @@ static void test_round_trip(void) {
     CHECK(stx_file_meta(f, odd_name) && !strcmp(stx_file_meta(f, odd_name), odd_name));
     CHECK(stx_file_meta(f, "") && !strcmp(stx_file_meta(f, ""), ""));
     check_samples(f);
-    for (i = 0; i < stx_file_count(f); i++) { /* each tensor is aligned to its element size */
+    for (i = 0; i < stx_file_count(f); i++) { /* each tensor must be aligned to its element size */
         const stx_entry *e = stx_file_entry(f, i);
         CHECK((uintptr_t)e->data % stx_dtype_size(e->dtype) == 0);
     }
@@ -1540,7 +1540,7 @@ static void test_compact(void) {
           == NULL);
     ERROR(STX_ERR_FORMAT, "odd: the byte '\\xFE' at byte 3 is not in the vocabulary (205 pieces)");
     stx_vocab_free(v);
-    d.min_count = 2; /* adds <unk>, so the file can be read */
+    d.min_count = 2; /* adds <unk>, without which the file cannot be read */
     v = stx_vocab_build(x, &d, path, 0, 4000);
     c = stx_corpus_open(x, v, in_dir("odd"), 0, 0);
     CHECK(stx_corpus_read(c, 3, 2, id) && id[0] == stx_vocab_unk(v) && id[1] == stx_vocab_eos(v));

@@ -51,7 +51,7 @@ typedef struct words_case {
     int in, out;
     size_t emb;
     int share_tables, share_projs, cluster_major, direct_head;
-    int widths; /* widths are given for the first and the last cluster */
+    int widths; /* whether widths are given for the first and the last cluster */
     int more;   /* bits of the enum above */
     const char *names;
 } words_case;
@@ -536,7 +536,7 @@ enum { RB = 3, RW = 5, RMAX = 400 };
    contain. */
 typedef struct history {
     double row[RMAX][RW];
-    int missing[RMAX]; /* padded, or from before a reset */
+    int missing[RMAX]; /* whether a row is padded or from before a reset */
     size_t n;
 } history;
 
@@ -584,8 +584,7 @@ static size_t wrong_row(const history *t, size_t m, size_t i, int zeros, int mas
     int missing = absent || t->missing[t->n - m + i];
     size_t c, wrong;
     wrong = zeros ? masked != 0 : missing != masked;
-    if (missing && !zeros) return wrong; /* the content of a missing row does not
-                                            matter */
+    if (missing && !zeros) return wrong; /* the content of a missing row does not matter */
     for (c = 0; c < RW; c++) wrong += (double)got[c] != (missing ? 0 : t->row[t->n - m + i][c]);
     return wrong;
 }
@@ -1337,7 +1336,7 @@ static void rows_null(void) {
 /* The functions of a family that the tests below call. */
 typedef struct stream_model {
     stx_ctx *ctx;
-    stx_span *span; /* or NULL: sru */
+    stx_span *span; /* NULL if the model is `sru` */
     stx_sru_lm *sru;
 } stream_model;
 
@@ -1433,8 +1432,7 @@ static int stream_block(const stream_model *m, void *state, const int32_t *t, si
     return lp != NULL;
 }
 
-enum { SB = 3, ST = 12, SN = ST * 5 }; /* number of streams, tokens per block, tokens
-                                          per stream */
+enum { SB = 3, ST = 12, SN = ST * 5 }; /* number of streams, tokens per block, tokens per stream */
 
 /* Stream b is reset after three blocks. Until then, the results of another stream are
    compared with a batch that contains only that stream; after the reset, those of
@@ -1510,7 +1508,7 @@ static stx_tensor *columns(stx_ctx *x, const stx_real *v, size_t B, size_t N, si
 enum { CB = 2, CN = 230, CC = 8 }; /* streams, tokens, channels */
 
 typedef struct cache_test {
-    int kind, both; /* both: keys and values are in one tensor */
+    int kind, both; /* both: whether keys and values are in one tensor */
     size_t window;
     stx_ctx *x;
     stx_real *q, *k, *v, *kv;
@@ -1521,8 +1519,9 @@ typedef struct cache_test {
 enum {
     CACHE_PLAIN,
     CACHE_KV,
-    CACHE_PE_HEADS, /* a table of positions with the channels of one head */
-    CACHE_BIASES,   /* a table for all heads, content and position bias */
+    CACHE_PE_HEADS, /* a position table that all heads share */
+    CACHE_BIASES,   /* a position table with separate channels per head, content and
+                       position bias */
     CACHE_SPANS,    /* learned spans and persistent keys */
     CACHE_WINDOW_1,
     CACHE_WINDOW_400,

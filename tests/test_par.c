@@ -782,8 +782,7 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
         CHECK(h && !memcmp(first, m->w[0]->data, sizeof first), "the noise changed: %s",
               stx_error(x));
     }
-    stx_par_set_uniforms(m, u, 12); /* one draw per block, which suffices for a shorter
-                                       call */
+    stx_par_set_uniforms(m, u, 12); /* one draw per block, which suffices for a shorter call */
     CHECK(stx_ok(x), "%s", stx_error(x));
     h = stx_par_forward(m, token_block(x, t, 2, 2 * S, 0, S), NULL, NULL);
     CHECK(!h, "a call of 4 draws with values for one");
@@ -881,7 +880,7 @@ static void draws(void) {
         same += r && !memcmp(w + 3 * r, w + 3 * r - 3, 3 * sizeof *w);
     }
     CHECK(same == 0, "%g equal draws", same);
-    for (k = 0; k < 3; k++) /* 4 sigma */
+    for (k = 0; k < 3; k++) /* a tolerance of 4 sigma */
         CHECK(fabs(often[k] - p[k] / sum) < 4 * sqrt(p[k] / sum * (1 - p[k] / sum) / DRAWS),
               "branch %zu: %g of the draws, p is %g", k, often[k], p[k] / sum);
     CHECK(mean[0] > mean[2] && mean[2] > mean[1], "soft gates: %g %g %g", mean[0], mean[1],

@@ -1052,8 +1052,8 @@ static void fits(const char *name, stx_sru_lm_desc d, const int32_t *t) {
 }
 
 static void training(void) {
-    static const int models[3] = {7, 4, STACKS}; /* SRU++, one with projections, an
-                                                    adaptive one */
+    static const int models[3] = {7, 4, STACKS}; /* SRU++, a model with projections, an
+                                                    adaptive model */
     int k;
     for (k = 0; k < 3; k++) {
         const char *name;

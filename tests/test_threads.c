@@ -1,9 +1,9 @@
 /* test_threads.c - tests the threads of a context. Every iteration must run exactly
    once, even if a thread is delayed. Results must be bit-exact on a busy machine.
    Contexts can be created and destroyed at any time, and several can exist. A child
-   process works after fork. Signals are delivered only to threads of the caller. Also
-   compiled with the thread sanitizer. The argument "short" repeats less, for builds
-   with slower code and the same threads. */
+   process must work after fork. Signals must be delivered only to threads of the
+   caller. Also compiled with the thread sanitizer. The argument "short" repeats less,
+   for builds with slower code and the same threads. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -109,7 +109,7 @@ typedef struct progress {
 static void be_delayed(const stx_share *s, const void *job) {
     progress *l = (progress *)(uintptr_t)job;
     int wait = s->thread != 0;
-    while (wait) { /* a worker waits in its first chunk for all others */
+    while (wait) { /* in its first chunk, a worker waits for all other iterations */
         pthread_mutex_lock(&l->lock);
         wait = l->done + (s->end - s->begin) < l->n;
         pthread_mutex_unlock(&l->lock);
@@ -444,7 +444,7 @@ static void processors(void) {
 // >>fork: the child has no worker threads and must run all iterations itself
 
 static void forked(void) {
-#ifndef TEST_TSAN /* which does not support fork with threads */
+#ifndef TEST_TSAN /* the thread sanitizer does not support fork with threads */
     stx_ctx *x = context(4);
     unsigned char times[4096];
     counted c;

@@ -590,7 +590,7 @@ static void test_set_adopted(void) {
     SAME(adopted("--literal", json, TR_RESUME), "refused");
     HOLDS(err, "--literal is true here (from the command line) but rows,free_ze in the checkpoint");
     SAME(adopted("--literal-rows", json, TR_RESUME), "refused");
-    SAME(adopted("--literal-rows", json, TR_INIT), "|||"); /* free_ze only affects training */
+    SAME(adopted("--literal-rows", json, TR_INIT), "|||"); /* free_ze affects only training */
     CHECK(literal == 1);
     SAME(adopted("--literal=free_ze", json, TR_INIT), "refused");
     SAME(adopted("", json, TR_INIT), "|||");
@@ -1020,7 +1020,7 @@ static void test_cut_short(void) {
         setrlimit(RLIMIT_CORE, &none);
         dup2(out[1], 2);
         if (!tr_watch("prog", path, err, sizeof err) || truncate(path, 0) != 0) _exit(9);
-        _exit(text[0]); /* the page no longer exists */
+        _exit(text[0]); /* reads a page that no longer exists */
     }
     close(out[1]);
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 1);
@@ -1240,7 +1240,7 @@ static void test_pty(void) {
     expected = "\r24%  1.780 bpb  left 3m12s\033[K"
              "\r\033[Ksaved\r\n"
              "\r24%  1.780 bpb  left 3m12s\033[K\r\n";
-    while (have < strlen(expected)) { /* the text may arrive in parts */
+    while (have < strlen(expected)) { /* because the text may arrive in parts */
         p1.fd = master;
         p1.events = POLLIN;
         p1.revents = 0;
@@ -1586,7 +1586,7 @@ static void test_only(void) {
     CHECK(!useful("--lr|0.5", 0));
     SAME(err, "--lr has no effect: it applies only to the sun");
     CHECK(!useful("--adapt-span", 0) && !useful("--prompt|x", 0));
-    CHECK(useful("--no-adapt-span", 0)); /* turned off */
+    CHECK(useful("--no-adapt-span", 0)); /* an option that is turned off has no effect */
     /* A preset may set options that the run does not use. */
     CHECK(useful("--preset|enwik8_small", 0));
 }

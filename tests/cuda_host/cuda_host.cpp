@@ -101,12 +101,12 @@ struct fiber {
     void *sp;              /* NULL until the fiber starts */
     unsigned number;       /* index in the block */
     warp *w;
-    int state, line, kind; /* READY..; the call it waits in */
+    int state, line, kind; /* READY..; the line and kind of the call it waits in */
     unsigned mask;
     lane_args *args;
     async_copy *copy;      /* pending cp.async */
     int copies, copies_size;
-    long group;            /* number of committed groups */
+    long group;            /* number of committed cp.async groups */
     unsigned char *stack;  /* lowest byte above the guard; set when the fiber starts */
 };
 
@@ -162,18 +162,18 @@ static struct {
     size_t in_use, pinned_in_use, shared_requested;
     char last_report[512];
     /* device memory */
-    word lo, next; /* start of the range; start of the next search for a hole */
+    word lo, next; /* start of the device range; where the next search for space begins */
     int open;
     word open_lo, open_hi;
     size_t unchecked; /* see check_after_kernels */
-    int written;      /* a kernel has run since the last check of the canaries */
+    int written;      /* whether a kernel has run since the last check of the canaries */
     int handler, in_callback;
     struct sigaction old_segv, old_bus;
     cudaError_t sticky;
     /* the running launch */
     const cuda_host_kernel *kernel;
     cuda_host_place place;
-    int running; /* a fiber is running */
+    int running; /* whether a fiber is running */
     int entered; /* AddressSanitizer knows that a fiber of the block has started */
     cudaError_t launch_error;
     /* the running block */
@@ -187,10 +187,10 @@ static struct {
     unsigned char *stacks;
     size_t stack_pitch;
     unsigned stacks_made, free_count;
-    /* the unused stacks, each by its lowest byte above the guard; a last-in, first-out
-       list */
+    /* the unused stacks, a last-in, first-out list; each is given by its lowest byte
+       above the guard */
     unsigned char *free_stack[MAX_THREADS];
-    unsigned char *arena; /* shared memory with its red zones */
+    unsigned char *arena; /* shared memory of a block, with its red zones */
     size_t arena_used, static_bytes, smem;
     int objects;
     shared_object object[256];
@@ -1643,7 +1643,7 @@ struct CUstream_st {
     long work, joined;   /* work: number of captured nodes; joined: how many of them
                             another stream waits for */
     std::deque<queued> queue;
-    uint64_t put, done;  /* entries added to the queue so far; entries completed */
+    uint64_t put, done;  /* number of queue entries so far; number of completed entries */
 };
 
 struct CUevent_st {
@@ -2911,7 +2911,7 @@ static int lt_bias_type(const lt_desc &d, const lt_layout &D) {
     return d.bias_type < 0 ? D.type : d.bias_type;
 }
 
-/* The bits of which epilogues consist. BGRAD.. replace the bias by a gradient. */
+/* The bits that make up epilogues. The BGRAD.. bits replace the bias by a gradient. */
 enum {
     EPI_RELU = 2,
     EPI_BIAS = 4,
@@ -3621,7 +3621,8 @@ struct ncclComm {
     std::string path;
     shared_group *m;
     int fd, rank, ranks, polls;
-    bool counted, complete, finalizing, gone, aborted; /* complete: all ranks have joined */
+    bool counted, complete, finalizing, gone, aborted; /* complete: whether all ranks
+                                                          have joined */
     ncclResult_t state;
     std::function<void()> deferred; /* the last call, run at the second query of its state */
     /* parts so far; exchanges created and finished, which run in the order of creation */
@@ -3695,7 +3696,7 @@ struct exchange {
     unsigned char *to;
     uint64_t number;
     size_t at;
-    bool published; /* this rank has published the current part */
+    bool published; /* whether this rank has published the current part */
 
     /* Publishes the current part. Returns false while a rank still reads the previous
        one. */

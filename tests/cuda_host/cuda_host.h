@@ -119,9 +119,9 @@ void cuda_host_refuse_with(int status);
    for an exchange. */
 long cuda_host_graph_nodes(void);
 const char *cuda_host_graph_node(long i);
-size_t cuda_host_bytes_in_use(void);    /* device memory */
-size_t cuda_host_pinned_in_use(void);   /* cudaMallocHost, cudaHostAlloc */
-int cuda_host_is_device(const void *p); /* 1: in the device's range */
+size_t cuda_host_bytes_in_use(void);    /* bytes of device memory */
+size_t cuda_host_pinned_in_use(void);   /* bytes from cudaMallocHost and cudaHostAlloc */
+int cuda_host_is_device(const void *p); /* 1: p is in the range of device addresses */
 
 /* The next query of a communicator's state returns this ncclResult_t. 0 has no effect. */
 void cuda_host_nccl_fail(int state);

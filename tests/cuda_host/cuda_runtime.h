@@ -954,7 +954,7 @@ template <class... P> struct stx__kernel_of {
 struct cuda_host_kernel {
     const char *text; /* "kernel, grid, ..": the arguments of STX__LAUNCH */
     const void *function;
-    unsigned bound; /* threads per block, at most */
+    unsigned bound; /* largest number of threads per block */
     dim3 grid, block;
     size_t smem;
 
@@ -964,7 +964,7 @@ struct cuda_host_kernel {
     virtual ~cuda_host_kernel() {}
 
     virtual void call() const = 0;               /* runs one thread */
-    virtual cuda_host_kernel *clone() const = 0; /* for a graph */
+    virtual cuda_host_kernel *clone() const = 0; /* copies the launch into a graph */
 };
 
 void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream);

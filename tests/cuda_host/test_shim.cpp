@@ -1337,7 +1337,7 @@ static void test_host_pointers(float *pinned) {
     scale_args args;
     memset(&args, 0, sizeof args);
     args.m = 7;
-    args.s = 1e-3; /* words that are not pointers */
+    args.s = 1e-3; /* a struct of words that are not pointers */
     is_reported("stack", "the host's", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, host); });
     is_reported("heap", "argument 2",
                 [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, heap.data()); });
