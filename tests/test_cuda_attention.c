@@ -1849,8 +1849,8 @@ static void scratch_bounds(void) {
           "scratch of version 0: expected less than 280 MiB, got %zu and %zu bytes", forward,
           plain);
 
-    /* The tiles of 32 queries of the backward pass are more than fit an int, but not
-       the tiles of 64 of the forward pass. Version 0 computes the gradients. */
+    /* The backward pass has more 32-query tiles than fit an int. The forward pass, with
+       64-query tiles, does not. Version 0 computes the gradients. */
     memset(&a, 0, sizeof a);
     a.B = 64;
     a.H = 256;
