@@ -8065,9 +8065,9 @@ static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     return y;
 }
 
-/* Called for y, a view of a that starts at element `at`. If a is a parameter or a view
-   of one and has a gradient, makes y's gradient a view of the corresponding part of a's
-   gradient and returns 1. Ops then add to this part directly, and y needs no node.
+/* Called for y, a view of `a` that starts at element `at`. If `a` is a parameter or a
+   view of one and has a gradient, makes y's gradient a view of the corresponding part of
+   a's gradient and returns 1. Ops then add to this part directly, and y needs no node.
    Otherwise, returns 0. */
 static int stx__view_of_param(const stx_ctx *x, stx_tensor *y, const stx_tensor *a, size_t at) {
     if (!x->tape.recording || !stx__has_param_grad(a) || !a->needs_grad || !a->grad) return 0;
@@ -21398,8 +21398,8 @@ STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, si
         || (to == from && b < c + n && c < b + n)) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_memory_copy: expected memories with the same context, layers and is_state, "
-                 "and ranges that exist and do not overlap, got %zu streams from stream %zu of "
-                 "%zu to stream %zu of %zu", n, c, from->B, b, to->B);
+                 "and valid stream ranges that do not overlap, got n = %zu, source stream %zu (of "
+                 "%zu) and destination stream %zu (of %zu)", n, c, from->B, b, to->B);
         return 0;
     }
     for (l = 0; l < to->desc.layers && n; l++) {
@@ -21854,8 +21854,8 @@ static size_t stx__cache_tokens(const stx_cache *c, size_t l, const stx_attentio
     }
     if (in->cached[0] || (in->qkv && (in->q || in->k || in->v || in->kv))) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_cache_attention: expected qkv alone, q with kv, or q with k and v, without "
-                 "cached rows, which the cache provides");
+                 "stx_cache_attention: expected qkv alone, q with kv, or q with k and v, for the "
+                 "new tokens only: the cache has the earlier keys and values");
         return 0;
     }
     if ((in->kv || in->qkv) == y->both && t && t <= c->chunk && k->ndim == 3
@@ -21864,8 +21864,8 @@ static size_t stx__cache_tokens(const stx_cache *c, size_t l, const stx_attentio
         return t;
     if (in->qkv) name = "qkv";
     stx_fail(x, STX_ERR_SHAPE,
-             "stx_cache_attention: %s: expected (%zu,t,%zu) with the same t of 1 to %zu in "
-             "queries, keys and values, got %s and %zu queries", name, c->B,
+             "stx_cache_attention: %s: expected shape (%zu,t,%zu), where t is the number of "
+             "queries and at most %zu, got %s with %zu queries", name, c->B,
              stx__cache_row(y, in), c->chunk, stx__shape(k, shape), t);
     return 0;
 }

@@ -930,7 +930,7 @@ typedef struct stx_par_gen {
     size_t     rows;            /* number of cached rows so far, up to M */
     stx_cache *cache;           /* keys and values of each attention block */
     stx_real **pos;             /* [L]: r_t of each attention block, (M + 1,H dh') */
-    char      *kind;            /* (L): letter of what each block runs: s, f, i or g */
+    char      *kind;            /* (L): what each block runs: s, f, i or g */
     int32_t   *pad;             /* (B,M), on the host, the newest row last: nonzero for rows from
                                    before a stream's reset */
     int        masked;          /* 1: an element of pad is nonzero */

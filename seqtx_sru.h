@@ -515,7 +515,7 @@ typedef struct stx_sru_io {
                                    STX_SRU_NORM_AFTER, it is the norm's shift unless
                                    zero_pads is set) */
     const stx_ids *memory_pad;  /* (B,M), nonzero: padding in memory */
-    size_t window;              /* attention sees the last n times; 0: all */
+    size_t window;              /* attention sees the last n time steps; 0: all */
     stx_tensor **last;          /* out: (B,O) final states: after the last time in the first
                                    direction, after the first time in the second */
     stx_tensor **inputs;        /* out: (B,T,Ci), memory for the next segment */
@@ -541,7 +541,7 @@ typedef struct stx_sru_state {
     size_t     keep;        /* when written: keep the last n rows of memory (for evaluation), in a
                                buffer that is fully allocated at first use; 0: keep the
                                rows of the last segment, as in training */
-    size_t     window;      /* when read: attention sees the last n times; 0: all. A segment
+    size_t     window;      /* when read: attention sees the last n time steps; 0: all. A segment
                                without an input state uses the window of its output
                                state */
     stx_memory *states;     /* c of each layer, (B,O) */
@@ -2799,7 +2799,7 @@ static int stx__sru_lm_check(stx_ctx *x, const stx_sru_lm_desc *d) {
     if (!(d->dropout >= 0 && d->dropout < 1))
         return stx__sru_lm_bad(x, "dropout", d->dropout, "at least 0 and below 1");
     if (!(d->io_dropout < 1))
-        return stx__sru_lm_bad(x, "io_dropout", d->io_dropout, "p < 1");
+        return stx__sru_lm_bad(x, "io_dropout", d->io_dropout, "less than 1");
     if (!(d->emb_dropout >= 0 && d->emb_dropout < 1))
         return stx__sru_lm_bad(x, "emb_dropout", d->emb_dropout, "at least 0 and below 1");
     if (d->tied && d->adapt_io)

@@ -878,8 +878,8 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
     (void)m;
     (void)join_lines;
     stx_fail(x, STX_ERR_ARG,
-             "%s: this build has no SentencePiece library (make SENTENCEPIECE=1); rebuild with it, "
-             "or encode the text with another program and use the ids (--tokens ids)",
+             "%s: this build has no SentencePiece library; rebuild with make SENTENCEPIECE=1, or "
+             "encode the text with another program and use the ids (--tokens ids)",
              path);
     return NULL;
 #endif

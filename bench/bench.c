@@ -731,7 +731,7 @@ static double span_of(int kind, size_t l, size_t h) {
     return h == 1 ? 0.3 : 0.04;
 }
 
-static void set_spans(stx_span *m, int kind) { /* equal in tokens for any largest span */
+static void set_spans(stx_span *m, int kind) { /* in tokens, independent of the maximum */
     size_t l, h;
     for (l = 0; l < m->desc.layers; l++)
         for (h = 0; h < m->desc.heads; h++)

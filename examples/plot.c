@@ -436,8 +436,8 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
                        "trainers' --log writes",
                        path);
     if (!drawn)
-        return tr_fail(err, TR_ERR, "%.300s: the log contains no training or evaluation yet",
-                       path);
+        return tr_fail(err, TR_ERR,
+                       "%.300s: the log contains no training or evaluation records yet", path);
     if (bad)
         fprintf(stderr, "plot: %.300s: skipped %zu damaged line%s, the first is line %zu\n", path,
                 bad, bad > 1 ? "s" : "", first_bad);
@@ -1310,9 +1310,10 @@ static int work(char **in, size_t n, char err[TR_ERR]) {
     int ok = 1;
     if (!n)
         return tr_fail(err, TR_ERR,
-                       "no log is given: plot run.jsonl -o run.svg draws run.jsonl; see --help");
+                       "no log is given: for example, plot run.jsonl -o run.svg; see --help");
     if (!opt.out)
-        return tr_fail(err, TR_ERR, "--out is missing: name the picture, such as -o run.svg");
+        return tr_fail(err, TR_ERR,
+                       "--out is missing: give the output file, for example -o run.svg");
     for (i = 0, k = 0; i < n; i++) k += strcmp(in[i], "-") == 0;
     if (k > 1) return tr_fail(err, TR_ERR, "standard input (-) can be given only once");
     ok = may_write(opt.out, in, n, err);

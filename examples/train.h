@@ -2236,7 +2236,7 @@ TR_DEF int tr_claim_from_user(const tr_claim *c, const char *option, const char 
     if (got == 0) return tr_refuse_claimed(option, path, pid, err, size);
     return tr_fail(err, size,
                    "--%s: the lock file %.700s belongs to another user and cannot be removed (%s): "
-                   "remove it if that user's run has ended, or name another output file",
+                   "if that user's run has ended, ask for its removal; or name another file",
                    option, c->path, strerror(why));
 }
 
@@ -3601,8 +3601,9 @@ struct tr_lm {
     int          share_pass;    /* the ranks that read the streams in tr_lm_pass.
                                    TR_PASS_RANK0: only rank 0; _SHARED: each rank reads a
                                    share; _EACH: each rank reads all */
-    int          whole_pass;    /* evaluation is never shared, because its random values
-                                   depend on the index of a stream. Set by make */
+    int          whole_pass;    /* 1: an evaluation is not divided among the ranks, because
+                                   its random values depend on the stream index. Set by
+                                   kind->make */
     void       **gathered;      /* (gathered_count) the states of all ranks' streams, while a
                                    checkpoint is written */
     size_t       gathered_count;
@@ -3702,7 +3703,8 @@ struct tr_lm {
     char        *prompt;        /* text of --prompt */
     size_t       prompt_len;
     tr_adopted   adopted;       /* result of tr_options_adopt */
-    tr_buf       sized;         /* as text: the options that the size of the text determined */
+    tr_buf       sized;         /* the options that were chosen for the size of the training
+                                   text, as text */
     tr_log       log;
     tr_term      term;
     tr_board     board;
@@ -6828,7 +6830,7 @@ TR_DEF int tr_lm_file_fits(tr_lm *t, const stx_file *f, const char *path) {
     for (i = 0; i < stx_file_count(f); i++) elements += stx_file_entry(f, i)->count;
     if (!params || params <= elements) return params > 0;
     return tr_fail(t->err, TR_ERR, "%.600s: its options describe a model of %zu parameters, but "
-                   "its tensors have only %zu elements: the file is damaged, use another copy",
+                   "its tensors have only %zu elements: the file is damaged; use another copy",
                    path, params, elements);
 }
 
@@ -6873,7 +6875,7 @@ TR_DEF int tr_lm_pack(tr_lm *t) {
     if (!stx_ok(t->x)) return tr_fail(t->err, TR_ERR, "--weights: %s", stx_error(t->x));
     if (t->packed) return 1;
     return tr_fail(t->err, TR_ERR,
-                   "--weights has no effect: the model has no matrix of %d x %d or more",
+                   "--weights has no effect: the model has no matrix of %d x %d or larger",
                    STX_PACK_MIN, STX_PACK_MIN);
 }
 

@@ -842,8 +842,8 @@ static int expand(tr_lm *t, const char *option, const char *text, size_t L, char
         int valid = tr_read_size(text + 4, &p) && p >= 1 && p <= L;
         if (valid && stx_par_rule(out, PATTERN, L, (size_t)p)) return 1;
         return tr_fail(t->err, TR_ERR,
-                       "--%s %.100s: expected par:P, where P, the number of blocks for each "
-                       "attention block, is from 2 to --nlayers %zu", option, text, L);
+                       "--%s %.100s: expected par:P (one attention block per P blocks) with P "
+                       "from 2 to %zu (--nlayers)", option, text, L);
     }
     if (stx_par_expand(out, PATTERN, text)) return 1;
     return tr_fail(t->err, TR_ERR,
@@ -1272,7 +1272,7 @@ static int save_gate_text(run *r, stx_writer *w) {
     return 1;
 }
 
-/* Saves the entries that train.h does not know: the gates, their optimiser, the
+/* Saves the entries that train.h does not save: the gates, their optimiser, the
    temperature and the gates' text. */
 static int save_more(tr_lm *t, stx_writer *w) {
     run *r = (run *)t;
@@ -1415,8 +1415,8 @@ static int latency_table(tr_lm *t, double cost[2]) {
         if (ok && cost[0] > 0 && cost[1] > 0) return 1;
     }
     return tr_fail(t->err, TR_ERR,
-                   "--latency-table %.100s: expected two times above 0, of an attention and a "
-                   "feed-forward, such as 1.25,0.8", text);
+                   "--latency-table %.100s: expected two positive times, of an attention and a "
+                   "feed-forward block, such as 1.25,0.8", text);
 }
 
 static void describe_blocks(stx_par_desc *d) {
@@ -1881,7 +1881,7 @@ static int check(tr_lm *t) {
     return *r->pattern ? check_fixed(t) : check_search(t);
 }
 
-/* Returns the number of steps per epoch, for the text that trains the weights. */
+/* Returns the number of steps per epoch of the text on which the weights are trained. */
 static uint64_t epoch(const tr_lm *t) {
     stx_batches_desc d;
     memset(&d, 0, sizeof d);

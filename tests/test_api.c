@@ -830,8 +830,8 @@ static void errors_of_attention_cache(void) {
     }
 }
 
-/* Queries in a qkv with keys in a kv, or in a range of rows of a kv: all these tensors
-   must be constants. */
+/* Attention with queries from qkv and keys and values from kv, or from a range of kv's
+   rows. Neither tensor may require a gradient, and the range must lie within kv. */
 static void errors_of_attention_ranges(void) {
     enum { QKV_GRADIENT, FIRST_ROW, ROWS, KV_GRADIENT, NO_ROWS, NO_KV, CASES };
 

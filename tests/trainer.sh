@@ -267,7 +267,7 @@ if [ "$(id -u)" -eq 0 ] && as_nobody shared --version && [ $rc -eq 0 ]; then
     rm shared/run.st.lock; (umask 077; : >shared/run.st.lock)
     as_nobody shared $theirs --steps 4
     check "a lock that cannot be read: $(tail -n 1 err)" [ $rc -eq 2 -a "$(grep -c \
-        'run.st.lock belongs to another user and cannot be removed (Permission denied): remove it' \
+        'run.st.lock belongs to another user and cannot be removed (Permission denied): if that' \
         err)" -eq 1 ]
     chmod 644 shared/run.st.lock; chmod 1777 shared
     as_nobody shared $theirs --steps 4
