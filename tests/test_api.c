@@ -837,11 +837,11 @@ static void errors_of_attention_ranges(void) {
 
     static const char *const says[CASES][2] = {
         {"kv with qkv", "requires no gradient"},
-        {"a range of the 5 rows", "4 rows starting at row 2"},
-        {"a range of the 5 rows", "6 rows starting at row 1"},
+        {"a range within the 5 rows", "4 rows starting at row 2"},
+        {"a range within the 5 rows", "6 rows starting at row 1"},
         {"kv_rows: expected a kv that requires no gradient", "stx_detach"},
-        {"kv_first, kv_rows: expected both 0", "got 1, 0"},
-        {"kv_first, kv_rows: expected both 0", "got 1, 4 without kv"}};
+        {"kv_first, kv_rows: expected both 0", "got 1 and 0"},
+        {"kv_first, kv_rows: expected both 0", "got 1 and 4 without kv"}};
     int i;
     for (i = 0; i < CASES; i++) {
         stx_attention_in in;

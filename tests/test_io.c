@@ -2190,7 +2190,7 @@ static void test_pieces_errors(void) {
     d.pieces = in_dir("list.vocab");
     CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
 #ifndef SEQTX_SENTENCEPIECE
-    ERROR(STX_ERR_ARG, "this build has no SentencePiece library; rebuild with make SENTENCEPIECE=1");
+    ERROR(STX_ERR_ARG, "no SentencePiece library; rebuild with make SENTENCEPIECE=1");
 #else
     ERROR(STX_ERR_FORMAT, "is not a SentencePiece model");
 #endif
