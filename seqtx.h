@@ -5751,8 +5751,9 @@ typedef struct stx__worker {
     stx__handle handle;
 } stx__worker;
 
-/* Returns whether this thread has been preempted in favour of another since the last
-   call with this count. Always returns 1 if the system does not report preemptions. */
+/* Returns whether another thread has preempted this one since the last call. *count
+   holds the number of preemptions at that call and is updated. Always returns 1 if the
+   system does not report preemptions. */
 static int stx__preempted(uint32_t *count) {
   #if defined(STX__PTHREADS) && defined(__linux__)
     struct rusage use;
@@ -5771,14 +5772,14 @@ typedef struct stx__pool {
     stx_part part; /* the loop body; valid while the loop is open or a thread is inside */
     const void *job;
     size_t n, chunk;          /* iterations in the loop and in a chunk */
-    int one_range;            /* all threads take chunks from the front of one range */
+    int one_range;            /* 1: all threads take chunks from the front of ranges[0] */
     uint32_t word, asleep, caller_asleep, quit;
     uint32_t busy;            /* see STX__BUSY */
-    uint32_t preemptions;     /* seen during or just before slow chunks */
-    stx__chunk_range *ranges; /* (threads), the caller's first */
+    uint32_t preemptions;     /* number seen during or just before slow chunks */
+    stx__chunk_range *ranges; /* (threads); ranges[0] is the caller's */
     stx__mutex mutex;
     stx__cond work, done;
-    size_t threads;           /* maximum per loop, including the caller */
+    size_t threads;           /* maximum number per loop, including the caller */
     size_t running;           /* threads started, excluding the caller */
     long process;             /* the process that started the threads */
     stx__worker *worker;      /* (threads) */
@@ -6194,14 +6195,13 @@ static void stx__make_scratch(stx_ctx *x) {
 
 // >>shares, sums, fill, axpy, copy
 
-/* Conventions for the loops of the simple kernels. The job of a loop is the kernel's
-   args struct or another struct with the kernel's parameters. For an operation op,
-   stx__op_n computes the formula in a plain loop over n elements or over one row.
-   stx__op_loop applies it to the elements or rows of a share. STX_LOOP compiles
-   stx__op_loop for each instruction set and defines stx__op_loop_run, which calls the
-   right version. Arrays that do not overlap are STX_RESTRICT parameters of stx__op_n,
-   because gcc honours restrict on parameters of inlined functions but not on local
-   pointers. */
+/* Conventions for the loops of the simple kernels. The job of a loop is the kernel's args
+   struct or another struct with the kernel's parameters. For an operation op, stx__op_n
+   computes the formula in a plain loop over n elements or over one row. stx__op_loop
+   applies it to the elements or rows of a share. STX_LOOP compiles stx__op_loop for each
+   instruction set and defines stx__op_loop_run, which calls the version for the
+   processor. Arrays that do not overlap are STX_RESTRICT parameters of stx__op_n, because
+   gcc honours restrict on parameters of inlined functions but not on local pointers. */
 
 /* Loops over elements are divided into blocks of this many elements. A share consists
    of whole blocks; the last block of the array may be shorter. */
@@ -6214,7 +6214,7 @@ static size_t stx__share_of(const stx_share *s, size_t n, size_t *first) {
     return STX_MIN(n, s->end * STX__BLOCK_ELEMENTS) - *first;
 }
 
-/* Runs a parallel loop over n elements. part must call stx__share_of. */
+/* Runs a parallel loop over n elements. `part` must call stx__share_of. */
 static void stx__for_elements(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job) {
     stx_parallel(x, (n + STX__BLOCK_ELEMENTS - 1) / STX__BLOCK_ELEMENTS, work, part, job);
 }
@@ -6530,8 +6530,8 @@ static void stx__shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const st
 
 // >>add, mul, scale
 
-/* Creates the result of an op, with the shape and precision of a. Returns NULL after an
-   error or if a is NULL. */
+/* Creates the result of an op, with the shape and precision of `a`. Returns NULL after
+   an error or if `a` is NULL. */
 static stx_tensor *stx__result_like(stx_ctx *x, const stx_tensor *a) {
     return stx_ok(x) && a ? stx__like(x, a) : NULL;
 }
@@ -6548,7 +6548,7 @@ static int stx__save(stx_ctx *x, stx__node *node, const void *save, size_t bytes
     return 1;
 }
 
-/* Returns whether b has the same shape as a or as the last dimensions of a. */
+/* Returns whether b has the same shape as `a` or as the last dimensions of `a`. */
 static int stx__repeats(const stx_tensor *a, const stx_tensor *b) {
     int i;
     if (b->ndim > a->ndim) return 0;
@@ -6642,7 +6642,7 @@ static void stx__scale_by_back(stx_ctx *x, stx__node *n) {
     r.f = n->in[0]->data;
     r.alpha = n->in[1]->data;
     r.dy = n->y->grad;
-    r.dalpha = stx__grad(x, n->in[1]);                  /* before df, in case a is s */
+    r.dalpha = stx__grad(x, n->in[1]);                  /* before df, in case `a` is s */
     r.df = stx__grad_fresh(x, n->in[0], &fresh);
     r.accumulate = !fresh;
     STX_RUN(x, stx_rezero_bwd, (x, &r));
@@ -6816,7 +6816,7 @@ typedef struct stx__act_job {
     int act;
 } stx__act_job;
 
-/* y = act(a). y and a may be the same array. Each activation has a separate loop, so
+/* y = act(a). y and `a` may be the same array. Each activation has a separate loop, so
    that the activation is not selected for each element. */
 STX_INNER void stx__act_n(int fma, stx_real *y, const stx_real *a, size_t n, int act) {
     size_t i;
@@ -6864,7 +6864,7 @@ STX_DEF void stx_act_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, i
     stx__for_elements(x, n, n, stx__act_loop_run, &j);
 }
 
-/* da (+)= dy act'(a), for an act that is a compile-time constant */
+/* da (+)= dy act'(a), where `act` is a compile-time constant */
 STX_INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const stx_real *y,
                                const stx_real *a, size_t n, int act, int accumulate) {
     size_t i;
@@ -6876,7 +6876,7 @@ STX_INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const 
             da[i] = stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
 }
 
-/* Computes da (+)= dy act'(a) for any act. da and dy may be the same array. */
+/* Computes da (+)= dy act'(a) for any activation. da and dy may be the same array. */
 STX_INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const stx_real *y,
                               const stx_real *a, size_t n, int act, int accumulate) {
     switch (act) {
@@ -7071,7 +7071,7 @@ typedef struct stx__mask {
     stx_real inv;
 } stx__mask;
 
-/* y (+)= a mask. Without accumulate, y and a may be the same array. */
+/* y (+)= a mask. Without accumulate, y and `a` may be the same array. */
 STX_INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n, stx__mask k,
                               uint64_t group, int accumulate) {
     stx_real m[128];
@@ -7463,9 +7463,9 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
 
 /* The kernel computes the gradient of s in ds or df and derives the other array from
    it. It can accumulate into one of the two arrays, but not into both. In addition, if
-   there is a bias, df must contain only the new gradient, because dbias is the row sum
-   of df. A gradient into which the kernel cannot accumulate is written to a separate
-   buffer, separate_f or separate_s, and added afterwards. */
+   there is a bias, df must contain only the new gradient, because dbias is the sum of
+   the rows of df. A gradient into which the kernel cannot accumulate is written to a
+   separate buffer, separate_f or separate_s, and added afterwards. */
 static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx_residual_norm_args a = *(const stx_residual_norm_args *)n->save;
     stx_tensor *h = n->in[0], *f = n->in[1], *bias = n->in[4];
@@ -7473,7 +7473,7 @@ static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx_real *dh, *df, *separate_f = NULL, *separate_s = NULL;
     int fresh_f, fresh_h;
 
-    /* f first: if h and f are the same tensor, df is fresh and dh is not */
+    /* df comes first: if h and f are the same tensor, df is fresh and dh is not */
     df = stx__grad_fresh(x, f, &fresh_f);
     a.dgain = stx__grad(x, n->in[2]);
     a.dshift = stx__grad(x, n->in[3]);
@@ -7595,8 +7595,8 @@ STX_INNER void stx__residual_norm_loop(int fma, const stx_share *s, const void *
 
 STX_LOOP(stx__residual_norm_loop)
 
-/* y = from mask / keep or, if accumulate is set, y += from mask / keep. The mask is
-   that of a's dropout. */
+/* Sets y to `from` mask / keep or, if accumulate is set, adds this to y. The mask is
+   the dropout mask that the fields of `a` determine. */
 static void stx__residual_dropout(stx_ctx *x, const stx_residual_norm_args *a, stx_real *y,
                                   const stx_real *from, int accumulate) {
     stx_dropout_args d;
@@ -7877,7 +7877,7 @@ STX_DEF void stx_embedding_bwd(stx_ctx *x, stx_real *dtable, const stx_real *dy,
 
 // >>shape
 
-/* Creates a tensor with the shape of a, except that it has C channels. */
+/* Creates a tensor with the shape of `a`, except that it has C channels. */
 static stx_tensor *stx__new_channels(stx_ctx *x, const stx_tensor *a, size_t C) {
     size_t dim[STX_MAX_DIM];
     memcpy(dim, a->dim, sizeof dim);
@@ -7885,9 +7885,9 @@ static stx_tensor *stx__new_channels(stx_ctx *x, const stx_tensor *a, size_t C) 
     return stx__tensor(x, STX__STEP_ACTIVATIONS, a->ndim, dim);
 }
 
-/* Concatenation over time (rows = B, wa = Ta C, wb = Tb C) and over channels (rows = N,
-   wa = Ca, wb = Cb) is the same copy: row r of y (rows, wa + wb) is row r of a (rows,
-   wa), followed by row r of b (rows, wb). */
+/* Concatenation over time (rows = B, wa = Ta C, wb = Tb C) and concatenation over
+   channels (rows = N, wa = Ca, wb = Cb) are the same copy operation: row r of y (rows,
+   wa + wb) is row r of a (rows, wa), followed by row r of b (rows, wb). */
 typedef struct stx__concat_save {
     size_t rows, wa, wb;
 } stx__concat_save;
@@ -7904,7 +7904,7 @@ static void stx__concat_back(stx_ctx *x, stx__node *n) {
     if (d) STX_RUN(x, stx_copy2d, (x, d, s->wb, dy, w, s->rows, s->wb, !fresh));
 }
 
-/* Fills the result y with the concatenation of a and b, which are treated as matrices
+/* Fills the result y with the concatenation of `a` and b, which are treated as matrices
    with `rows` rows. */
 static stx_tensor *stx__concat(stx_ctx *x, stx_tensor *y, stx_tensor *a, stx_tensor *b,
                                size_t rows) {
@@ -7945,12 +7945,12 @@ STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b
 }
 
 /* Logits can have padding columns (see "Padded logits" in >>adaptive input and output).
-   This op removes them: y (rows, w[0] + w[1]) consists of the first w[0] columns of a,
-   followed by the first w[1] columns of b unless b is NULL. The gradient of the removed
-   columns is 0. */
+   This op removes them: y (rows, w[0] + w[1]) consists of the first w[0] columns of
+   `a`, followed by the first w[1] columns of b unless b is NULL. The gradient of the
+   removed columns is 0. */
 typedef struct stx__join_columns_save {
     size_t w[2];
-    stx_real *zeros;    /* (widest padding); NULL if there is no padding */
+    stx_real *zeros;    /* one per column of the widest padding; NULL without padding */
 } stx__join_columns_save;
 
 static void stx__join_columns_back(stx_ctx *x, stx__node *n) {
@@ -8003,8 +8003,9 @@ static stx_tensor *stx__join_columns(stx_ctx *x, stx_tensor *a, size_t wa, stx_t
     return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-/* Slicing over time (rows = B, ld and w are multiples of C) and over channels (rows =
-   N) is the same copy: y (rows,w) = columns [at, at + w) of a (rows,ld). */
+/* Slicing over time (rows = B, ld and w are multiples of C) and slicing over channels
+   (rows = N) are the same copy operation: y (rows,w) = columns [at, at + w) of a
+   (rows,ld). */
 typedef struct stx__slice_save {
     size_t rows, ld, at, w;
 } stx__slice_save;
@@ -8017,8 +8018,8 @@ static void stx__slice_back(stx_ctx *x, stx__node *n) {
     STX_RUN(x, stx_copy2d, (x, d, s->ld, n->y->grad, s->w, s->rows, s->w, 1));
 }
 
-/* Fills the result y with columns of a, starting at column `at`. y and a are treated as
-   matrices with `rows` rows. */
+/* Fills the result y with columns of `a`, starting at column `at`. y and `a` are
+   treated as matrices with `rows` rows. */
 static stx_tensor *stx__slice(stx_ctx *x, stx_tensor *y, stx_tensor *a, size_t rows, size_t at) {
     stx__slice_save s;
     stx__node *node;
@@ -8053,7 +8054,7 @@ STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, siz
     return stx__slice(x, stx__new_channels(x, a, c1 - c0), a, stx__rows(a), c0);
 }
 
-/* Creates a tensor that shares the memory of a and has no gradient. */
+/* Creates a tensor that shares the memory of `a` and has no gradient. */
 static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     stx_tensor *y = (stx_tensor *)stx__arena_alloc(x, &x->mem.step, sizeof *y);
     if (!y) return NULL;
@@ -8066,9 +8067,9 @@ static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
 }
 
 /* Called for y, a view of `a` that starts at element `at`. If `a` is a parameter or a
-   view of one and has a gradient, makes y's gradient a view of the corresponding part of
-   a's gradient and returns 1. Ops then add to this part directly, and y needs no node.
-   Otherwise, returns 0. */
+   view of one and has a gradient, makes y's gradient a view of the corresponding part
+   of the gradient of `a` and returns 1. Ops then add to this part directly, and y needs
+   no node. Otherwise, returns 0. */
 static int stx__view_of_param(const stx_ctx *x, stx_tensor *y, const stx_tensor *a, size_t at) {
     if (!x->tape.recording || !stx__has_param_grad(a) || !a->needs_grad || !a->grad) return 0;
     y->view_of = a->view_of ? a->view_of : a;
@@ -8105,7 +8106,7 @@ STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1,
     return y;
 }
 
-/* n->save is the index in a of the view's first element. */
+/* n->save points to the index in `a` of the view's first element. */
 static void stx__view_rows_back(stx_ctx *x, stx__node *n) {
     const size_t at = *(const size_t *)n->save;
     stx_real *d = stx__grad(x, n->in[0]);
@@ -8248,8 +8249,8 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
     return g;
 }
 
-/* Parameters of a micro-kernel. A call computes one tile, C (h,NR) = a b, or C += a b if
-   add is set, with 1 <= h <= MR.
+/* Parameters of a micro-kernel. A call computes one tile, C (h,NR) = op(A) op(B), or
+   C += op(A) op(B) if `add` is set, with 1 <= h <= MR.
        steps   number of steps, each over one unit of k
        av      op(A): the unit of row i and step k is at av[i rs + k ks]. With KR = 32
                and A^T, this is only true for k % 16 = 0; the 16 units from there are
@@ -8259,11 +8260,10 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
   size_t h, size_t steps, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, \
       stx_real *c, size_t ldc, int add
 
-/* A micro-kernel and the functions that accompany it on its instruction set. The
-   functions after `run` are NULL if they are not needed or if the portable version is
-   used. */
+/* A micro-kernel and related functions for the same instruction set. The functions
+   after `run` are NULL if they are not needed or if the portable version is used. */
 typedef struct stx__micro {
-    const char *name;   /* for stx_backend */
+    const char *name;   /* the name that stx_backend returns */
     size_t mr, nr, kr;  /* MR <= STX__MR_MAX, NR <= STX__NR_MAX, KR */
     void (*run)(STX__MICRO_PARAMS);
 
@@ -8283,7 +8283,7 @@ typedef struct stx__micro {
     void (*pack_strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k,
                         size_t n);
 
-    /* runs the path STX__GEMM_SKINNY; NULL if there is none */
+    /* runs the path STX__GEMM_SKINNY; NULL if this path is not available */
     void (*skinny)(const stx_gemm_args *g, stx_real *scratch);
 } stx__micro;
 
@@ -8434,8 +8434,8 @@ STX_EACH_ISA(stx__pair_rows, (uint32_t * to, const stx_real *r0, const stx_real 
 
 /* Portable bf16 micro-kernel, 4 x 16. Splits each unit into two floats and multiplies
    these. The results equal those of bf16 instructions, except for the order and
-   rounding of sums and for denormals. The kernel is slower than f32; it exists so that
-   bf16 has the same meaning on every machine. */
+   rounding of sums and for denormals. This kernel is slower than the f32 kernel; it
+   exists so that bf16 has the same meaning on every machine. */
 STX_INNER void stx__micro_pairs(int fma, STX__MICRO_PARAMS) {
     stx_real s[4][16];
     size_t k, i, j;
@@ -8510,8 +8510,9 @@ static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
    ahead. */
 enum { STX__PACK_AHEAD = 8 };
 
-/* Transposes one strip of B, with op(B) = B^T: B (n,k) with n <= NR -> (k,NR), padded
-   with zeros. Moves whole units: in bf16, k counts units and B consists of units. */
+/* Transposes one strip of B for op(B) = B^T: B (n,k), with n <= NR, becomes (k,NR),
+   padded with zeros. Moves whole units: in bf16, k counts units and B consists of
+   units. */
 static void stx__transpose(stx_real *to, size_t nr, const stx_real *B, size_t ldb, size_t n,
                            size_t k) {
     size_t p, j;
@@ -8623,8 +8624,8 @@ static void stx__pack_at(const stx__micro *mk, stx_real *to, const stx_real *A, 
     }
 }
 
-/* Packs op(A) in f32: A^T into strips. A is used in place or, if copy is set, copied to
-   contiguous rows. */
+/* Packs op(A) in f32. A^T is packed into strips. A is used in place or, if `copy` is
+   set, copied to contiguous rows. */
 static stx__a_block stx__pack_a_f32(const stx__micro *mk, stx_real *to, const stx_real *A,
                                     size_t lda, int ta, size_t m, size_t k, int copy) {
     const size_t row = ta || copy ? k : lda;
@@ -8686,8 +8687,8 @@ static stx__a_block stx__pack_at_bf16(const stx__micro *mk, stx_real *to, const 
     return a;
 }
 
-/* Packs op(A) = A^T in bf16 with KR = 32 (AMX), with A (k,m): [m/32][k/32] tiles of 32
-   rows of 16 units. Packs each tile as 16 rows of 32 units and then transposes it. */
+/* Packs op(A) = A^T in bf16 with KR = 32 (AMX), with A (k,m), into [m/32][k/32] tiles of
+   32 rows of 16 units. Packs each tile as 16 rows of 32 units and then transposes it. */
 static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const stx_real *A,
                                        size_t lda, size_t m, size_t k) {
     const size_t padded = stx__round_up(k, 32);
@@ -8797,7 +8798,7 @@ typedef struct stx__blocked {
     const stx_gemm_args *g;
     const stx_real *packed_b;
     int copy_a;
-    int scale_tile;     /* alpha is applied to results; bf16 units cannot be scaled */
+    int scale_tile;     /* 1: scales result tiles by alpha, because op(B) is in bf16 */
     size_t mc_max, nc_max, kc_max, group;
 
     size_t jc, nc;              /* columns of C: jc .. jc + nc - 1 */
@@ -9110,7 +9111,7 @@ static void stx__gemm_transposed(const stx__gemm_part *p) {
    stx__gemm_plan_of try them. A gain of 1.4 means 1.4 times the speed of BLOCKED,
    unless stated otherwise; the measurements are in docs/speed.md. */
 typedef enum stx__gemm_path {
-    /* SEQTX_CBLAS is defined: another library computes the matmul. */
+    /* Used if SEQTX_CBLAS is defined: an external BLAS computes the matmul. */
     STX__GEMM_CBLAS,
 
     /* Used if M <= STX__GEMV_ROWS (generation), if K or alpha is 0, or if there is no
@@ -9139,7 +9140,7 @@ typedef enum stx__gemm_path {
        Gain: 1.02 to 1.10 if op(B) is read from memory, 1.32 in a batch. */
     STX__GEMM_SHARED_B,
 
-    /* All other matmuls: each part packs what it needs. */
+    /* Used for all other matmuls. Each part packs the operands that it needs. */
     STX__GEMM_BLOCKED
 } stx__gemm_path;
 
@@ -9505,9 +9506,10 @@ static void stx__gemm_run(stx_ctx *x, stx__gemm_job *j) {
     }
 }
 
-/* Computes stx_gemm and applies an epilogue to C unless it is NULL. If all matmuls of a
-   batch are added to the same C (sc = 0, for weight gradients), they run one after
-   another, so that the number of threads does not affect the order of the additions. */
+/* Computes stx_gemm and, unless `epilogue` is NULL, applies the epilogue to C. If all
+   matmuls of a batch are added to the same C (sc = 0, for weight gradients), they run
+   one after another, so that the number of threads does not affect the order of the
+   additions. */
 static void stx__gemm_fused(stx_ctx *x, const stx_gemm_args *g, const stx__epilogue *epilogue) {
     stx_gemm_args one = *g;
     stx__gemm_job j;
@@ -9903,7 +9905,7 @@ STX__INLINE_FOR("avx512f")
 void stx__skinny_step(size_t i, __m512 (*s)[4], const float *const *r, size_t rs, const __m512 *b,
                       __mmask16 mask) {
     __m512 a = _mm512_maskz_loadu_ps(mask, r[i / 3] + i % 3 * rs);
-    /* without this, gcc reloads a for each multiplication, which is slower */
+    /* without this, gcc reloads `a` for each multiplication, which is slower */
     __asm__("" : "+v"(a));
     s[i][0] = _mm512_fmadd_ps(a, b[0], s[i][0]);
     s[i][1] = _mm512_fmadd_ps(a, b[1], s[i][1]);
@@ -10016,8 +10018,8 @@ STX__INLINE_FOR("avx512f") void stx__skinny_avx512_rows(size_t n, STX__SKINNY_PA
     }
 }
 
-/* Computes tiles of n rows, with a constant n. Tables of these functions start with n =
-   4. */
+/* A function that computes tiles of n rows, for a constant n. Tables of these functions
+   start with n = 4. */
 typedef void (*stx__skinny_tile)(STX__SKINNY_PARAMS);
   #define STX__SKINNY_F32(n) \
     STX__AVX512 static void stx__skinny_avx512_##n(STX__SKINNY_PARAMS) { \
@@ -10645,11 +10647,11 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 
 // >>gemm: packed weights
 
-/* GEMV with the weights of stx_params_pack: C = alpha A op(B) + beta C, where op(B) is
-   a part of a matrix of packed weights. This reads 2 (bf16) or 1.125 (int8) bytes per
-   weight. Sums are added in the same order as in stx__gemv, so the result is
-   bit-identical to that of stx__gemv with the rounded weights, unless the compiler
-   contracts floating-point expressions (gcc without -std=c99). */
+/* GEMV with weights from stx_params_pack: C = alpha A op(B) + beta C, where B is a part
+   of a packed weight matrix. This reads 2 (bf16) or 1.125 (int8) bytes per weight. Sums
+   are added in the same order as in stx__gemv, so the result is bit-identical to that
+   of stx__gemv with the rounded weights, unless the compiler contracts floating-point
+   expressions (gcc without -std=c99). */
 
 static size_t stx__int8_groups(size_t C) {
     return (C + STX__INT8_GROUP - 1) / STX__INT8_GROUP;
@@ -11123,7 +11125,7 @@ typedef struct stx__matmul_save {
     size_t sb;      /* stride of the matrices of b; 0: the batch shares one b */
 } stx__matmul_save;
 
-/* Computes the gradient of a: d op(A) = dY op(B)^T, transposed if op transposes A. */
+/* Computes the gradient of `a`: d op(A) = dY op(B)^T, transposed if op transposes A. */
 static void stx__matmul_back_a(stx_ctx *x, const stx__node *n, stx_real *da, int accumulate) {
     const stx__matmul_save *s = (const stx__matmul_save *)n->save;
     const stx_real *b = n->in[1]->data, *dy = n->y->grad;
@@ -11141,8 +11143,8 @@ static void stx__matmul_back_a(stx_ctx *x, const stx__node *n, stx_real *da, int
 }
 
 /* Computes the gradient of b: d op(B) = op(A)^T dY, transposed if op transposes B. If
-   the batch shares one B, the gradients from its matrices are added one after
-   another. */
+   the batch shares one B, the contributions of the matrices of the batch are added one
+   after another. */
 static void stx__matmul_back_b(stx_ctx *x, const stx__node *n, stx_real *db, int accumulate) {
     const stx__matmul_save *s = (const stx__matmul_save *)n->save;
     const size_t M = s->M, N = s->N, K = s->K, calls = s->sb ? 1 : s->batch;
@@ -11225,7 +11227,7 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
 // >>linear
 
 typedef struct stx__linear_save {
-    stx_real *pre;      /* in W^T + b, the input of GELU; NULL for other activations */
+    stx_real *pre;      /* `in` W^T + b, the input of GELU; NULL for other activations */
     int act;
 } stx__linear_save;
 
@@ -11557,7 +11559,8 @@ static stx_tensor *stx__linear_cached(stx_ctx *x, const stx__linear_cached_save 
     return y;
 }
 
-/* Checks the data and, for B > 1 streams, the stride of cached rows of width Ci. */
+/* Checks that cached rows of width Ci have data and, for B > 1 streams, a sufficient
+   stride. */
 static int stx__cached_rows_ok(stx_ctx *x, const char *op, int part, const stx_cached_rows *rows,
                                size_t B, size_t Ci) {
     if (!rows->data) {
@@ -12189,11 +12192,11 @@ STX_DEF void stx_add_means_bwd(stx_ctx *x, const stx_means_args *m) {
    weight 1 / divisor. */
 typedef struct stx__token_loss_save {
     stx_token_loss_args args;
-    int inplace;    /* backward may write the gradient over the logits */
+    int inplace;    /* 1: backward may overwrite the logits with their gradient */
 } stx__token_loss_save;
 
-/* Returns nonzero if the gradient of a may overwrite a's elements, because the op that
-   created a does not need them in the backward pass. */
+/* Returns nonzero if the gradient of `a` may overwrite the elements of `a`, because the
+   op that created `a` does not need them in the backward pass. */
 static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
     const stx__node *n;
     for (n = x->tape.last; n && n->y != a; n = n->prev) {
@@ -12641,8 +12644,8 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 
 enum { STX__MAX_HEADS = 256 }; /* length of stx_attention_args.head_group */
 
-/* Sets an error and returns 0 if cond is false. For functions that return 1 on
-   success. */
+/* For functions that return 1 on success: sets an error and returns 0 if cond is
+   false. */
 #define STX__CHECK(x, cond, code, ...) \
   do { \
     if (!(cond)) { \
@@ -12661,8 +12664,9 @@ static size_t stx__head_index(const stx_attention_args *a, size_t h) {
     return a->groups > 1 ? a->head_index[h] : h;
 }
 
-/* The bits of stx_attention_args.overwrite select the gradients that the backward
-   kernel overwrites; it adds to the others. */
+/* Each bit of stx_attention_args.overwrite selects gradients that the backward kernel
+   overwrites; it adds to the others. stx__overwrite_cached returns the bit for the
+   cached rows of a group. */
 static int stx__overwrite_cached(size_t group) {
     return STX_OVERWRITE_CACHED << group;
 }
@@ -12783,9 +12787,9 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
     stx__step_release(x, mark);
 }
 
-/* Indices of the op's inputs on the tape. K is NULL if q also contains the keys and
-   values (qkv). V is NULL if k also contains the values (kv). CACHED is the first of
-   STX_HEAD_GROUPS inputs. */
+/* Indices of the op's inputs on the tape. The input K is NULL if q also contains the
+   keys and values (qkv), and V is NULL if k also contains the values (kv). CACHED is
+   the first of STX_HEAD_GROUPS inputs. */
 enum {
     STX__ATTN_Q,
     STX__ATTN_K,
@@ -13490,10 +13494,10 @@ enum {
     STX__LDK = STX__BK + STX__STAGGER    /* row stride of dk_t and dv_t */
 };
 
-/* At distances beyond e = ceil(z max_span) + ceil(ramp), m is 0, because (1 - delta + z
-   max_span) / ramp <= -1. e is increased by 1 part in 2^22 to allow for the rounding
-   errors of the kernels: integers above 2^24 are rounded by at most 1 part in 2^24, and
-   the rest covers the few other rounding errors in m. */
+/* Computes a distance e beyond which m is 0. For e = ceil(z max_span) + ceil(ramp), this
+   is true because (1 - delta + z max_span) / ramp <= -1. e is increased by 1 part in 2^22
+   to allow for the rounding errors of the kernels: integers above 2^24 are rounded by at
+   most 1 part in 2^24, and the rest covers the few other rounding errors in m. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
     STX__FP_SCOPE;
     double e = ceil(z * max_span) + ceil(ramp);
@@ -13511,7 +13515,7 @@ static int stx__attn_norm_has_masked(const stx_attention_args *a) {
     return a->eps > 0 || a->no_renorm;
 }
 
-/* The largest distance that the loops visit for head h. It is one more than
+/* Returns the largest distance that the loops visit for head h. This is one more than
    stx_attention_reach, because the first key with m = 0 also contributes to
    dspan_fraction. */
 static size_t stx__attn_farthest(const stx_attention_args *a, size_t h) {
@@ -13529,7 +13533,7 @@ typedef struct stx__attn {
     const stx_ctx *x;
     const stx__micro *mk;
     size_t    per_word;          /* elements per word of a packed operand: 1, or 2 for bf16 */
-    size_t    Dk, Dp;            /* D rounded up to a multiple of KR, and of NR */
+    size_t    Dk, Dp;            /* Dk: D rounded up to a multiple of KR; Dp: of NR */
     size_t    order[STX__MAX_HEADS];    /* heads, sorted by `farthest`, largest first */
     size_t    farthest[STX__MAX_HEADS]; /* stx__attn_farthest of head order[i] */
     size_t    tables;            /* number of pe tables: 0, 1 shared by all heads, or H */
@@ -13555,10 +13559,10 @@ typedef struct stx__attn_scratch {
     stx_real *s, *g;             /* (BQ,LDS) with margins. s: scores, then weights; also
                                     BK rows of NR for transposes. g: dy . v, then ds */
     void     *half;              /* bf16: operand (BQ,LDS) with margins: weights, or ds */
-    uint32_t *s_pairs, *g_pairs; /* bf16, backward: (BQ/2,LDS) pairs of rows of s and g, */
-    uint32_t *skewed_pairs;      /* and pairs of rows of g, skewed */
+    uint32_t *s_pairs, *g_pairs; /* bf16, backward: (BQ/2,LDS) pairs of rows of s and g */
+    uint32_t *skewed_pairs;      /* bf16, backward: pairs of rows of g, skewed */
     stx_real *k_columns;         /* words (BK/NR,Dk/per_word,NR): keys, packed as columns */
-    stx_real *v_columns;         /* the same for values; backward only */
+    stx_real *v_columns;         /* like k_columns, but for values; backward only */
     stx_real *rows;              /* words (Dp/NR,BK/per_word,NR): values (forward) or keys
                                     (backward), packed as rows */
     stx_real *dk_t, *dv_t;       /* (D,LDK): gradients of the keys and values of the tile */
@@ -13591,7 +13595,7 @@ typedef struct stx__attn_tile {
     size_t    bk;                /* number of keys, a multiple of KEY_ALIGN. No query sees
                                     keys past the last real one */
     size_t    clear_bk;          /* value of bk for which the margins of g are zero, or 0 */
-    int       persistent;        /* nonzero: the keys are persistent vectors j0 .. */
+    int       persistent;        /* 1: the keys are persistent vectors, from vector j0 */
     const int32_t *pad;          /* (S): padding flags of batch row b, or NULL */
     ptrdiff_t live0, live1;      /* the keys that exist are in columns [live0,live1) */
     int       holes;             /* nonzero if some keys in that range are padded */
@@ -13723,10 +13727,11 @@ static void stx__attn_operand(const stx__attn *A, void *to, size_t ld, const stx
         }
 }
 
-/* Transposes `from` (n,cols), with a row stride of ldf and n <= BQ, into columns at ..
-   at+n-1 of an operand (cols,ld), and sets the columns after them to zero up to the next
-   multiple of 32. Each step transposes NR words of every column. In bf16, each element is
-   first paired with its neighbour in the next row, so that whole words are moved. */
+/* Transposes `from` (n,cols), with a row stride of ldf and n <= BQ, into columns
+   [at,at+n) of an operand (cols,ld), and sets the columns after them to zero up to the
+   next multiple of 32. Each step transposes NR words of every column. In bf16, each
+   element is first paired with its neighbour in the next row, so that whole words are
+   moved. */
 static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t at,
                                 const stx_real *from, size_t ldf, size_t n, size_t cols) {
     const stx__micro *mk = A->mk;
@@ -13795,7 +13800,7 @@ static void stx__attn_pack_pe(stx_ctx *x, const stx__attn *A, int backward) {
         stx_parallel(x, A->tables * (A->Dp / A->mk->nr), work, stx__attn_pe_rows_part, A);
 }
 
-/* Computes m of head h, with the operations in the order of the authors' code. */
+/* Returns m for head h. The operations are in the same order as in the authors' code. */
 static stx__attn_mask stx__attn_mask_of(const stx_attention_args *a, size_t h,
                                         stx_real *m_by_distance) {
     stx__attn_mask k;
