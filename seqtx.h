@@ -14504,16 +14504,16 @@ typedef struct stx__attn_few {
     const int32_t   *pad;            /* (S), or NULL */
     const stx_real  *query;          /* (D) */
     ptrdiff_t        i;              /* position of the query */
-    ptrdiff_t        edge[4];        /* visited keys: zero keys in [edge[0],edge[1]),
+    ptrdiff_t        edge[4];        /* visited keys: zero vectors in [edge[0],edge[1]),
                                         cached keys up to edge[2], then keys of the block
                                         up to edge[3] */
     stx_real        *q, *qv, *out;   /* (D): scale (query + content_bias), scale (query +
                                         position_bias), output */
-    stx_real        *s;              /* scores, then weights, of keys edge[0] .. */
+    stx_real        *s;              /* scores, later weights, of keys edge[0] .. edge[3]-1 */
     stx_real         state[3];       /* max, sum m e^(s - max), sum e^(s - max) */
 } stx__attn_few;
 
-/* Returns the number of elements of the scratch: q, qv, out, s and m_by_distance. */
+/* Returns the scratch size in elements, for q, qv, out, s and m_by_distance. */
 static size_t stx__attn_few_reals(const stx__attn *A) {
     const stx_attention_args *a = A->a;
     return stx__round_up(3 * a->D + (a->S + a->span + a->N) + (a->span + 1), 16);
@@ -14548,8 +14548,8 @@ static void stx__attn_few_open(stx_ctx *x, const stx__attn *A, stx_real *scratch
     }
 }
 
-/* Sets f->edge to the keys to visit, without keys with m = 0 and without padded keys at
-   either end. Returns the number of keys. */
+/* Sets f->edge to the range of keys to visit, which excludes keys with m = 0 and padded
+   keys at either end. Returns the number of keys in the range. */
 static size_t stx__attn_few_range(stx__attn_few *f, size_t i0) {
     const stx_attention_args *a = f->plan->a;
     ptrdiff_t from, to;
@@ -14566,8 +14566,8 @@ static size_t stx__attn_few_range(stx__attn_few *f, size_t i0) {
     return (size_t)(to - from);
 }
 
-/* Computes the scores of keys [from,to). k is the row of the first one, or NULL for
-   zero keys. */
+/* Computes the scores of keys [from,to). k points to the first of these keys, or is
+   NULL if they are zero vectors. */
 static void stx__attn_few_scores(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to, const stx_real *k,
                                  size_t ldk) {
     const stx_attention_args *a = f->plan->a;
@@ -14584,7 +14584,7 @@ static void stx__attn_few_scores(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to,
              (s + none, f->q, f->qv, k ? k + none * ldk : NULL, ldk, pe, ldp, n - none, D));
 }
 
-/* Adds weights times values of keys [from,to) to `out`, one run of unpadded keys at a
+/* Adds the weighted values of keys [from,to) to f->out, one run of unpadded keys at a
    time. */
 static void stx__attn_few_values(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to, size_t ldv) {
     const size_t D = f->plan->a->D;
@@ -14640,7 +14640,7 @@ static void stx__attn_few_persistent(stx__attn_few *f) {
              (f->out, f->s, a->persistent_v + at, D, N, D, (stx_real)sqrt((double)N)));
 }
 
-/* Computes y, row_max and inv_sum of query i0 of head h of batch row b. */
+/* Computes y, row_max and inv_sum for query i0 in head h of batch row b. */
 static void stx__attn_few_query(stx_ctx *x, const stx__attn *A, stx_real *scratch, size_t b,
                                 size_t h, size_t i0) {
     const stx_attention_args *a = A->a;
@@ -14660,8 +14660,8 @@ static void stx__attn_few_query(stx_ctx *x, const stx__attn *A, stx_real *scratc
 
 // >>attention: units and work
 
-/* A work unit: queries i0 .. i0+n-1 of head h of batch row b. In the backward pass, it
-   consists of all queries and of keys first .. end-1, and is computed by `owner`.
+/* A work unit: queries i0 .. i0+n-1 in head h of batch row b. In the backward pass, a
+   unit consists of all queries and of keys first .. end-1, and is computed by `owner`.
    `part` is -1 for the first unit of a head. Other units of the head have the same
    queries, so each has a separate dq buffer with the index `part`. */
 typedef struct stx__attn_unit {
@@ -14670,9 +14670,9 @@ typedef struct stx__attn_unit {
     int       owner, part;
 } stx__attn_unit;
 
-/* The units of a call, and its buffers in `work`. An owner is a list of units that one
-   thread computes in sequence. The number of owners depends only on the number of
-   threads of the context, so that sums have a fixed order. */
+/* The units of a call, and its buffers in the `work` memory. An owner is a list of
+   units that one thread computes in sequence. The number of owners depends only on the
+   number of threads of the context, so that sums have a fixed order. */
 typedef struct stx__attn_work {
     stx__attn_unit *unit;
     size_t    count;                 /* number of units */
@@ -14687,7 +14687,7 @@ typedef struct stx__attn_work {
     stx_real *dcontent_bias;         /* per unit: (D) */
     stx_real *dposition_bias;        /* per unit: (D) */
     stx_real *dspan;                 /* per unit: one value */
-    stx_real *part;                  /* per part: dq, (T,D) */
+    stx_real *part;                  /* per part index: dq, (T,D) */
     double   *load;                  /* per owner: cost of its units so far */
     size_t    bytes;                 /* total size of `work` */
 } stx__attn_work;
@@ -14740,12 +14740,12 @@ static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backwa
 }
 
 /* Divides the call into units, in the order of the heads in A->order. In the forward
-   pass, a unit is a group of queries. In the backward pass, it consists of all queries
-   of a head and all of its keys, or a range of them if the head costs more than half of
-   a thread's share. With w->unit = NULL, only counts the units. */
+   pass, a unit is a group of queries. In the backward pass, a unit consists of all
+   queries of a head and of all its keys, or of a range of its keys if the head costs
+   more than half of a thread's share. With w->unit = NULL, only counts the units. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int backward, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
-    const size_t half = STX__BQ / 2; /* the queries of a unit are a multiple of this */
+    const size_t half = STX__BQ / 2; /* a unit's number of queries is a multiple of this */
     const size_t half_tiles = STX_MAX(stx__attn_count(a->T, half), 1);
     const size_t most_halves = STX__GROUP / half;
     double total = 0;
@@ -14794,8 +14794,9 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *b
         w->dpe_size = a->dpe ? A->tables * a->D * w->ldpe : 0;
         A->pe_packed_rows =
             (stx_real *)stx__cut(&c, A->tables * A->Dp * A->pe_rows / A->per_word * real);
-        /* two per thread, so that a thread that starts late still finds work. With more
-           than 16 threads, one per thread, because every owner has its own copy of dpe */
+        /* two owners per thread, so that a thread that starts late still finds work.
+           With more than 16 threads, one per thread, because every owner has a separate
+           copy of dpe */
         w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;
         w->dpe = (stx_real *)stx__cut(&c, w->owners * w->dpe_size * real);
         w->dpk = (stx_real *)stx__cut(&c, w->owners * w->dpk_size * real);
@@ -14888,8 +14889,8 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: backward
 
-/* Gradients for one query, derived line by line from the forward pass. w_j =
-   e^(s_j - row_max) inv_sum is recomputed tile by tile, and a_j = m_j w_j.
+/* Gradients for one query, derived line by line from the forward pass.
+   w_j = e^(s_j - row_max) inv_sum is recomputed tile by tile, and a_j = m_j w_j.
 
        y = sum_j r_j a_j v_j
            dv_j += r_j a_j dy
@@ -14909,19 +14910,19 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
        m_j = clamp((span_fraction max_span + ramp + 1 - delta) / ramp, 0, 1)
            dspan_fraction += max_span / ramp sum_j dm_j over 0 <= m <= 1 before clamping
 
-   dv, dk and dpe are computed in transposed form, (D, keys), so that s and g are the
-   right operands of the matmuls as they are stored. No locks are needed: units never
-   share keys, and they share queries only if their head is divided. Gradients to which
-   several units contribute (those of pe, the biases, span_fraction, the persistent
-   vectors and the queries of a divided head) are first summed per owner or per unit in
-   `work`, and then added up in a fixed order. */
+   dv, dk and dpe are computed in transposed form, (D, keys), so that s and g can be
+   right operands of the matmuls in their stored layout. No locks are needed: units
+   never share keys, and they share queries only if their head is divided. Gradients to
+   which several units contribute (the gradients of pe, the biases, span_fraction, the
+   persistent vectors and the queries of a divided head) are first summed per owner or
+   per unit in `work`, and then added up in a fixed order. */
 
-/* Parameters of stx__attn_soft_bwd for one row of n keys of a tile. */
+/* Parameters of stx__attn_soft_bwd for one row of a tile, which has n keys. */
 typedef struct stx__attn_row {
     size_t n, m_count;               /* the first m_count keys have m < 1 */
     size_t begin, end;               /* columns [begin,end) affect dspan_fraction */
     stx_real row_max, inv_sum;
-    stx_real dot, eps_dot;           /* dot = dy . y, and eps dot; with no_renorm, 0 and dot */
+    stx_real dot, eps_dot;           /* dot = dy . y, and eps * dot; with no_renorm, 0 and dot */
 } stx__attn_row;
 
 /* Replaces g = dy . v with ds, and s with r a:
@@ -14929,7 +14930,7 @@ typedef struct stx__attn_row {
            ds = a (r g - dot) - eps_dot w,  dspan += w (r g - dot)
 
    m_by_distance holds m for the first m_count columns; the others have m = 1. factors
-   (n) is r, or NULL. */
+   (n) holds r, or is NULL if r = 1. */
 STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g,
                                   const stx_real *STX_RESTRICT m_by_distance,
                                   const stx_real *STX_RESTRICT factors, const stx__attn_row *row,
@@ -14967,8 +14968,8 @@ STX_EACH_ISA(stx__attn_soft_bwd,
               const stx__attn_row *row, stx_real *dspan),
              s, g, m_by_distance, factors, row, dspan)
 
-/* Replaces row r of s and g, which hold scores and dy . v, with weights and ds in the
-   columns that the query sees. */
+/* Row r of s and g holds the scores and dy . v. Replaces them with weights and ds in
+   the columns that the query sees. */
 static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real row_max,
                               stx_real inv_sum, stx_real *dspan) {
     const stx_attention_args *a = t->plan->a;
@@ -14993,8 +14994,8 @@ static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real 
              (s + lo, g + lo, t->mask.m_by_distance + STX_MIN(at, count), factors, &row, dspan));
 }
 
-/* In bf16, converts ds to `half` and forms pairs of rows r and r+1 of s and of g. In
-   the pairs for pe, row r+1 is one column ahead. */
+/* With bf16, converts ds to `half` and forms pairs of rows r and r+1 of s and of g. In
+   the pairs for pe, row r+1 is one column ahead of row r. */
 static void stx__attn_bwd_pairs(stx_ctx *x, stx__attn_tile *t, size_t rows) {
     const stx__attn *A = t->plan;
     size_t r;
@@ -15011,8 +15012,8 @@ static void stx__attn_bwd_pairs(stx_ctx *x, stx__attn_tile *t, size_t rows) {
     }
 }
 
-/* Replaces s and g of the tile with weights and ds, which are zero where a query sees
-   no key. row_max and inv_sum start at the tile's first query. */
+/* Replaces s and g of the tile with weights and ds, or with zeros where a query sees no
+   key. row_max and inv_sum point to the values of the tile's first query. */
 static void stx__attn_bwd_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *row_max,
                               const stx_real *inv_sum, stx_real *dspan) {
     const size_t rows = stx__round_up(t->nb, t->plan->mk->kr > 1 ? 32 : 1);
@@ -15033,9 +15034,10 @@ static void stx__attn_bwd_weights(stx_ctx *x, stx__attn_tile *t, const stx_real 
     if (t->plan->per_word == 2) stx__attn_bwd_pairs(x, t, rows);
 }
 
-/* Computes dk_t[d][c] += sum_r q_t[d][r] ds[r][c], or dv_t[d][c] += sum_r dy_t[d][r] (r
-   a)[r][c], over the tile's queries. `transposed` is an operand (D,ldt), `weights` is
-   (BQ,LDS), `pairs` holds pairs of its rows for bf16, and `to` is (D,LDK). */
+/* Computes to[d][c] += sum_r transposed[d][r] weights[r][c] over the tile's queries.
+   `to` is dk_t if `transposed` is q_t and `weights` is ds, or dv_t if they are dy_t and
+   r a. `transposed` is an operand (D,ldt), `weights` is (BQ,LDS), `pairs` holds pairs
+   of its rows for bf16, and `to` is (D,LDK). */
 static void stx__attn_sum_queries(const stx__attn_tile *t, const void *transposed,
                                   const stx_real *weights, const uint32_t *pairs, stx_real *to) {
     const stx__attn *A = t->plan;
@@ -15124,7 +15126,7 @@ STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_r
 STX_EACH_ISA(stx__row_dot, (stx_real * s, const stx_real *a, const stx_real *b, size_t n), s, a, b,
              n)
 
-/* to (n,w) += from */
+/* Adds `from` (n,w) to `to`, with row strides ldf and ldt. */
 STX_INNER void stx__attn_add(int fma, stx_real *STX_RESTRICT to, size_t ldt,
                              const stx_real *STX_RESTRICT from, size_t ldf, size_t n, size_t w) {
     size_t r, i;
@@ -15148,8 +15150,9 @@ typedef struct stx__attn_dq_args {
     stx_real  scale;
 } stx__attn_dq_args;
 
-/* Adds scale (out + out_pe) to dq, or overwrites dq with it. Adds the column sums of
-   scale out to dcontent_bias, and those of scale out_pe to dposition_bias. */
+/* Adds scale * (out + out_pe) to dq, or overwrites dq with it. Adds the column sums of
+   scale * out to dcontent_bias and the column sums of scale * out_pe to
+   dposition_bias. */
 STX_INNER void stx__attn_dq(int fma, const stx__attn_dq_args *a) {
     const stx_real *STX_RESTRICT out = a->out, *STX_RESTRICT out_pe = a->out_pe, scale = a->scale;
     stx_real *STX_RESTRICT dcontent = a->dcontent_bias, *STX_RESTRICT dposition = a->dposition_bias;
@@ -15188,8 +15191,8 @@ static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ld
     }
 }
 
-/* Adds the gradient of n rows, which is in columns c .. c+n-1 of t (D,LDK), to `rows`,
-   or overwrites `rows` with it. With t = NULL, the gradient is zero. */
+/* Adds the gradient of n rows to `rows`, or overwrites `rows` with it. Columns c ..
+   c+n-1 of t (D,LDK) hold the gradient. With t = NULL, it is zero. */
 static void stx__attn_store_rows(const stx__attn *A, stx_real *rows, size_t stride, int overwrite,
                                  const stx_real *t, size_t c, size_t n, stx_real *work) {
     size_t r;
@@ -15199,8 +15202,8 @@ static void stx__attn_store_rows(const stx__attn *A, stx_real *rows, size_t stri
         for (r = 0; r < n; r++) memset(rows + r * stride, 0, A->a->D * sizeof *rows);
 }
 
-/* Stores the gradient of keys or values [from,to), which is in t (D,LDK). Column 0 of t
-   is key j0. With t = NULL, the gradient is zero. `work` has space for BK rows of NR
+/* Stores the gradient of keys or values [from,to). t (D,LDK) holds the gradient, with
+   key j0 in column 0. With t = NULL, it is zero. `work` has space for BK rows of NR
    elements. */
 static void stx__attn_store(const stx__attn *A, const stx__kv_rows *r, const stx_real *t,
                             ptrdiff_t j0, ptrdiff_t from, ptrdiff_t to, stx_real *work) {
@@ -15224,15 +15227,15 @@ typedef struct stx__attn_bwd {
     stx__attn_tile t;
     stx__kv_rows   k, v, dk, dv;
     size_t         owner;
-    stx_real      *dq;               /* (T,D), rows dq_stride apart, or NULL */
+    stx_real      *dq;               /* (T,D), with a row stride of dq_stride, or NULL */
     size_t         dq_stride;
     int            add_dq;           /* nonzero: add to dq; 0: overwrite it */
     stx_real      *dpe;              /* (D,ldpe): the owner's partial sum of dpe, or NULL */
     stx_real      *dspan;            /* the unit's partial sum of dspan_fraction */
 } stx__attn_bwd;
 
-/* Adds the contribution of a packed tile, whose keys exist only in columns below
-   `keys`, to the gradients of all queries and of pe. Sets dk_t if needs_dk, and dv_t if
+/* Adds the contribution of a packed tile to the gradients of all queries and of pe. The
+   tile has keys only in columns below `keys`. Sets dk_t if needs_dk, and dv_t if
    needs_dv, to the gradients of the tile's keys and values. */
 static void stx__attn_bwd_tile(stx__attn_bwd *u, ptrdiff_t keys, int needs_dk, int needs_dv) {
     stx__attn_tile *t = &u->t;
@@ -15308,8 +15311,8 @@ static void stx__attn_bwd_open(stx__attn_bwd *u, size_t thread, size_t clear_bk)
     }
 }
 
-/* Writes zero gradients for the keys that no query reaches: those before the first unit
-   of a head and those after its last unit. */
+/* Writes zero gradients for the keys that no query reaches: the keys before a head's
+   first unit and after its last unit. */
 static void stx__attn_bwd_unreached(stx__attn_bwd *u) {
     const stx_attention_args *a = u->plan->a;
     const ptrdiff_t S = (ptrdiff_t)a->S, before = STX_MIN(u->unit->first, S);
@@ -15407,8 +15410,8 @@ static void stx__attn_bwd_persistent(stx__attn_bwd *u) {
             u->dq[r * u->dq_stride + c] += a->scale * sqrt_D * t->buf.out[r * A->Dp + c];
 }
 
-/* Computes the gradients of one unit. *clear_bk is passed from unit to unit; see
-   stx__attn_bwd_open. */
+/* Computes the gradients of one unit. *clear_bk is carried from one unit to the next;
+   see stx__attn_bwd_open. */
 static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w,
                                size_t thread, size_t owner, const stx__attn_unit *unit,
                                size_t *clear_bk) {
@@ -15669,8 +15672,8 @@ static int stx__adaptive_check(stx_ctx *x, const char *op, const stx_adaptive *a
     return 1;
 }
 
-/* Sets m[c] to the number of ids in cluster c, without the ignored ones. If an id is in
-   no cluster, sets an error and returns 0, or skips the id if op is NULL. */
+/* Sets m[c] to the number of ids in cluster c, excluding ignored ids. If an id is in no
+   cluster, sets an error and returns 0, or skips the id if op is NULL. */
 static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a,
                                const stx_ids *ids, const stx_token_loss *how, size_t *m) {
     size_t c, i, n = ids->B * ids->T;
@@ -15689,8 +15692,8 @@ static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a
     return 1;
 }
 
-/* Returns the number of slots for m ids: m, or on a GPU m rounded up to a multiple of
-   1/16 of all ids, so that steps with similar counts have the same shapes. */
+/* Returns the number of slots for m ids: m on a CPU, and on a GPU m rounded up to a
+   multiple of 1/16 of all ids, so that steps with similar counts have the same shapes. */
 static size_t stx__cluster_capacity(const stx_ids *ids, size_t m) {
     size_t n = ids->B * ids->T, each = (n + 15) / 16;
     if (ids->data == ids->device || !m) return m;
@@ -15713,8 +15716,8 @@ typedef struct stx__sorted_ids {
     size_t size[STX_MAX_CLUSTERS];
 } stx__sorted_ids;
 
-/* Sorts the ids by cluster. `known` is the ids in device memory, with -1 for ignored
-   ones. */
+/* Sorts the ids by cluster. `known` holds the ids in device memory, with -1 for ignored
+   ids. */
 static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids,
                          const int32_t *known, const stx_token_loss *how, int head,
                          stx__sorted_ids *s) {
@@ -15743,9 +15746,9 @@ static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, cons
     return 1;
 }
 
-/* Returns dropout masks (m,C) for the rows of tokens place[0..m) out of n tokens, or
-   NULL without dropout. Masks are drawn for all n tokens, because the rows of a cluster
-   and their order depend on the rank's share of the batch. */
+/* Returns dropout masks (m,C) for the rows of m of the n tokens, whose indices are
+   place[0..m), or NULL without dropout. Masks are drawn for all n tokens, because the
+   rows of a cluster and their order depend on the rank's share of the batch. */
 static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, const int32_t *place,
                                    size_t m) {
     stx_tensor *all, *mask;
@@ -15854,7 +15857,7 @@ static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_t
    always on a GPU, where clusters have slots without a row. */
 typedef struct stx__adaptive_loss {
     const stx_adaptive *a;
-    stx_token_loss *how;             /* or NULL */
+    stx_token_loss *how;             /* options of the token loss, or NULL */
     stx_tensor     *h;               /* (n,d) */
     size_t          n;
     stx__sorted_ids s;
@@ -16150,9 +16153,9 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
    each batch; the ranks average their gradients before an update.
 
    Back ends. x->group.ops is a table of functions that exchange data, or NULL in a
-   context without a group. Contexts on a CPU use MPI (SEQTX_MPI), contexts on a GPU use
-   NCCL (SEQTX_NCCL). If MPI started ranks with GPUs, they exchange host memory through
-   MPI and device memory through NCCL.
+   context without a group. Contexts on a CPU use MPI (SEQTX_MPI), and contexts on a GPU
+   use NCCL (SEQTX_NCCL). If MPI started the processes, contexts on a GPU exchange host
+   memory through MPI and device memory through NCCL.
 
    Buckets. The gradients of a parameter list are one block (stx_params_grads), divided
    into buckets of consecutive elements. stx_backward visits the layers from last to
@@ -16170,15 +16173,15 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
 
    Results do not depend on timing. The buckets depend only on sizes. All ranks send
    them in the same order, from the last to the first, and at points that only the tape
-   determines. The back end computes every sum in one reduction. Its order of additions
-   depends only on the number of elements and ranks. The result is therefore
+   determines. The back end computes every sum in one reduction. The order of its
+   additions depends only on the numbers of elements and ranks. The result is therefore
    bit-identical however early a bucket is sent. Sums that every rank needs are computed
    on one rank and broadcast.
 
    Sharded optimiser state (stx_group_desc.shard; ZeRO stage 1, Rajbhandari et al. 2020,
-   1910.02054). Each bucket is owned by one rank, which alone receives its mean, stores
-   the optimiser state of its parameters and updates them. stx__spread_params then
-   broadcasts them. */
+   1910.02054). Each bucket is owned by one rank. Only this rank receives the bucket's
+   mean, stores the optimiser state of the bucket's parameters and updates these
+   parameters. stx__spread_params then broadcasts the parameters. */
 
 static int stx__env_int(const char *name, int missing) {
     const char *s = getenv(name);
@@ -16247,7 +16250,8 @@ static size_t stx__chunks_of(size_t n) {
     return (n + STX__OPTIM_CHUNK - 1) / STX__OPTIM_CHUNK;
 }
 
-/* The elements [begin, end) of a tensor for which a rank stores the optimiser state. */
+/* The range [begin, end) of a tensor's elements for which a rank stores the optimiser
+   state. */
 typedef struct stx__shard {
     size_t begin, end;
 } stx__shard;
@@ -16271,12 +16275,12 @@ static stx__shard stx__own_shard(size_t chunks, size_t first, size_t size, const
 }
 
 /* Returns 0 and sets an error if the state is sharded and the context has left the
-   group, whose other ranks have the remaining shards. */
+   group: the remaining shards are on the group's other ranks. */
 static int stx__state_complete(stx_ctx *x, const char *op) {
     if (!x->group.shard || x->group.ranks > 1) return 1;
     stx_fail(x, STX_ERR_ARG,
              "%s: the optimiser's state is sharded (stx_group_desc.shard), and the context has "
-             "left the group that has the other shards: save it before stx_group_leave, and load "
+             "left the group that holds the other shards: save it before stx_group_leave, and load "
              "it into an optimiser that is created afterwards", op);
     return 0;
 }
@@ -16381,7 +16385,7 @@ static void stx__sum_over_shards(stx_ctx *x, double *sums, size_t n) {
 }
 
 /* With sharded state, broadcasts the parameters that each rank has updated. Clears the
-   gradients, because outside of this rank's shard they are not a mean. */
+   gradients, because outside this rank's shard they are not averaged. */
 static void stx__spread_params(stx_optim *o) {
     stx_params *p = o->params;
     stx_ctx *x = p->ctx;
@@ -16400,7 +16404,7 @@ static void stx__spread_params(stx_optim *o) {
     x->group.ops->wait(x, NULL, 0);
 
     /* Kernels that write parameters also update their bf16 copies, but a broadcast by
-       the back end does not. Computing p = 1 p updates the copies. */
+       the back end does not. Computing p = 1 * p updates the copies. */
     for (i = 0; i < p->count && stx__stores_bf16(x); i++)
         STX_RUN(x, stx_axpy, (x, p->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size, 1, 0));
     STX_RUN(x, stx_fill, (x, p->grads, p->grads_size, 0));
@@ -16649,7 +16653,7 @@ static void stx__mpi_sum(stx_ctx *x, double *v, size_t n) {
     stx__mpi_reduce(x, v, n, 0);
 }
 
-/* Lets MPI make progress: it moves data only during calls. */
+/* Lets MPI make progress, because MPI moves data only during calls. */
 static void stx__mpi_poll(stx_ctx *x) {
     stx__mpi *g = stx__mpi_of(x);
     int done;
@@ -16779,7 +16783,8 @@ static const stx__group_ops stx__nccl_ops = {
 
   #ifdef SEQTX_MPI
 
-/* For ranks with GPUs that MPI started: NCCL exchanges device memory, MPI host memory. */
+/* Leaves a group of ranks with GPUs that MPI started: NCCL exchanges device memory, and
+   MPI exchanges host memory. */
 static void stx__nccl_mpi_leave(stx_ctx *x) {
     stx_cuda_group_leave(x);
     stx__mpi_leave(x);
@@ -17331,7 +17336,7 @@ STX_INNER void stx__squares_n(int fma, double *sum, const stx_real *a, size_t n)
 
 STX_EACH_ISA(stx__squares_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
 
-/* Arguments of the loops over chunks. A loop reads only those it needs. */
+/* Arguments of the loops over chunks. Each loop reads only the members that it needs. */
 typedef struct stx__chunks_job {
     const stx_update *u;
     const stx_optim_chunk *chunk;
@@ -17622,8 +17627,8 @@ STX_EACH_ISA(stx__lamb_n,
               stx_real *STX_RESTRICT g, size_t n, const stx__adam *k),
              p, m, v, g, n, k)
 
-/* Computes the directions. For each chunk, out (count,2) receives the sum of p^2 and
-   the sum of the squared direction. */
+/* Computes the update directions of LAMB. For each chunk, out (count,2) receives the
+   sum of p^2 and the sum of the squared direction. */
 static void stx__lamb_direction_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
     const stx__adam k = stx__adam_of(j->adam, j->u);
@@ -17729,7 +17734,7 @@ STX_DEF const char *stx_step_replay_status(const stx_ctx *x) {
 }
 
 #ifdef SEQTX_CUDA
-/* Returns the entry of a key, or NULL if there is none. */
+/* Returns the entry for a key, or NULL if there is none. */
 static stx__replay *stx__replay_find(stx_ctx *x, uint64_t key) {
     int i;
     for (i = 0; i < STX__REPLAYS; i++)
@@ -17737,7 +17742,7 @@ static stx__replay *stx__replay_find(stx_ctx *x, uint64_t key) {
     return NULL;
 }
 
-/* Returns a new entry for a key, in place of the least recently used entry. */
+/* Returns a new entry for a key, which replaces the least recently used entry. */
 static stx__replay *stx__replay_new(stx_ctx *x, uint64_t key) {
     stx__replay *r = x->replay.entry;
     int i;
@@ -17784,8 +17789,8 @@ static void stx__replay_launch(stx_ctx *x, const stx__replay *r) {
    A step is captured only if its key equals that of the previous step. In that case,
    the previous step left everything that the key describes unchanged. So does a replay,
    which neither calls fn nor changes the host's state. With two alternating keys, each
-   step may undo what the other one did: one moves rows from buffer a to b, the next
-   from b to a. A replay would not change the host's state, and the next key would
+   step may undo what the other one did: one moves rows to another buffer, and the next
+   moves them back. A replay would not change the host's state, and the next key would
    describe data that the device no longer has. */
 static const char *stx__replay_obstacle(const stx_ctx *x, uint64_t key, const stx__replay *r) {
     if (r) return r->graph ? NULL : r->error;
@@ -17936,10 +17941,10 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
 
 // >>sampling
 
-/* Returns the largest v >= least such that the number (if `count` is 1) or the sum (if
-   it is 0) of all weights >= v is at least `goal`. Bisects over bit patterns, which
-   sort in the same order as the non-negative values they encode, in at most 32 passes
-   for float or 64 for double. */
+/* Returns the largest v >= `least` such that the number of weights >= v (if `count` is
+   1) or their sum (if `count` is 0) is at least `goal`. Bisects over bit patterns,
+   which sort in the same order as the non-negative values they encode, in at most 32
+   passes for float or 64 for double. */
 static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, double goal,
                                int count) {
 #ifdef SEQTX_DOUBLE
@@ -18010,10 +18015,10 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
         work[i] = (stx_real)exp(((double)logits[i] - (double)logits[token]) / s->temperature);
 
     /* top_k and top_p both keep the tokens whose weight reaches a threshold. For top_k,
-       the threshold is the k-th largest weight. For top_p, it is the largest one that
-       keeps at least the fraction top_p of the weight that remains after top_k. Tokens
-       of equal weight are kept or dropped together, so the choice does not depend on
-       the order of the vocabulary. */
+       the threshold is the k-th largest weight. For top_p, it is the largest threshold
+       that keeps at least the fraction top_p of the weight that remains after top_k.
+       Tokens of equal weight are kept or dropped together, so the choice does not
+       depend on the order of the vocabulary. */
     if (s->top_k && s->top_k < V) least = stx__weight_at(work, V, 0, (double)s->top_k, 1);
     sum = stx__sum_from(work, V, least);
     if (s->top_p > 0 && s->top_p < 1) {
@@ -18232,8 +18237,8 @@ static char *stx__copy(stx_ctx *x, const char *s) {
     return p;
 }
 
-/* Writes a followed by b to buf, which has n bytes. Returns buf, or NULL if the result
-   does not fit. */
+/* Writes strings a and b, one after the other, to buf, which has n bytes. Returns buf,
+   or NULL if the result does not fit. */
 static const char *stx__join(char *buf, size_t n, const char *a, const char *b) {
     int len = snprintf(buf, n, "%s%s", a, b);
     return len >= 0 && (size_t)len < n ? buf : NULL;
@@ -18566,7 +18571,7 @@ typedef struct stx__json {
     size_t used;            /* bytes of the pool in use */
 } stx__json;
 
-/* Sets the error of a malformed header and returns 0. */
+/* Sets the error for a malformed header and returns 0. */
 static int stx__json_fail(stx__json *j, const char *expected) {
     char q[STX_QUOTE];
     size_t left = j->n - j->i;
@@ -18635,8 +18640,8 @@ static int stx__json_hex4(stx__json *j, uint32_t *v) {
     return 1;
 }
 
-/* Decodes \uXXXX, or a surrogate pair \uXXXX\uXXXX, into *c; j->i is after the first u.
-   Rejects code point 0, because strings are zero-terminated. */
+/* Decodes \uXXXX, or a surrogate pair \uXXXX\uXXXX, into *c; j->i is just after the
+   first u. Rejects code point 0, because strings are zero-terminated. */
 static int stx__json_unicode(stx__json *j, uint32_t *c) {
     uint32_t low;
     if (!stx__json_hex4(j, c)) return 0;
@@ -18653,8 +18658,8 @@ static int stx__json_unicode(stx__json *j, uint32_t *c) {
     return 1;
 }
 
-/* Decodes an escape sequence to o; j->i is after the backslash. Returns the number of
-   bytes written, or 0 after an error. */
+/* Decodes an escape sequence to o; j->i is just after the backslash. Returns the number
+   of bytes written, or 0 after an error. */
 static size_t stx__json_escape(stx__json *j, char *o) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     uint32_t c = j->i < j->n ? j->s[j->i] : 0;
@@ -18896,7 +18901,7 @@ static int stx__file_begin(stx_file *f, stx__json *j) {
     return j->pool != NULL;
 }
 
-/* Reads all members of the header. The tensors' data are the `size` bytes at base. */
+/* Reads all members of the header. The tensor data is the `size` bytes at base. */
 static int stx__file_members(stx_file *f, stx__json *j, const unsigned char *base, size_t size) {
     int first = 1, r, seen = 0;
     while ((r = stx__json_next(j, &first, '}')) > 0) {
@@ -20100,8 +20105,8 @@ static int stx__same_shape(const stx_entry *e, const stx_tensor *t) {
     return same;
 }
 
-/* Loads tensors. If copy is 0, only checks that the file has all of them, with the right
-   shapes and types. */
+/* Loads tensors. If `copy` is 0, only checks that the file has all of them, with the
+   right shapes and types. */
 static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const *name,
                              size_t count, const stx_file *f, const char *prefix, int copy) {
     char full[STX__FULL_NAME], expected[96];
@@ -20369,7 +20374,7 @@ static int stx__vocab_io_cutoffs(stx_ctx *x, const char *op, stx_vocab_io_desc *
     return 1;
 }
 
-/* Checks the combinations of fields. */
+/* Checks that the fields are consistent with each other. */
 static int stx__vocab_io_consistent(stx_ctx *x, const char *op, const stx_vocab_io_desc *d) {
     static const char sides[] = "0, STX_VOCAB_BOTH, STX_VOCAB_INPUT or STX_VOCAB_OUTPUT";
     if (d->direct_head < 0 || d->direct_head > STX_VOCAB_OUTPUT)
@@ -20389,7 +20394,7 @@ static int stx__vocab_io_consistent(stx_ctx *x, const char *op, const stx_vocab_
     return 1;
 }
 
-/* Replaces widths of cluster i that are 0 with their defaults, and checks both widths. */
+/* Replaces zero widths of cluster i with the defaults, and checks both widths. */
 static int stx__vocab_io_widths(stx_ctx *x, const char *op, stx_vocab_io_desc *d, size_t i) {
     STX__FP_SCOPE;
     const size_t most = (size_t)1 << 31;
@@ -20727,18 +20732,18 @@ STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx
    after the push of the step. Therefore rows move only at the first view in a step, which
    also makes space for max_pushed rows, the number that a step pushes.
 
-   On a CPU the buffer has spare capacity for half as many rows again, so rows move only
-   once in many steps. On a GPU it holds the memory and the rows of one step, as shown
+   On a CPU, the buffer has spare capacity for half as many rows again, so rows move only
+   once in many steps. On a GPU, it holds the memory and the rows of one step, as shown
    above, and the rows move in every step. Each move reads and writes every row once, but
    all steps then use the same addresses, so one CUDA graph can replay them all. For the
    same reason the rows move even if there is enough space, for example after a window has
    become shorter. If no step views a memory because it is only copied (stx_memory_read),
    its rows move at the push, and its buffer has no spare rows for a step.
 
-   A step may also replace rows that it has viewed. If a step reads memory a and writes b,
-   and then reads b and writes a, it has already viewed the old rows of a when it pushes
-   the new ones. All new rows are then written after the viewed ones, so max_pushed is
-   the number of all new rows:
+   A step may also replace rows that it has viewed. If a step reads memory M and writes N,
+   and then reads N and writes M, it has already viewed the old rows of M when it pushes
+   the new ones. All new rows are then written after the viewed ones, so max_pushed is the
+   number of all new rows:
 
        capacity 12, count 6, max_pushed 6
        [a b c d e f . . . . . .]    a step views the rows
@@ -20750,7 +20755,7 @@ STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx
    the old buffer exists as well.)
 
    Masks. All streams have the same number of rows. If a row is missing in a stream,
-   because the stream was reset or the segment was padded, the row is masked: its entry of
+   because the stream was reset or the segment was padded, the row is masked: its entry in
    pad is not 0, and attention ignores it. In this example, stream 1 was reset two rows
    ago:
 
@@ -20805,7 +20810,7 @@ static void stx__memory_free_rows(stx_memory *s, stx_memory_layer *y) {
 }
 
 /* Returns the number of spare rows to add to a new buffer for n rows, for later pushes
-   and for a memory that is not yet full. */
+   and for the growth of a memory that is not yet full. */
 static size_t stx__memory_spare(const stx_memory *s, const stx_memory_layer *y, size_t n) {
     size_t grow = s->desc.max_rows ? STX_MIN(n / 2, STX_MAX(n, s->desc.max_rows) - n) : 0;
     if (!y->viewed) return grow;
@@ -21070,7 +21075,7 @@ static void stx__memory_count_pushed(stx_memory *s, stx_memory_layer *y, size_t 
    followed by `own` new rows. */
 typedef struct stx__memory_rows {
     size_t old, own;
-    const stx_real *own_rows;   /* (B,own,width), with `ld` elements between streams */
+    const stx_real *own_rows;   /* (B,own,width), with a stride of ld elements between streams */
     size_t ld;
 } stx__memory_rows;
 
@@ -21134,8 +21139,8 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
         && (in->ctx != x || l >= in->desc.layers || in->B != out->B
             || in->layer[l].width != out->layer[l].width || !in->all != !out->all)) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_memory_push: in must have layer l and the same context, number of streams, "
-                 "width and is_state as out");
+                 "stx_memory_push: in: expected a memory with layer l and the context, number of "
+                 "streams, width and is_state of out");
         return 0;
     }
     o = &out->layer[l];
@@ -21825,14 +21830,14 @@ static stx_tensor *stx__cache_view(stx_ctx *x, const stx_tensor *like, const stx
     return t;
 }
 
-/* Returns the tensor that has the new keys: qkv, kv or k. */
+/* Returns the tensor that contains the new keys: qkv, kv or k. */
 static const stx_tensor *stx__cache_keys(const stx_attention_in *in) {
     if (in->qkv) return in->qkv;
     return in->kv ? in->kv : in->k;
 }
 
-/* Returns the row length of the tensor that has the new keys. Its rows are [q k v],
-   [k v] or k. */
+/* Returns the row length of the tensor that contains the new keys. Its rows are
+   [q k v], [k v] or k. */
 static size_t stx__cache_row(const stx_cache_layer *y, const stx_attention_in *in) {
     return in->qkv ? y->width / 2 * 3 : y->width;
 }
