@@ -16294,7 +16294,7 @@ typedef struct stx__buckets {
     size_t *at;         /* (count + 1): first element of each bucket; the last entry is
                            the total size */
     size_t *until;      /* (count): number of nodes left on the tape when the bucket is complete */
-    int *owner;         /* (count): with sharded state, the rank that receives the mean */
+    int *owner;         /* (count): rank that receives the mean, with sharded state */
 } stx__buckets;
 
 /* Returns the index of the first gradient of rank r's shard. */
@@ -16946,7 +16946,8 @@ STX_DEF int stx_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
 
 STX_DEF int stx_group_send_bytes(stx_ctx *x, void *bytes, size_t n, int from, int to) {
     const int takes_part = x && (x->group.rank == from || x->group.rank == to);
-    const void *memory = takes_part ? bytes : x;    /* other ranks need no buffer */
+    const void *memory = takes_part ? bytes : x;    /* other ranks need no buffer: any
+                                                       non-NULL pointer will do */
     if (!stx__exchanges(x, "stx_group_send_bytes", memory, n, from, to)) return stx_ok(x);
     if (!takes_part || from == to) return 1;
     return x->group.ops->send(x, bytes, n, from, to);
@@ -17787,11 +17788,11 @@ static void stx__replay_launch(stx_ctx *x, const stx__replay *r) {
 /* Returns why a step cannot be captured or replayed, or NULL if it can.
 
    A step is captured only if its key equals that of the previous step. In that case,
-   the previous step left everything that the key describes unchanged. So does a replay,
-   which neither calls fn nor changes the host's state. With two alternating keys, each
-   step may undo what the other one did: one moves rows to another buffer, and the next
-   moves them back. A replay would not change the host's state, and the next key would
-   describe data that the device no longer has. */
+   the previous step left everything that the key describes unchanged. A replay, which
+   neither calls fn nor changes the host's state, also leaves it unchanged. With two
+   alternating keys, each step may undo what the other one did: one moves rows to
+   another buffer, and the next moves them back. A replay would not change the host's
+   state, and the next key would describe data that the device no longer has. */
 static const char *stx__replay_obstacle(const stx_ctx *x, uint64_t key, const stx__replay *r) {
     if (r) return r->graph ? NULL : r->error;
     if (!x->replay.ran || x->replay.last_key != key)
@@ -20824,10 +20825,11 @@ enum { STX__PUSH_STEPS = 32 };
    GPU runs one after the other. Otherwise they are copied to step memory and back. */
 enum { STX__SHIFTS = 32 };
 
-/* Moves the newest `stay` rows of layer l to the beginning of a buffer with capacity for
-   n >= stay rows, and evicts the others. This is the layer's current buffer if it is
-   large enough and not in use, otherwise a new one of n + spare rows. Returns 1. After an
-   error, returns 0, and the layer is unchanged, or empty if stay is 0. */
+/* Moves the newest `stay` rows of layer l to the beginning of a buffer with capacity
+   for n >= stay rows, and evicts the others. The layer's current buffer is used if it
+   is large enough and not in use by the step; otherwise, a new one with n + spare rows
+   is allocated. Returns 1. After an error, returns 0, and the layer is unchanged, or
+   empty if stay is 0. */
 static int stx__memory_make_space(stx_memory *s, size_t l, size_t stay, size_t n, size_t spare) {
     stx_ctx *x = s->ctx;
     stx_memory_layer *y = &s->layer[l];
@@ -20993,8 +20995,8 @@ static int stx__memory_has_time(const stx_memory *s, const char *op) {
     return 0;
 }
 
-/* Sets the mask of layer l to m (B,n). m is NULL (no row is masked), step memory, or the
-   current mask y->pad, in which case n must be the layer's count. */
+/* Sets the mask of layer l to m (B,n). m is NULL if no row is masked. Otherwise, m is in
+   step memory, or it is the current mask y->pad, and n must then be the layer's count. */
 static int stx__memory_set_mask(stx_memory *s, size_t l, const int32_t *m, size_t n) {
     stx_memory_layer *y = &s->layer[l];
     size_t i, N = s->B * n;
@@ -21353,8 +21355,8 @@ static int stx__memory_move_to_end(stx_memory *s, size_t l, size_t rows) {
 }
 
 /* Implements stx_memory_copy for layer l of a memory without is_state. If some streams
-   are not overwritten, the layer has the larger of the two row counts. In streams with
-   fewer rows, the oldest rows are missing. */
+   are not overwritten, the layer receives the larger row count of the two memories. In
+   streams with fewer rows, the oldest rows are missing. */
 static int stx__memory_copy_layer(stx_memory *to, size_t b, const stx_memory *from, size_t c,
                                   size_t n, size_t l) {
     stx_ctx *x = to->ctx;
@@ -21599,7 +21601,7 @@ static const stx_entry *stx__memory_entry(stx_ctx *x, const stx_file *f, const c
 }
 
 /* Reads the logical and the actual row count of layer l, and checks that the file has
-   these rows in the right shape. */
+   these rows with the right shape. */
 static int stx__memory_check_layer(const stx_memory *s, const stx_file *f, const char *prefix,
                                    size_t l, uint64_t *logical, uint64_t *count) {
     stx_ctx *x = s->ctx;
