@@ -555,7 +555,7 @@ typedef struct stx_comp_desc {
     /* memory */
     const size_t *memory_layers;    /* layers with a memory, counted from 1 (copied);
                                        NULL: all */
-    size_t memory_count;    /* number of memory_layers */
+    size_t memory_count;    /* number of elements in memory_layers */
     int    no_memory;       /* 1: no layer has a memory */
     size_t mem;             /* M; 0: S. STX_COMP_NO_ROWS: no memory rows */
     size_t cmem;            /* C; 0: floor(M / r). STX_COMP_NO_ROWS: no compressed memory */
@@ -566,7 +566,8 @@ typedef struct stx_comp_desc {
     /* compression */
     size_t ratio;           /* r; 0: 4 */
     int    compress;        /* STX_COMP_COMPRESS_CONV .. _DROP */
-    size_t overlap;         /* conv: number of older rows that the kernel also reads */
+    size_t overlap;         /* STX_COMP_COMPRESS_CONV only: number of rows before a group
+                               that the convolution also reads */
     int    conv_no_bias;    /* 1: no bias. STX_COMP_COMPRESS_CONV only */
     size_t dilation[STX_COMP_MAX_DILATIONS], dilations;     /* the dilations and their number; 0:
                                                                1, 2, 4. _DILATED only */
@@ -579,7 +580,7 @@ typedef struct stx_comp_desc {
     int    positions;       /* STX_COMP_POSITIONS_LEARNED or _XL */
     int    norm_after;      /* 1: layer norm after each gate; 0: before each sublayer */
     int    final_norm;      /* 1: layer norm after the last layer */
-    int    glu;             /* 1: gelu(p_1) p_2 in the feed-forward network */
+    int    glu;             /* 1: gated feed-forward network, with gelu(p_1) p_2; see the manual */
     int    tied;            /* 1: the output head uses the embedding as its weight */
     int    gate;            /* STX_COMP_GATE_RESIDUAL .. _GTRXL */
     int    gate_relu;       /* 1: relu before the gate (GTrXL) */
@@ -590,11 +591,11 @@ typedef struct stx_comp_desc {
     int    mogrify;         /* 1: five mogrifier steps before the gate, which must be gru */
     int    recurrence;      /* STX_COMP_STORE_INPUT, _OUTPUT or _ROTATE */
 
-    /* dropout probabilities in [0,1) */
-    double attn_dropout;    /* of attention weights */
-    double out_dropout;     /* of the attention's output after Wo */
-    double ff_dropout;      /* inside the feed-forward network */
-    double aux_dropout;     /* of attention weights over new rows in the aux loss */
+    /* dropout probabilities, in [0,1) */
+    double attn_dropout;    /* dropout of attention weights */
+    double out_dropout;     /* dropout of the attention's output, after Wo */
+    double ff_dropout;      /* dropout inside the feed-forward network */
+    double aux_dropout;     /* dropout of attention weights over new rows in the aux loss */
 
     unsigned literal;       /* STX_COMP_LITERAL, or flags, which must all apply to the model. In
                                the model's desc: the flags in effect */
@@ -602,8 +603,8 @@ typedef struct stx_comp_desc {
                                    counted from the last, to save memory; SIZE_MAX: all */
 } stx_comp_desc;
 
-/* Weights of a gate; see the manual. Weights that its kind does not have are NULL. The
-   checkpoint names are:
+/* Weights of a gate; see Gates in the manual. Weights that the gate's kind does not use
+   are NULL. The checkpoint names are:
 
        kind              w0 ..                     shape    b0, b1              shape
        gru               weight_ih, weight_hh      (3D,D)   bias_ih, bias_hh    (3D)
@@ -634,10 +635,10 @@ typedef struct stx_comp_layer {
     stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;     /* (D) (D) (F,D) (F) (D,F) (D);
                                                                glu: w1 (2F,D), b1 (2F) */
     stx_comp_gate attn_gate, ff_gate;
-    int    frozen;      /* 1: wkv no longer learns (STX_COMP_LITERAL_FREEZE). Set by the first
-                           training segment with an aux loss in this layer. Not stored
-                           in checkpoints; a resumed run sets it again. Set it to 0 to
-                           unfreeze wkv */
+    int    frozen;      /* 1: wkv is no longer trained (STX_COMP_LITERAL_FREEZE). Set by
+                           the first training segment with an aux loss in this layer. Not
+                           stored in checkpoints; a resumed run sets it again. Set it to 0
+                           to unfreeze wkv */
 } stx_comp_layer;
 
 /* A model. The context owns it and its parameters. */
@@ -680,8 +681,8 @@ STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc);
 STX_DEF stx_params *stx_comp_params(stx_comp *m);
 
 /* Returns the number of parameter elements of a model with this desc, without creating
-   it. Tied parameters count once. Returns 0, without setting an error, if the desc is
-   invalid, and SIZE_MAX if the number does not fit in size_t. */
+   it. Tied parameters are counted once. Returns 0, without setting an error, if the
+   desc is invalid, and SIZE_MAX if the number does not fit in size_t. */
 STX_DEF size_t stx_comp_count(const stx_comp_desc *desc);
 
 
@@ -701,9 +702,9 @@ typedef struct stx_comp_state {
                                attention that it received and the number of queries */
     stx_memory *source;     /* STX_COMP_AUX_BPTT, else NULL: the rows from which the newest
                                compressed rows were made */
-    size_t   *pushed;       /* (B): number of rows that each stream has pushed since it began;
-                               capped at pushed_max, because larger counts make no
-                               difference */
+    size_t   *pushed;       /* (B): number of rows that each stream has pushed into the
+                               memory since it began; capped at pushed_max, because larger
+                               counts make no difference */
     size_t    pushed_max;
 } stx_comp_state;
 
@@ -740,15 +741,15 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
    mem->layer[l].count memory rows (B,n,D) and the c = comp->layer[l].count compressed
    rows (B,c,D), oldest first; either pointer may be NULL. stx_comp_state_set replaces
    both memories (n <= M[l], c <= C[l]) and resets the usage. With STX_COMP_STORE_ROTATE,
-   layer l is counted after the rotation of the last call. stx_comp_state_get fails while
-   a stream lacks rows, after a reset or because of padding, because plain values cannot
-   mark a row as missing. Both return 1, or set an error and return 0. */
+   l is the layer that holds the memory after the last call's rotation. stx_comp_state_get
+   fails while a stream lacks rows (after a reset or because of padding): plain values
+   cannot mark a row as missing. Both return 1, or set an error and return 0. */
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp);
 STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem, size_t n,
                                const stx_real *comp, size_t c);
 
 /* stx_comp_state_save saves the memory to a checkpoint, under names that begin with
-   prefix, which can have at most 64 characters. stx_comp_state_load loads it into a
+   `prefix`, which can have at most 64 characters. stx_comp_state_load loads it into a
    state with the same B. The entries are those of stx_memory_save under "<prefix>mem.",
    "<prefix>comp.", "<prefix>usage." and "<prefix>source.", and the metadata
    "<prefix>seen.<b>". Both return 1, or set an error and return 0; a failed load leaves
@@ -762,20 +763,21 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
 
 /* Vectors h (B,T,D), T <= S -> last hidden states (B,T,D).
 
-   pad (B,T) is nonzero where h is padding, which is never attended to, here or in memory
-   (except with STX_COMP_LITERAL_MASK); NULL if there is none. The port's mask has the
-   opposite sense.
+   pad (B,T) is nonzero where h is padding, which is never attended to, here or in
+   memory (except with STX_COMP_LITERAL_MASK); NULL if there is none. The port's mask
+   has the opposite sense.
 
-   in is the memory to read (NULL if empty), out the memory to write (NULL to write none);
-   they may be the same. Without out, nothing is compressed, and there is no aux loss.
+   `in` is the memory to read (NULL if empty), and `out` the memory to write (NULL to
+   write none); they may be the same. Without `out`, nothing is compressed, and there is
+   no aux loss.
 
    If T = S, the segment enters the memory. If T < S, as at the end of a text, its rows
-   are discarded and the memory is unchanged, except that STX_COMP_STORE_ROTATE moves the
-   memories at the start of every call. To run token by token, use stx_comp_gen.
+   are discarded and the memory is unchanged, except that STX_COMP_STORE_ROTATE moves
+   the memories at the start of every call. To run token by token, use stx_comp_gen.
 
-   Gradients reach h but not the memory. Inside stx_recompute, out must be NULL. Returns
-   NULL and sets an error if the shapes do not match or a memory belongs to another
-   model. */
+   Gradients reach h but not the memory. Inside stx_recompute, `out` must be NULL.
+   Returns NULL and sets an error if the shapes do not match or a memory belongs to
+   another model. */
 STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *pad,
                                      const stx_comp_state *in, stx_comp_state *out);
 
@@ -823,10 +825,11 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
 // >>api: generation
 
 /* A generator, which evaluates step by step with cached keys and values. The results
-   equal those of whole segments up to rounding, however many tokens each call feeds.
-   Rows enter the memory when a segment is full, that is, after every S tokens;
-   STX_COMP_STORE_ROTATE also rotates once per segment. Padding is not supported; see
-   the manual. After the parameters change, reset the generator or create a new one. */
+   equal an evaluation of whole segments up to rounding, regardless of the number of
+   tokens per call. Rows enter the memory when a segment is full, that is, after every S
+   tokens; STX_COMP_STORE_ROTATE also rotates once per segment. Padding is not
+   supported; see the manual. After the parameters change, reset the generator or create
+   a new one. */
 typedef struct stx_comp_gen {
     stx_comp       *model;
     size_t          B;
@@ -868,8 +871,8 @@ STX_DEF void stx_comp_gen_reset_stream(stx_comp_gen *g, size_t b);
    a new segment. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from);
 
-/* Vectors h (B,T,D), any T >= 1 -> last hidden states (B,T,D). Requires a previous
-   stx_begin(x, STX_EVAL). */
+/* Vectors h (B,T,D), any T >= 1 -> last hidden states (B,T,D). Call
+   stx_begin(x, STX_EVAL) first. */
 STX_DEF stx_tensor *stx_comp_gen_step(stx_comp_gen *g, stx_tensor *h);
 
 /* Feeds n >= 1 tokens per stream, ids (B,n), and returns the logits (B,V) of the next
@@ -1056,7 +1059,8 @@ static const stx_real *stx__comp_row_ptr(const stx_comp_groups *g, const stx_rea
     return rows + b * (g->stride ? g->stride : g->rows * g->D) + row * g->D;
 }
 
-/* Arguments of the loops below. */
+/* Arguments of stx__comp_unfold_part, _fold_part, _pool_part and _pick_part, which
+   stx_parallel runs on several threads. */
 typedef struct stx__comp_group_job {
     const stx_comp_groups *g;
     stx_real       *to;
@@ -1220,8 +1224,8 @@ static stx_comp_groups stx__comp_groups_of(size_t B, size_t rows, size_t groups,
     return g;
 }
 
-/* Backward of the two ops below: zeroing rows is its own transpose, and the transpose
-   of fold is unfold. */
+/* Backward function of stx__comp_zero_rows and stx__comp_fold_op: zeroing rows is its
+   own transpose, and the transpose of fold is unfold. */
 static void stx__comp_back_by_unfold(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     const stx_comp_groups *g = (const stx_comp_groups *)save;
     int fresh;
@@ -1230,7 +1234,7 @@ static void stx__comp_back_by_unfold(stx_ctx *x, stx_tensor *y, stx_tensor *cons
 }
 
 /* Returns `a` (B,T,D) with zeros where pad (B,T) is nonzero, or `a` itself if pad is
-   NULL. All rows of a stream form one group. */
+   NULL. Uses stx_comp_unfold, with all rows of a stream as one group. */
 static stx_tensor *stx__comp_zero_rows(stx_ctx *x, stx_tensor *a, const stx_ids *pad) {
     stx_comp_groups *g;
     stx_tensor *y;
@@ -1331,7 +1335,7 @@ static void stx__comp_usage_query(stx_ctx *x, const stx__comp_usage_job *u, size
                                   size_t i, size_t j0, size_t j1, double *sum) {
     const stx_attention_args *a = u->a;
     const size_t row = (b * a->H + h) * a->T + i;
-    const size_t distance = a->S - a->T + i - u->first - j0;       /* to key j0 */
+    const size_t distance = a->S - a->T + i - u->first - j0;       /* from query i to key j0 */
     const stx_real *q = a->q + b * a->q_batch_stride + i * a->q_row_stride + h * a->D;
     const stx_real *k, *pe = NULL;
     stx_real score[STX__COMP_KEYS];
@@ -2559,7 +2563,7 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
     if (!s) return NULL;
     s->model = m;
     s->B = B;
-    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));     /* M, C, widths */
+    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));     /* M, C, row widths */
     s->pushed = (size_t *)stx_block(x, stx_bytes_of(B, sizeof *s->pushed, 1));
     if (s->M && s->pushed) {
         s->C = s->M + L;
@@ -2623,7 +2627,7 @@ static size_t stx__comp_most_pushed(const stx_comp_state *s) {
 
 /* Checks that `from` can be copied to `to`. */
 static int stx__comp_state_like(const stx_comp_state *to, const stx_comp_state *from) {
-    const size_t sizes = 2 * to->model->desc.layers * sizeof *to->M;       /* of M and C */
+    const size_t sizes = 2 * to->model->desc.layers * sizeof *to->M;       /* bytes of M and C */
     const char *got = NULL;
     if (!from)
         got = "NULL";
@@ -2830,10 +2834,10 @@ typedef struct stx__comp_layer_plan {
        of groups of each, newest first */
     size_t recent, *recent_groups;
 
-    const stx_ids *key_pad;         /* (B,c+n+T): keys */
-    const stx_ids *pad;             /* (B,T): tokens of the segment */
-    const stx_ids *old_pad;         /* (B,e): evicted rows */
-    const stx_ids *new_pad;         /* (B,G): new compressed rows */
+    const stx_ids *key_pad;         /* (B,c+n+T): mask of the keys */
+    const stx_ids *pad;             /* (B,T): mask of the segment's tokens */
+    const stx_ids *old_pad;         /* (B,e): mask of the evicted rows */
+    const stx_ids *new_pad;         /* (B,G): mask of the new compressed rows */
     const stx_ids *not_pad;         /* STX_COMP_LITERAL_MASK: (B,T), the logical negation of pad */
     const stx_ids *segment_pad;     /* STX_COMP_LITERAL_MASK: (B,c+n+T), nonzero for all keys of
                                        the segment */
@@ -3202,8 +3206,9 @@ static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_layer_plan *pl
 }
 
 /* Returns the usage (B,n+T,2) of the rows of memory and segment after the attention
-   with arguments `a`. Memory rows continue from `usage` (NULL if the memory is empty),
-   and segment rows start at 0. `a` is NULL if `usage` already includes this attention. */
+   with arguments `a`. Memory rows start from their usage in `usage` (NULL if the memory
+   is empty), and segment rows from 0. `a` is NULL if `usage` already includes this
+   attention. */
 static stx_tensor *stx__comp_next_usage(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx_tensor *usage, const stx_attention_args *a) {
     stx_tensor *y = stx_new_f32(x, plan->B, plan->n + plan->T, 2, 0);
@@ -3343,7 +3348,7 @@ static stx_tensor *stx__comp_gate_matmuls(const stx_comp *m, const stx_comp_gate
     if (kind == STX_COMP_GATE_HIGHWAY)
         bias = g->b[0];
     else if (kind != STX_COMP_GATE_GRU && stx__comp_gate_has_bias(kind))
-        bias = stx_scale(x, g->b[0], -1);       /* the gate subtracts it */
+        bias = stx_scale(x, g->b[0], -1);       /* the gate subtracts the bias */
 
     in[STX__COMP_IN_X] = xs;
     switch (kind) {
@@ -3509,8 +3514,8 @@ typedef struct stx__comp_qkv {
 /* Computes q, k and v. src is the memory (B,c+n,D), or NULL, and h (B,T,D) is the
    normalised segment. One matmul computes q, k and v of the segment, except in three
    cases: if q, k and v differ in width, if stx_comp_usage needs the keys of memory and
-   segment in one array, and if STX_COMP_LITERAL_MASK attends a second time for padded
-   queries. */
+   segment in one array, and if STX_COMP_LITERAL_MASK needs a second attention for
+   padded queries. */
 static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_layer_plan *plan,
                                        stx_tensor *src, stx_tensor *h) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -3724,9 +3729,9 @@ static stx_tensor *stx__comp_input(stx_tensor **in, int index) {
     return index ? in[index] : NULL;
 }
 
-/* Additional results of stx__comp_layer_fwd. At most STX_MAX_MORE are possible, so some
-   share an index: a compression by usage has no aux loss, and neither has BPTT, which
-   needs the source rows. */
+/* Indices of the additional results of stx__comp_layer_fwd in out[]. There are at most
+   STX_MAX_MORE, so results that never occur together share an index: with compression
+   by usage or BPTT, there is no aux loss. */
 enum {
     STX__COMP_OUT_AUX    = 0,   /* the aux loss (1), and its rel_error (1) */
     STX__COMP_OUT_ERROR  = 1,
@@ -3737,9 +3742,9 @@ enum {
 };
 
 /* One layer, as a function that stx_recompute can call. It does not change the state,
-   because it can run twice. in[] holds x (B,T,D), h (B,T,D) and, if the plan needs
-   them, past (B,c+n,D), source and usage. out[] is indexed by STX__COMP_OUT_AUX etc.;
-   results that do not exist stay NULL. */
+   because recomputation runs it a second time. in[] holds x (B,T,D), h (B,T,D) and, if
+   the plan needs them, past (B,c+n,D), source and usage. out[] is indexed by
+   STX__COMP_OUT_AUX etc.; results that do not exist stay NULL. */
 static stx_tensor *stx__comp_layer_fwd(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__comp_layer_plan *plan = (const stx__comp_layer_plan *)user;
     const stx_comp_desc *d = &plan->m->desc;
@@ -3863,7 +3868,7 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     B = h->dim[0];
     T = h->dim[1];
     push = T == d->segment && out;
-    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);      /* and m->rel_error */
+    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);      /* clears m->rel_error too */
 
     if (out && !in) stx_comp_state_reset(out);
     if (out && in && out != in) {
@@ -4091,7 +4096,7 @@ STX_DEF void stx_comp_gen_free(stx_comp_gen *g) {
     stx_ctx *x = g ? g->model->ctx : NULL;
     size_t i;
     if (!g) return;
-    for (i = 0; g->rows && i < 3 * g->model->desc.layers; i++)      /* and g->usage, g->pe */
+    for (i = 0; g->rows && i < 3 * g->model->desc.layers; i++)      /* g->rows, usage and pe */
         stx_block_device_free(x, g->rows[i]);
     stx_block_free(x, g->rows);
     stx_block_free(x, g->pad);
@@ -4384,8 +4389,8 @@ static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs
     return xs;
 }
 
-/* h (B,T,D) -> last hidden states (B,T,D). T must not exceed the rest of the
-   segment. */
+/* Runs tokens of one segment: h (B,T,D) -> last hidden states (B,T,D). T must not
+   exceed the number of tokens left in the segment. */
 static stx_tensor *stx__comp_gen_part(stx_comp_gen *g, stx_tensor *h) {
     stx_comp *m = g->model;
     stx_ctx *x = m->ctx;

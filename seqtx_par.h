@@ -169,12 +169,12 @@
        Straight-through: w = (1,0,0), h' = Y0, latency of w = 2, and the same dw and dal
 
    From a search to a network. A supernet computes both branches of every block, forward
-   and backward. stx_par_argmax and stx_par_sample return the pattern it found. Create a
-   network with that pattern, and train it from the weights of the search
-   (stx_par_inherit) or from new ones. stx_par_rule implements the paper's rule: one
-   block in five is attention, and none in the last third. An 'f' takes less time than
-   an 's' but has more parameters: 2 D F + F + 3 D, which is about 8 D^2 if F = 4 D. An
-   's' has 5 D^2 + 2 D (if H dh = D).
+   and backward. stx_par_argmax and stx_par_sample return the pattern that the search
+   found. Create a network with that pattern, and train it from the weights of the
+   search (stx_par_inherit) or from new ones. stx_par_rule implements the paper's rule:
+   one block in five is attention, and none in the last third. An 'f' takes less time
+   than an 's' but has more parameters: 2 D F + F + 3 D, which is about 8 D^2 if
+   F = 4 D. An 's' has 5 D^2 + 2 D (if H dh = D).
 
    Results. The paper reports 35 % less time than Transformer-XL at equal perplexity on
    WikiText-103, with 6 attention blocks in 32 instead of 16, and test perplexities of
@@ -398,8 +398,8 @@
        - `pads` affects only the loss. stx_par_forward and stx_par_loss attend to
          padding in the input. To hide it, call stx_par_embed, then stx_par_segment with
          pad, then stx_par_nll.
-       - w is not p. Report p (stx_par_probs) and evaluate with argmax, because the loss
-         of a training step is that of a randomly drawn network.
+       - w is not p. Report p (stx_par_probs) and evaluate with argmax, because a training
+         step computes the loss of a randomly drawn network.
        - m->w[l] and m->latency are results of the last forward pass, and the next
          stx_begin frees them. w[l] is NULL in an evaluation with argmax and in a fixed
          network. stx_par_total uses the latency of the last forward pass.
@@ -502,8 +502,8 @@ typedef struct stx_par_desc {
                                manual. Copied. NULL or "": a supernet, in which every
                                block is a mixture */
 
-    size_t segment;         /* expected number of tokens per call, which sizes the tables; 0: 128.
-                               Calls may be shorter or longer */
+    size_t segment;         /* expected number of tokens per call, which determines the
+                               table sizes; 0: 128. Calls may be shorter or longer */
     size_t mem;             /* M; 0: segment. STX_PAR_NO_ROWS: no memory */
 
     int    positions;       /* STX_PAR_SINES: sinusoids. _LEARNED: each attention block has a table
@@ -512,9 +512,10 @@ typedef struct stx_par_desc {
                                of v.r_t */
     int    sines;           /* STX_PAR_SINES_SPLIT: sines, then cosines. _REF: interleaved, the
                                lowest frequency first */
-    int    pos_mode;        /* which row of the sines belongs to distance t. STX_PAR_POS_DIST: t.
-                               _FIXED: M + segment - 1 - t. _REF: S - 1 - t, with the S
-                               keys of the call. The last two require STX_PAR_SINES_REF */
+    int    pos_mode;        /* which row of the sinusoid table is used for distance t.
+                               STX_PAR_POS_DIST: t. _FIXED: M + segment - 1 - t. _REF:
+                               S - 1 - t, where S is the number of keys in the call. The
+                               last two require STX_PAR_SINES_REF */
     size_t clamp_len;       /* larger distances are treated as this one; 0: no limit. Requires
                                STX_PAR_POS_DIST */
     int    same_length;     /* 1: every query sees at most M keys, including its own */
@@ -537,8 +538,8 @@ typedef struct stx_par_desc {
     int    gate_form;       /* meaning of al. STX_PAR_FORM_LOGITS: logits. STX_PAR_FORM_PI:
                                unnormalised probabilities, as in the reference; see The
                                gate in the manual */
-    double pi0[3];          /* initial probabilities of attention, feed-forward and identity;
-                               0, 0, 0: 0.33, 0.33, 0.34 */
+    double pi0[3];          /* initial probabilities of attention, feed-forward and
+                               identity; all 0: 0.33, 0.33, 0.34 */
     int    gate;            /* the gate in training. STX_PAR_SOFT: w = y. STX_PAR_ST: one-hot w
                                with the gradient of y */
     int    gate_eval;       /* the gate in evaluation. STX_PAR_EVAL_ARGMAX: only the most probable
@@ -563,8 +564,9 @@ typedef struct stx_par_desc {
     size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* widths of the tails, which override proj_factor;
                                                    0: no override */
     int    tie_words;       /* 1: adaptive input and output share tables */
-    int    tie_projs;       /* adaptive input and output share no projections (STX_PAR_TIE_NONE),
-                               all (_ALL), or all but the first (_BUT_FIRST) */
+    int    tie_projs;       /* which projections adaptive input and output share: none
+                               (STX_PAR_TIE_NONE), all (_ALL), or all but the first
+                               (_BUT_FIRST) */
     int    one_proj;        /* 1: with div_val 1, all input clusters share one projection (D,E).
                                With tied projections, the output clusters share it too */
 
@@ -583,18 +585,18 @@ typedef struct stx_par_desc {
     double latency_power;   /* STX_PAR_LATENCY_FBNET only; 0: 0.6 */
 
     int    init;            /* STX_PAR_INIT_XL: N(0,init_std). STX_PAR_INIT_REF: Glorot */
-    double init_std;        /* with STX_PAR_INIT_XL; 0: 0.02 */
-    double proj_std;        /* init_std of the vocabulary's projections; 0: 0.01 */
+    double init_std;        /* standard deviation with STX_PAR_INIT_XL; 0: 0.02 */
+    double proj_std;        /* init_std for the vocabulary projections; 0: 0.01 */
 
     size_t recompute_layers;    /* number of blocks to recompute in the backward pass,
                                    counted from the last; SIZE_MAX: all. Recomputing all
                                    takes about 25 % more time and much less memory */
 } stx_par_desc;
 
-/* Sets the options in which PAR's reference differs from the defaults: the "reference"
-   column of the manual, except for the sizes. With a single softmax, the reference's
-   loss includes padding; to reproduce this, set words_out to STX_PAR_OUT_PLAIN and pads
-   to 0 afterwards. */
+/* Sets the options in which PAR's reference implementation differs from the defaults,
+   except for the sizes; see the "reference" column in the manual. With a single
+   softmax, the reference's loss includes padding; to reproduce this, set words_out to
+   STX_PAR_OUT_PLAIN and pads to 0 afterwards. */
 STX_DEF void stx_par_reference(stx_par_desc *d);
 
 /* A block and its parameters. */
@@ -643,9 +645,10 @@ typedef struct stx_par {
                                            value */
     stx_tensor    *tau;                 /* (1), the temperature */
     stx_real      *cost;                /* (3), on the device */
-    stx_tensor    *keep;                /* (2,H dh'): factors that hide padding, ones in row 0 and
-                                           zeros in row 1. NULL until there is padding.
-                                           See stx__par_keep */
+    stx_tensor    *keep;                /* (2,H dh'): factors that zero the attention
+                                           outputs of padding: ones in row 0, zeros in
+                                           row 1. NULL until padding occurs. See
+                                           stx__par_keep */
     int            frozen;              /* see stx_par_freeze */
     stx_real      *uniforms;            /* the caller's U, on the device; see
                                            stx_par_set_uniforms */
@@ -672,7 +675,7 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *d);
 STX_DEF stx_params *stx_par_params(stx_par *m);
 
 /* Returns the number of weights of a model with this desc, without creating it. Tied
-   weights count once. The 3 L parameters of a supernet's gates are not included.
+   weights are counted once. The 3 L parameters of a supernet's gates are not included.
    Returns 0, without setting an error, if the desc is invalid, and SIZE_MAX if the
    number does not fit in size_t. */
 STX_DEF size_t stx_par_count(const stx_par_desc *d);
@@ -687,15 +690,17 @@ STX_DEF size_t stx_par_count(const stx_par_desc *d);
 typedef struct stx_par_state {
     stx_par  *model;
     size_t    B, M;
-    size_t    clamp_len;    /* applies to forward passes that read this memory, and to those that
-                               write it and read none. Initially the model's; may be set,
-                               for example to evaluate with a longer memory */
+    size_t    clamp_len;    /* applies to forward passes that read this memory, and to
+                               passes that write this memory and read none. Initially the
+                               model's; may be set, for example to evaluate with a longer
+                               memory */
     int       same_length;  /* applies like clamp_len; 1 requires M >= 2 */
     stx_memory *mem;        /* for each attention block (B,n,D), oldest row first */
-    uint64_t  calls;        /* number of forward passes since a reset: a pass that writes this
-                               memory sets it to 1 plus the calls of the memory that it
-                               read, or to 1 if it read none */
-    int       training;     /* 1: the last forward pass that wrote it was a training step */
+    uint64_t  calls;        /* number of forward passes since a reset: a pass that writes
+                               this memory sets it to 1 plus the `calls` of the memory
+                               that it read, or to 1 if it read none */
+    int       training;     /* 1: the last forward pass that wrote this memory was a
+                               training step */
 } stx_par_state;
 
 /* Creates an empty memory for B >= 1 streams. Returns NULL and sets an error if B is 0
@@ -703,7 +708,7 @@ typedef struct stx_par_state {
 STX_DEF stx_par_state *stx_par_state_create(stx_par *m, size_t B);
 
 /* Like stx_par_state_create, but with M rows instead of the model's (0: no memory).
-   Distances beyond a learned table use its last row. */
+   Distances beyond the end of a learned position table use its last row. */
 STX_DEF stx_par_state *stx_par_state_create_sized(stx_par *m, size_t B, size_t M);
 
 STX_DEF void stx_par_state_free(stx_par_state *s);
@@ -740,12 +745,12 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
 // >>api: forward
 
 /* A segment of vectors h (B,T,D), T >= 1 -> last hidden states (B,T,D). pad (B,T) is
-   nonzero where h is padding, or NULL if there is none. No query attends to padding,
-   now or later, but its values must be finite. in is the memory to read (NULL if
-   empty), and out the memory to write (NULL to write none); they may be the same.
-   Gradients reach h but not the memory. Inside stx_recompute, out must be NULL. Returns
-   NULL and sets an error if the shapes do not match or a memory belongs to another
-   model. After an error, out may be partly written: reset it. */
+   nonzero where h is padding, or NULL if there is none. No query attends to padding, in
+   this call or later, but its values must be finite. `in` is the memory to read (NULL
+   if empty), and `out` the memory to write (NULL to write none); they may be the same.
+   Gradients reach h but not the memory. Inside stx_recompute, `out` must be NULL.
+   Returns NULL and sets an error if the shapes do not match or a memory belongs to
+   another model. After an error, `out` may be partly written: reset it. */
 STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pad,
                                     const stx_par_state *in, stx_par_state *out);
 
@@ -774,8 +779,9 @@ STX_DEF stx_tensor *stx_par_log_probs(stx_par *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_par_nll(stx_par *m, stx_tensor *h, const stx_ids *targets,
                                 stx_tensor **rows);
 
-/* Runs stx_par_forward on ids (B,T) with memories in and out, and returns the negative
-   log-likelihood (1) of targets (B,T), as stx_par_nll does. NULL after an error. */
+/* Runs stx_par_forward on ids (B,T) with memories `in` and `out`, and returns the
+   negative log-likelihood (1) of targets (B,T), as stx_par_nll does. NULL after an
+   error. */
 STX_DEF stx_tensor *stx_par_loss(stx_par *m, const stx_ids *ids, const stx_ids *targets,
                                  const stx_par_state *in, stx_par_state *out);
 
@@ -812,7 +818,7 @@ STX_DEF void stx_par_set_tau(stx_par *m, double tau);
    Returns 1 if `a` is NULL.
 
        TARGET    from (to / from)^(n / total)
-       FACTOR    from to^(n / total), where to is a factor, as in PAR's reference */
+       FACTOR    from to^(n / total), where `to` is a factor, as in PAR's reference */
 enum { STX_PAR_TAU_TARGET = 0, STX_PAR_TAU_FACTOR };
 
 typedef struct stx_par_anneal {
@@ -827,24 +833,24 @@ STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n);
    for example to measured ones. */
 STX_DEF void stx_par_set_cost(stx_par *m, const double *cost);
 
-/* If frozen is 1, the parameters of the gates become constants at the next forward
-   pass, and their gradients are not computed. 0 makes them trainable again. */
+/* If frozen is 1, the parameters of the gates become constants at the next forward pass,
+   and their gradients are not computed. If frozen is 0, they become trainable again. */
 STX_DEF void stx_par_freeze(stx_par *m, int frozen);
 
 /* Makes the following calls use the values u (R,L,3) instead of a random U. u is in
-   host memory, and each value is above 0 and below 1. R = stx_par_draws(m, B, T) for
-   calls with B streams of T tokens, and count is the number of values, 3 L R. u = NULL
-   restores random draws. Sets an error and keeps the previous values if count is 0 or
-   not a multiple of 3 L (with STX_PAR_NOISE_STEP: not 3 L), or if a value is out of
-   range. A forward pass that needs another number of draws fails. The values are copied
-   to the device, where replayed steps read them, so set them between steps. */
+   host memory, and each value must be above 0 and below 1. R = stx_par_draws(m, B, T)
+   for calls with B streams of T tokens, and count is the number of values, 3 L R.
+   u = NULL restores random draws. Sets an error and keeps the previous values if count
+   is 0 or not a multiple of 3 L (with STX_PAR_NOISE_STEP: not 3 L), or if a value is
+   out of range. A forward pass that needs a different number of draws fails. The values
+   are copied to the device, where replayed steps read them, so set them between steps. */
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count);
 
 /* Returns R, the number of draws per block in a call with B streams of T tokens. */
 STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T);
 
-/* Writes the current p (L,3) of the gates. Returns 1, or 0 after an error or for a
-   fixed network. */
+/* Writes the current branch probabilities of all gates to p (L,3). Returns 1, or 0
+   after an error or for a fixed network. */
 STX_DEF int stx_par_probs(const stx_par *m, double *p);
 
 /* Patterns. Each function writes a string with its terminating 0 into out, which has
@@ -880,7 +886,7 @@ STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from);
    share_k of all counts, and width_k = proj_dims[k-1], or, if that is 0, max(floor(D /
    factor^k), 1). The costs are:
 
-       REF     sum over all clusters of (size) (count), as in PAR's reference, which
+       REF     sum over all clusters of size times count, as in PAR's reference, which
                charges the head only for the tokens in the head
        MACS    D (cut_1 + J) + sum_k share_k width_k (D + size_k), k = 1..J:
                multiply-adds per token
@@ -903,7 +909,8 @@ typedef struct stx_par_cuts_desc {
     size_t dim;                 /* D, for MACS and TIME */
     double factor;              /* see width_k above; 0: 4 */
     const size_t *proj_dims;    /* (J), or NULL */
-    /* TIME: returns the time of a GEMM on this share of a batch's rows */
+    /* STX_PAR_CUTS_TIME: returns the time of a GEMM on the fraction `share` of a
+       batch's rows */
     double (*time)(void *user, size_t columns, size_t inner, double share);
     void  *user;
 } stx_par_cuts_desc;
@@ -917,11 +924,11 @@ STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t 
 
 // >>api: generation
 
-/* Generates token by token with a KV cache. Every token sees the M rows before it, as
-   in an evaluation with one token per call, no matter how many tokens a call feeds. (In
-   a forward pass over T tokens, the last one sees M + T - 1 rows.) Works for fixed
-   networks, and for supernets with STX_PAR_EVAL_ARGMAX or _SOFT. After the parameters
-   change, reset the generator or create a new one. */
+/* A generator, which processes text token by token with a KV cache. Every token sees
+   the M rows before it, as in an evaluation with one token per call, regardless of how
+   many tokens each call feeds. (In a forward pass over T tokens, the last one sees
+   M + T - 1 rows.) Works for fixed networks, and for supernets with STX_PAR_EVAL_ARGMAX
+   or _SOFT. After the parameters change, reset the generator or create a new one. */
 typedef struct stx_par_gen {
     stx_par   *model;
     size_t     B, M;
@@ -965,9 +972,9 @@ STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h);
 STX_DEF const stx_real *stx_par_gen_feed(stx_par_gen *g, const int32_t *ids, size_t n);
 
 /* Returns the model as a table of functions, for programs that accept any model family.
-   The window argument is the number of memory rows in evaluation; 0 means M. params has
-   only the weights, so the caller must handle the gates, stx_par.gates. If m is NULL or
-   has no vocab, all fields are NULL. */
+   The window argument is the number of memory rows in evaluation; 0 means M. Its params
+   field contains only the weights; the caller must save and train the gates
+   (stx_par.gates) separately. If m is NULL or has no vocab, all fields are NULL. */
 STX_DEF stx_lm stx_par_as_lm(stx_par *m);
 
 
@@ -985,7 +992,7 @@ STX_DEF stx_lm stx_par_as_lm(stx_par *m);
 
        ((bits >> 9) + 0.5) 2^-23, bits = word k of stx_philox(seed, stream, first + draw)
 
-   which is never 0 or 1, and exact in float. Everything is computed in double and
+   which is never 0 or 1, and is exact in float. All results are computed in double and
    rounded once. The backward kernel reads y but not w, so a hard gate has the gradient
    of y. With STX_PAR_LATENCY_OF_W, it first adds dlat cost[k] / R to dw_k. Then:
 
@@ -1008,8 +1015,8 @@ typedef struct stx_par_gate_args {
     const stx_real *uniforms;       /* (R,..), or NULL */
     const stx_real *cost, *before;  /* (3) (1); before can be NULL, which means 0 */
     stx_real *w, *y;                /* (R,3); y may alias w unless hard is set */
-    stx_real *lat;                  /* (1). NULL in both kernels: no latency, and cost, before,
-                                       dlat and dbefore are not used */
+    stx_real *lat;                  /* (1). NULL in both kernels: no latency is computed,
+                                       and cost, before, dlat and dbefore are not used */
     const stx_real *dw, *dlat;      /* (R,3) (1), or NULL for 0 */
     stx_real *dal, *dbefore;        /* (3) (1), or NULL if not needed */
 } stx_par_gate_args;
@@ -1064,10 +1071,11 @@ typedef struct stx_par_mix_args {
 STX_KERNEL(stx_par_mix_fwd, (stx_ctx *x, const stx_par_mix_args *a))
 STX_KERNEL(stx_par_mix_bwd, (stx_ctx *x, const stx_par_mix_args *a))
 
-/* The definition of both kernels, element by element in host memory, for readers and
-   tests. Runs the forward kernel, or the backward kernel if dy is not NULL. The backward
-   adds to every gradient and does not read work, add_h and add. Each term is computed in
-   double; gradients accumulate in stx_real. Terms of weight 0 are not omitted. */
+/* A plain definition of stx_par_mix_fwd and stx_par_mix_bwd, element by element in host
+   memory, for readers and tests. Computes the forward pass, or the backward pass if dy
+   is not NULL. The backward pass adds to every gradient, and does not read work, add_h
+   or add. Each term is computed in double; gradients accumulate in stx_real. Terms of
+   weight 0 are not omitted. */
 STX_DEF void stx_par_mix_plain(const stx_par_mix_args *a);
 
 /* Computes the loss (1) from nll (1) and lat (1); see stx_par_total. kind is
@@ -1342,8 +1350,8 @@ enum { STX__PAR_CHANNELS = 64 };
 enum { STX__PAR_ROWS = 64 };
 
 /* Estimated operations per input element, from which stx_parallel chooses the number of
-   threads: of the forward kernel, and of the two passes of the backward kernel (dh and
-   dbranch; dgain and dshift) */
+   threads: for the forward kernel, and for the two passes of the backward kernel (dh
+   and dbranch; dgain and dshift) */
 enum { STX__PAR_MIX_FWD_OPS = 14, STX__PAR_MIX_BWD_OPS = 24, STX__PAR_MIX_COLUMNS_OPS = 10 };
 
 /* Computes mean and rstd of row n bit-exactly as stx_layernorm does. Row n of y is
@@ -1422,7 +1430,8 @@ STX_DEF void stx_par_mix_fwd(stx_ctx *x, const stx_par_mix_args *a) {
     stx_parallel(x, a->N, STX__PAR_MIX_FWD_OPS * a->N * a->C, stx__par_mix_part, a);
 }
 
-/* Stores row n's part of dw_k without a norm in work: sum dy (h + branch_k). */
+/* For a branch without a norm, stores row n's part of dw_k in `work`:
+   sum dy (h + branch_k). */
 STX_INNER void stx__par_mix_dot_any(int fma, const stx_par_mix_args *a, int k, size_t n) {
     const size_t C = a->C;
     const stx_real *h = a->h + n * C, *dy = a->dy + n * C, *b = a->branch[k] + n * C;
@@ -1535,7 +1544,7 @@ static void stx__par_mix_back_part(const stx_share *s, const void *job) {
 }
 
 /* Computes dgain += sum_n w dy xh and dshift += sum_n w dy of branch k, for at most
-   STX__PAR_CHANNELS channels from c0 on. */
+   STX__PAR_CHANNELS channels, starting at c0. */
 STX_INNER void stx__par_mix_columns_any(int fma, const stx_par_mix_args *a, int k, size_t c0) {
     const size_t C = a->C, count = STX_MIN(C - c0, (size_t)STX__PAR_CHANNELS);
     size_t n0, n, c;
@@ -1649,9 +1658,9 @@ static void stx__par_mix_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, 
     if (a->work) STX_RUN(x, stx_par_mix_bwd, (x, a));
 }
 
-/* in[] holds h, branch_0, branch_1 (B,T,D), w (draws,3), and gain_0, shift_0, gain_1,
-   shift_1 (D) or four NULLs. For period and rows_per_draw, see stx_par_mix_args.
-   Returns (B,T,D). */
+/* The mixture of a block's branches as an op. in[] holds h, branch_0, branch_1 (B,T,D),
+   w (draws,3), and gain_0, shift_0, gain_1, shift_1 (D) or four NULLs. For period and
+   rows_per_draw, see stx_par_mix_args. Returns (B,T,D). */
 static stx_tensor *stx__par_mix(stx_ctx *x, stx_tensor *const *in, size_t period,
                                 size_t rows_per_draw, double eps) {
     stx_par_mix_args *a;
@@ -1700,9 +1709,10 @@ static void stx__par_gate_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in,
     if (stx_ok(x)) STX_RUN(x, stx_par_gate_bwd, (x, &s->a));
 }
 
-/* al (3) -> w (R,3). `how` holds the kernel's arguments except al, w, y, lat and
-   before. If lat is not NULL, *lat is the total latency of the preceding blocks (NULL
-   if there are none), and is replaced by the total including this block. */
+/* The gate of a block as an op: al (3) -> w (R,3). `how` holds the kernel's arguments
+   except al, w, y, lat and before. If lat is not NULL, *lat is the total latency of the
+   preceding blocks (NULL if there are none), and is replaced by the total including
+   this block. */
 static stx_tensor *stx__par_gate_op(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how,
                                     stx_tensor **lat) {
     stx__par_gate *s = (stx__par_gate *)stx_step_host_bytes(x, sizeof *s);
@@ -1735,7 +1745,7 @@ static void stx__par_latency_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *
     STX_RUN(x, stx_par_latency_bwd, (x, dnll, dlat, y->grad, in[0]->data, in[1]->data, a));
 }
 
-/* nll (1), lat (1) -> loss (1) */
+/* The loss with latency as an op: nll (1), lat (1) -> loss (1) */
 static stx_tensor *stx__par_latency_op(stx_ctx *x, stx_tensor *nll, stx_tensor *lat,
                                        const stx_par_latency_args *how) {
     stx_par_latency_args *a = (stx_par_latency_args *)stx_step_host_bytes(x, sizeof *a);
@@ -1754,8 +1764,8 @@ static stx_tensor *stx__par_latency_op(stx_ctx *x, stx_tensor *nll, stx_tensor *
 
 enum { STX__PAR_MAX_BLOCKS = 4096 };
 
-/* Reads and returns the count at *p, or 1 if there is none. Returns 0 if it is 0 or
-   above STX__PAR_MAX_BLOCKS. */
+/* Reads and returns the count at *p, or 1 if there is none. Returns 0 if the count is 0
+   or above STX__PAR_MAX_BLOCKS. */
 static size_t stx__par_times(const char **p) {
     size_t times = 0;
     if (**p < '0' || **p > '9') return 1;
@@ -1852,7 +1862,7 @@ STX_DEF size_t stx_par_rule(char *out, size_t capacity, size_t L, size_t every) 
     out[0] = 0;
     if (!attentions || L > STX__PAR_MAX_BLOCKS || L >= capacity) return 0;
 
-    /* the stride that puts the last attention just within the first two thirds */
+    /* the stride that puts the last attention block just within the first two thirds */
     two_thirds = 2 * L / 3;
     stride = (two_thirds + two_thirds / attentions) / attentions;
     if (!stride) return 0;
@@ -1991,7 +2001,7 @@ static stx__par_cost stx__par_cost_of(const stx__par_cutting *s, size_t i, size_
 
 /* Fills cost[j] and start[j] for j in [j0,j1). The best starts are in [i0,i1] and never
    decrease as j rises, so the middle j is solved first, and then both halves. Of starts
-   with equal costs, the last one wins. */
+   with equal costs, the largest is used. */
 static void stx__par_cut(const stx__par_cutting *s, size_t j0, size_t j1, size_t i0, size_t i1) {
     /* the preceding k clusters have at least k words, and the last cluster has at least
        one */
@@ -2222,7 +2232,7 @@ static size_t stx__par_ref_width(const stx_par_desc *d, size_t c) {
     return stx__par_divided_width(d->dim, d->proj_factor, c);
 }
 
-/* Describes the embedding and the output head of a resolved desc. */
+/* Fills in the description of the embedding and the output head from a resolved desc. */
 static void stx__par_vocab_desc(const stx_par_desc *d, stx_vocab_io_desc *w) {
     const int ref = d->words_out == STX_PAR_OUT_REF, xl = d->init == STX_PAR_INIT_XL;
     size_t c;
@@ -2407,8 +2417,8 @@ static int stx__par_check_blocks(stx_ctx *x, stx_par_desc *d) {
     return 1;
 }
 
-/* Fills in most defaults. The checks fill in the defaults of blocks, head_dim, inner
-   and the search. */
+/* Fills in most defaults. The check functions fill in the others: blocks, head_dim,
+   inner and the search options. */
 static void stx__par_defaults(stx_par_desc *d) {
     if (!d->dim) d->dim = 512;
     if (!d->heads) d->heads = 8;
@@ -2521,7 +2531,7 @@ STX_DEF size_t stx_par_count(const stx_par_desc *desc) {
         n = stx_vocab_io_count(&vocab);
     }
 
-    /* an attention block: LN_a, Wq, Wkv and Wo, positions, biases, u and v */
+    /* size of an attention block: LN_a, Wq, Wkv and Wo, positions, biases, u and v */
     width = d.heads * d.head_dim;
     rows = stx__par_table_rows(&d);
     uv = d.positions == STX_PAR_LEARNED_BIAS ? 1 : 2;
@@ -2531,7 +2541,7 @@ STX_DEF size_t stx_par_count(const stx_par_desc *desc) {
     if (d.biases) attn = stx_size_add(attn + d.dim, d.positions ? 3 : 4, width);
     if (d.own_uv) attn = stx_size_add(attn, uv, width);
 
-    /* a feed-forward block: LN_f, W1 and W2 with biases */
+    /* size of a feed-forward block: LN_f, W1 and W2 with biases */
     ff = stx_size_add(3 * d.dim, d.inner, 2 * d.dim + 1);
 
     stx__par_kinds(&d, kind);
@@ -2552,7 +2562,7 @@ static stx_tensor *stx__par_param(stx_par *m, size_t l, const char *name, int in
 }
 
 /* Creates a matrix (d0,d1). outs is the number of outputs in Glorot's formula. It
-   exceeds d0 if the reference has one matrix where there are several here. */
+   exceeds d0 if one matrix of the reference corresponds to several matrices here. */
 static stx_tensor *stx__par_matrix(stx_par *m, size_t l, const char *name, size_t d0, size_t d1,
                                    size_t outs) {
     if (m->desc.init == STX_PAR_INIT_XL)
@@ -2987,9 +2997,10 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
 
 // >>position bias
 
-/* STX_PAR_LEARNED_BIAS. The attention kernels do not support a bias per distance, so
-   heads with dh' > dh columns express it. The extra columns are 1 in queries, keys and
-   values, and -1 in u. In r'_t, the first of them is b_t, and the others are 0:
+/* Returns dh', the head dimension of the kernels. The attention kernels do not support
+   a bias per distance, so STX_PAR_LEARNED_BIAS expresses it with extra columns, so that
+   dh' > dh. The extra columns are 1 in queries, keys and values, and -1 in u. In r'_t,
+   the first of them is b_t, and the others are 0:
 
        (q' + u').k' = (q + u).k + (1 - 1) 1     q'.r'_t = q.r_t + b_t     y' = [y, 1 ..]
 
@@ -3075,9 +3086,9 @@ static stx_tensor *stx__par_biased(stx_ctx *x, const stx_par_desc *d, stx_tensor
     return t ? stx_reshape(x, t, rows, H * wide, 0, 0) : NULL;
 }
 
-/* Computes the weights of an attention with wide heads: w[0] and b[0] for queries, keys
-   and values, w[1] and b[1] for keys and values alone, and *wo. Returns 0 after an
-   error. */
+/* Computes the projection matrices and biases of an attention block with wide heads:
+   w[0] and b[0] for queries, keys and values, w[1] and b[1] for keys and values alone,
+   and *wo. Returns 0 after an error. */
 static int stx__par_widen_weights(stx_ctx *x, const stx_par_desc *d, const stx_par_block *block,
                                   stx_tensor **w, stx_tensor **b, stx_tensor **wo) {
     const size_t D = d->dim, dh = d->head_dim;
@@ -3164,9 +3175,9 @@ static stx_tensor *stx__par_sines(stx_par *m, size_t rows, size_t clamp) {
     return sines;
 }
 
-/* Returns positions for at least n distances with this clamp. The model keeps two
-   tables: one for desc.clamp_len, and one for the most recent other value. A table that
-   is too short is replaced by one that is at least 1.5 times as long. */
+/* Returns positions for at least n distances, with clamp_len `clamp`. The model keeps
+   two tables: one for desc.clamp_len, and one for the most recent other value. A table
+   that is too short is replaced by one that is at least 1.5 times as long. */
 static const stx_par_positions *stx__par_positions_for(stx_par *m, size_t clamp, size_t n) {
     stx_par_positions *p = &m->pos[clamp != m->desc.clamp_len], larger;
     const int same_clamp = p->rows && p->clamp == clamp;
@@ -3742,8 +3753,8 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
         key = stx_key_add(key, (uint64_t)s->same_length);
     }
 
-    /* add what an evaluation depends on, unless the last write to the memory was
-       training */
+    /* add what an evaluation depends on, unless a training step was the last to write
+       the memory */
     if (!m->gates || (s && s->training)) return key;
     key = stx_key_add(key, (uint64_t)m->desc.gate_eval);
     if (m->desc.gate_eval == STX_PAR_EVAL_NOISE) return stx_key_add(key, s ? s->calls : 0);
@@ -3999,7 +4010,7 @@ STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h) {
     for (at = 0; at < T; at += count) {
         count = STX_MIN(T - at, g->cache->chunk);
         /* STX_PAR_POS_REF numbers positions from the first key, so each token needs
-           other rows while the memory grows: run the tokens one by one */
+           different rows while the memory grows: run the tokens one by one */
         if (g->model->desc.pos_mode == STX_PAR_POS_REF && g->rows < g->M) count = 1;
         part = stx__par_gen_part(g, count < T ? stx_slice(x, h, at, at + count) : h);
         y = y ? stx_concat(x, y, part) : part;
