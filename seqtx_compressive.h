@@ -1956,7 +1956,8 @@ static int stx__comp_check_layers(stx_ctx *x, const stx_comp_desc *d) {
         return stx__comp_bad(x, "no_memory", d->no_memory, "0 if memory_layers is set");
     if (!d->memory_layers != !d->memory_count)
         return stx__comp_bad(x, "memory_count", (double)d->memory_count,
-                             "the number of memory_layers (for no memory layer, set no_memory)");
+                             "the number of elements in memory_layers "
+                             "(for a model without memory, set no_memory)");
     for (i = 0; i < d->memory_count; i++) {
         const size_t layer = d->memory_layers[i];
         if (!layer || layer > d->layers) {
@@ -2611,7 +2612,7 @@ STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
     if (!s || !stx_ok(s->model->ctx)) return;
     if (s->model->desc.literal & one_age) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
-                 "stx_comp_state_reset_stream: single streams cannot be reset with "
+                 "stx_comp_state_reset_stream: individual streams cannot be reset with "
                  "STX_COMP_LITERAL_ROWS, _PAD or _MASK; use stx_comp_state_reset");
         return;
     }
@@ -2881,8 +2882,8 @@ static const stx_ids *stx__comp_mask_part(stx_ctx *x, const stx_ids *mask, size_
     return stx__comp_mask(x, v, B, n);
 }
 
-/* STX_COMP_COMPRESS_USED: marks in missing (G) which of the rows that stx_comp_pick
-   returns for stream b are missing. stx_comp_pick prefers rows that exist, and returns
+/* STX_COMP_COMPRESS_USED: sets missing[i], i < G, to 1 if row i that stx_comp_pick
+   returns for stream b is missing. stx_comp_pick prefers rows that exist, and returns
    rows in chronological order. */
 static void stx__comp_missing_picked(const stx_comp_groups *g, size_t b, int32_t *missing) {
     const size_t first = g->first ? (size_t)g->first[b] : 0;
@@ -3019,9 +3020,9 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx
     return 1;
 }
 
-/* Returns (B,1), the index of the first of the e evicted rows that belongs to each
-   stream, or NULL if all indices are 0. Rows before it date from before the stream's
-   reset. */
+/* Returns (B,1): for each stream, the index of the first evicted row that belongs to
+   it, or NULL if all indices are 0. The rows before that index date from before the
+   stream's reset. */
 static const stx_ids *stx__comp_first_rows(stx_ctx *x, const stx__comp_layer_plan *plan,
                                            const stx_comp_state *s) {
     const stx_comp_desc *d = &plan->m->desc;
