@@ -63,8 +63,9 @@ static tr_options options = {
 
 // >>time of a matrix multiplication
 
-/* A matrix multiplication of m multiply-adds takes max(floor, fixed + slope m) seconds.
-   For this form, stx_par_cuts finds the optimum. rows: tokens per step. */
+/* Time model: a matmul of m multiply-adds takes max(floor, fixed + slope * m) seconds.
+   stx_par_cuts finds the optimum for this model. `rows` is the number of tokens per
+   step. */
 typedef struct gemm_time {
     double floor, fixed, slope, rows;
 } gemm_time;
@@ -120,7 +121,8 @@ static void fit(gemm_time *g, stx_ctx *x, const stx_real *data) {
     if (!(g->fixed > 0)) g->fixed = 0;
 }
 
-/* Measures the times of this machine. Returns 0 and sets err on failure. */
+/* Determines the time model of this machine by measuring matrix multiplications. Returns
+   0 and sets err on failure. */
 static int measure(gemm_time *g, char err[TR_ERR]) {
     const size_t rows = (size_t)opt.rows, most = STX_MAX(rows, 4096) * 512;
     stx_real *data = (stx_real *)malloc(most * sizeof *data);
@@ -302,8 +304,8 @@ static size_t words_in(const counts *c, const size_t *cut, size_t cuts, size_t k
     return (k < cuts ? cut[k] : c->size) - (k ? cut[k - 1] : 0);
 }
 
-/* Returns the cost of cutoffs as seqtx_par.h defines it. widths contains the widths of
-   the tails, or is NULL to derive them from --factor. time is NULL unless --cost is
+/* Returns the cost of cutoffs as seqtx_par.h defines it. `widths` contains the widths of
+   the tails, or is NULL to derive them from --factor. `time` is NULL unless --cost is
    time. */
 static double cost_of(const counts *c, const size_t *cut, size_t cuts, const size_t *widths,
                       gemm_time *time, const double *share) {
@@ -388,7 +390,7 @@ static int read_against(job *j, size_t words, char err[TR_ERR]) {
     return 1;
 }
 
-/* Finds the cutoffs of c and prints them. */
+/* Finds the best cutoffs for the counts c and prints them. */
 static int solve(const job *j, counts *c, stx_ctx *x, char err[TR_ERR]) {
     static const int costs[] = {STX_PAR_CUTS_MACS, STX_PAR_CUTS_TIME, STX_PAR_CUTS_REF};
     const size_t *widths = j->widths ? j->width : NULL;

@@ -77,13 +77,13 @@ typedef struct rows {
 
 typedef struct run {
     char name[80], family[48];
-    int unit;                /* an index of unit[], or -1 if it is not known yet */
+    int unit;                /* index in unit[], or -1 if not known yet */
     double params, per_step; /* parameters; tokens per step, or 0 if unknown */
     size_t layers;
     char memories[200];                    /* --memory-layers */
     rows train, list[LISTS], eval[SPLITS]; /* no value of a list is negative */
     double before;                         /* seconds before the run was last resumed */
-    double clock;                          /* seconds since then */
+    double clock;                          /* seconds since the run was last resumed */
     int timed;                             /* the log contains seconds */
 } run;
 
@@ -120,7 +120,7 @@ static void go_back(run *r, double step) {
         while (t[k]->n && row_of(t[k], t[k]->n - 1)[0] > step) t[k]->n--;
 }
 
-/* Returns the seconds in the last record that contains them, or 0. */
+/* Returns the time of the last record that contains one, in seconds, or 0. */
 static double so_far(const run *r) {
     size_t n = r->train.n;
     while (n && isnan(row_of(&r->train, n - 1)[SECONDS])) n--;
@@ -286,9 +286,9 @@ static int add_evaluation(rows *t, double step, double metric) {
     return 1;
 }
 
-/* Converts the seconds of a training record, which begin when a run starts or resumes,
-   to seconds since the run first started. If the record has no seconds, estimates them
-   from the tokens per second. */
+/* Converts the time in a training record, which is measured from the last start or
+   resumption, to seconds since the run first started. If the record has no time,
+   estimates it from the tokens per second. */
 static void set_seconds(run *r, double *v) {
     if (isfinite(v[SECONDS])) {
         /* time went backwards: the run was resumed, but no record reports it */
@@ -323,7 +323,7 @@ static int add_list(run *r, int k, const record *c) {
     return 1;
 }
 
-/* Adds a training record. Has the return values of take. */
+/* Adds a training record. Returns the same values as take(). */
 static int add_training(run *r, record *c) {
     double *row;
     int k;
@@ -455,7 +455,8 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
 // >>panels
 
 /* The colours of Okabe and Ito, which colour-blind readers can distinguish, except
-   yellow, which is faint on white. After seven runs, they repeat with dashed lines. */
+   yellow, which is faint on white. From the eighth run on, the colours repeat, with
+   dashed lines. */
 static const char *const colour[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7",
                                      "#E69F00", "#56B4E9", "#000000"};
 
@@ -475,7 +476,7 @@ typedef struct series {
     const char *colour, *dash;
 } series;
 
-/* panel.log_y: logarithmic only if the values are widely spread (see spread) */
+/* value of panel.log_y: logarithmic only if the values are widely spread (see spread) */
 enum { MAYBE = 2 };
 
 typedef struct panel {
@@ -527,8 +528,8 @@ static void free_panel(panel *p) {
     memset(p, 0, sizeof *p);
 }
 
-/* Computes the mean of about N points around each point. Near the ends, fewer points
-   are averaged, because both sides have the same number. If logs is 1, the means are
+/* Computes the mean of about N points around each point. Near the ends, fewer points are
+   averaged, because each side must have the same number. If `logs` is 1, the means are
    geometric. On a logarithmic step axis, the first points are far apart, so fewer of
    them are averaged. */
 static void smooth(series *s, int logs) {
@@ -549,7 +550,7 @@ static void smooth(series *s, int logs) {
     free(sum);
 }
 
-/* The points of a series that are drawn within BIN pixels: their range and mean. falls
+/* The points of a series that are drawn within BIN pixels: their range and mean. `falls`
    is 1 if the highest point precedes the lowest. */
 typedef struct bin {
     double x, lo, hi, mean;
@@ -816,8 +817,8 @@ static double when(const run *r, double step) {
     return a[SECONDS] + (b[SECONDS] - a[SECONDS]) * (step - a[STEP]) / (b[STEP] - a[STEP]);
 }
 
-/* Adds the losses of the runs with the unit unit[of]. time is the number of seconds per
-   unit of the time axis, or 0 to draw by steps. Returns 0 if there are no losses. */
+/* Adds the losses of the runs whose unit is unit[of]. `time` is the number of seconds
+   per unit of the time axis, or 0 to draw by steps. Returns 0 if there are no losses. */
 static int loss_panel(page *g, panel *p, int of, double time) {
     size_t i, k;
     int split, some = 0;
@@ -974,8 +975,8 @@ static double row_height(size_t R) {
    SHADES colours, or NO_SHADE if there is no value. */
 enum { CELL = 4, SHADES = 32, NO_SHADE = 255 };
 
-/* Sets each cell (columns,R) to the shade of the mean span in its column. *most
-   receives the largest span. Returns 0 if memory runs out. */
+/* Sets `cell` (columns,R) to shades: each is that of a head's mean span over the steps
+   of a column. *most receives the largest span. Returns 0 if memory runs out. */
 static int span_cells(const rows *t, const svg_axis *x, size_t columns, unsigned char *cell,
                       double *most) {
     const size_t R = t->width - 1;

@@ -35,9 +35,9 @@ TR_DEF const char *svg_number(char out[32], double x, int decimals) {
     return out;
 }
 
-/* Appends the decimal digits at p to *m, without those beyond the precision of a
-   double. *kept and *dropped receive the numbers of appended and of other digits.
-   Returns the position after the digits. */
+/* Appends the decimal digits at p to *m, without those beyond the precision of a double.
+   *kept and *dropped receive the numbers of appended and of omitted digits. Returns the
+   position after the digits. */
 TR_DEF const char *svg_digits(const char *p, double *m, int *kept, int *dropped) {
     for (*kept = *dropped = 0; *p >= '0' && *p <= '9'; p++) {
         if (*m < 1e17) {
@@ -50,7 +50,7 @@ TR_DEF const char *svg_digits(const char *p, double *m, int *kept, int *dropped)
     return p;
 }
 
-/* Returns m 10^e. For a negative e, divides by 10^-e, because that is exact, whereas
+/* Returns m 10^e. For a negative e, divides by 10^-e, because 10^-e is exact, whereas
    10^e is not: 3 / 10 is 0.3, but 3 * 0.1 is not. */
 TR_DEF double svg_times_power(double m, int e) {
     if (e >= 0) return m * pow(10, e);

@@ -340,7 +340,7 @@ TR_DEF const char *tr_json_past_string(const char *p) {
 }
 
 /* Returns the position after the value at p, or NULL if the value is incomplete. Counts
-   brackets without checking that they match in kind. */
+   brackets, but does not check that the closing ones are of the right kind. */
 TR_DEF const char *tr_json_past_value(const char *p) {
     size_t depth = 0, n;
     if (*p == '"') return tr_json_past_string(p);
@@ -489,11 +489,12 @@ enum {
    derived from the size of the text. */
 enum { TR_FROM_DEFAULT, TR_FROM_TEXT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };
 
-/* Classes of options: see "Resuming" in the manual. The last two are added to a class. */
+/* Classes of options: see "Resuming" in the manual. The last two are flags that can be
+   added to a class. */
 enum {
     TR_LOCAL, TR_HINT, TR_FREE, TR_FIXED, TR_MODEL,
     TR_LATER = 8,       /* a checkpoint written before the option existed implies the default */
-    TR_KEPT = 16        /* a run that starts from the weights also takes this option */
+    TR_KEPT = 16        /* a TR_INIT run also takes this option from the checkpoint */
 };
 
 /* Why a checkpoint is opened: to evaluate or generate; to resume the run; to start
@@ -516,7 +517,8 @@ typedef struct {
     const char *help;
     double      min, max;   /* inclusive bounds. Both 0: the range of the type; TR_INF:
                                unbounded. A flag with max > 0 is a TR_SOME */
-    int         open;       /* real: TR_OPEN_MIN, TR_OPEN_MAX or both; set: see TR_SET */
+    int         open;       /* real: the excluded bounds, TR_OPEN_MIN, TR_OPEN_MAX or
+                               both; set: see TR_SET */
     const char *choices;    /* choice, set: "adagrad|sgd|adam"; other types: alternative names */
     int         keep;       /* class: TR_LOCAL .. TR_MODEL, plus TR_LATER and TR_KEPT */
     int         from;       /* out: source of the value, TR_FROM_... */
@@ -569,9 +571,9 @@ typedef struct {
 
 /* --NAME a,c selects some of the names "a|b|c". The value is an int in which bit k
    represents name k. --NAME alone selects every name that applies, TR_EVERY. --NAME-a
-   adds one name, and --no-NAME-a removes it; --NAME all,no-a selects all others.
-   `training` holds the bits that affect only training: in these bits, an evaluation or
-   a run that starts from a checkpoint's weights may differ from the checkpoint. A set
+   adds one name, and --no-NAME-a removes it; --NAME all,no-a selects all names except a.
+   `training` holds the bits that affect only training: in these bits, an evaluation or a
+   run that starts from a checkpoint's weights may differ from the checkpoint. A set
    without names ("") cannot be switched on; its `help` says why. */
 #define TR_SET(name, keep, to, names, training, help) \
     TR_ROW(name, TR_T_SET, TR_TO(int, to), help, 0, 0, training, names, keep)
@@ -610,7 +612,7 @@ TR_DEF int tr_same(const char *a, const char *b, size_t n) {
     return 1;
 }
 
-/* Nonzero if the word of n characters at a is the name b. */
+/* Nonzero if the n characters at `a` are the name b. */
 TR_DEF int tr_same_name(const char *a, size_t n, const char *b) {
     return strlen(b) == n && tr_same(a, b, n);
 }
@@ -1001,8 +1003,8 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
     return 1;
 }
 
-/* Names that nanoGPT, the Hugging Face Trainer, llama.cpp and other programs have for
-   our options. If a name is in several rows, the first row whose option exists in this
+/* Names that nanoGPT, the Hugging Face Trainer, llama.cpp and other programs use for our
+   options. If a name is in several rows, the first row whose option exists in this
    program applies. */
 static const struct {
     const char *ours, *theirs;
@@ -2594,7 +2596,7 @@ TR_DEF int tr_log_close(tr_log *l) {
 }
 
 
-// >>formats: numbers for people. Each function returns out ------------------------------
+// >>formats: human-readable numbers. Each function returns out --------------------------
 
 #define TR_TEXT_MAX 32
 
@@ -3040,7 +3042,8 @@ TR_DEF int tr_board_close(tr_board *b) {
 
 /* Opens a new event file in dir, which is created if necessary. If dir is NULL, no file
    is written. resume_step is the step after which a run resumes, or 0 for a new run.
-   TensorBoard then ignores later points in earlier files of the directory. */
+   When a run resumes, TensorBoard ignores points after that step in earlier files of the
+   directory. */
 TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, char *err,
                          size_t size) {
     char host[256], *path, *c;
@@ -3222,7 +3225,8 @@ TR_DEF void tr_on_bus(int sig) {
 }
 #endif
 
-/* Watches a file. The string path is not copied. Sets err and returns 0 on failure. */
+/* Watches a file for truncation. The string `path` is not copied. Sets err and returns 0
+   on failure. */
 TR_DEF int tr_watch(const char *program, const char *path, char *err, size_t size) {
 #ifdef SIGBUS
     if (tr_watched.n == TR_WATCHED || stat(path, &tr_watched.at[tr_watched.n]) != 0)
@@ -3395,9 +3399,9 @@ typedef struct {
         "read segments of this many blocks from random positions of the text, each starting with " \
         "an empty memory; 0: read the whole text in parallel streams")
 
-/* Strings for the help: zero describes the value 0 of the number of steps between saves
-   or evaluations, and whole describes the value 0 of the number of evaluation
-   blocks. */
+/* Options for running and saving. The strings `zero` and `whole` complete the help:
+   `zero` says what an interval of 0 steps between saves or evaluations means, and
+   `whole` says what 0 evaluation blocks mean. */
 #define TR_LM_SAVING(o, zero, whole) \
     TR_GROUP("Running"), \
     TR_TEXT("out", TR_LOCAL, &(o).out, \
@@ -3545,14 +3549,15 @@ typedef struct tr_lm tr_lm;
    the context's error set. */
 typedef struct {
     const char  *format;        /* format name in its checkpoints, such as "seqtx.sru.1" */
-    const char  *states;        /* name of a state in checkpoints, such as "state" */
+    const char  *states;        /* prefix of a state's entries in checkpoints, such as
+                                   "state" */
     const int   *adapt_io;      /* the value of --adapt-io, or a constant 0. If 1, the
                                    sizes of a step depend on its tokens, so steps cannot
                                    be replayed */
     const char **cutoffs;       /* the value of --adapt-io-cutoffs; NULL: no such option */
-    int          order, eos_first;      /* the order of words with --adapt-io, as in
-                                           stx_vocab_desc. Otherwise, words are in the
-                                           order of occurrence */
+    int          order, eos_first;      /* with --adapt-io: the fields of stx_vocab_desc
+                                           that order the words. Without it, words are in
+                                           the order of occurrence */
     const char  *sized[3];      /* changes to the defaults for texts of up to 1e5 tokens,
                                    of up to 2e6, and longer */
 
@@ -3564,7 +3569,8 @@ typedef struct {
                                         /* for --dry-run: writes the second line to
                                            line, and the number of elements in the
                                            states to *states */
-    int        (*make)(tr_lm *t);       /* creates t->lm, and calls tr_lm_make in training */
+    int        (*make)(tr_lm *t);       /* creates t->lm and, for training, calls
+                                           tr_lm_make */
     void       (*train)(tr_lm *t);      /* the training loop */
     void       (*learned)(const tr_lm *t, FILE *out);   /* prints what the model learned */
     size_t       size;          /* size of the trainer's struct, which begins with a tr_lm */
@@ -3590,14 +3596,14 @@ struct tr_lm {
     const tr_lm_opt  *opt;
     const tr_lm_kind *kind;
     int          training;
-    int          evaluating;    /* this run only evaluates, on the whole texts */
+    int          evaluating;    /* 1: this run only evaluates, on the whole texts */
     stx_ctx     *x;
 
     /* ranks */
     stx_launch_info start;      /* this process and the number of processes: see
                                    >>api: group in seqtx.h */
     int          agreed;        /* the signal at which all ranks stop; 0: none */
-    int          save_due;      /* save after the next update */
+    int          save_due;      /* 1: save after the next update */
     int          share_pass;    /* the ranks that read the streams in tr_lm_pass.
                                    TR_PASS_RANK0: only rank 0; _SHARED: each rank reads a
                                    share; _EACH: each rank reads all */
@@ -3620,7 +3626,7 @@ struct tr_lm {
     /* batches */
     size_t       parts;         /* number of parts of a batch (--batch-split) */
     size_t       pieces;        /* number of pieces of an update. Part p of block k is
-                                   in[k parts + p] and out[k parts + p] */
+                                   in[k * parts + p] and out[k * parts + p] */
     void       **state;         /* (parts) for each part, the memory of this rank's streams */
     stx_ids    **in, **out;     /* (pieces) tokens and targets for one update */
     int32_t     *tokens, *targets;      /* tokens and targets of all ranks, on the host,
@@ -3630,9 +3636,10 @@ struct tr_lm {
     size_t       eval_block;    /* tokens per stream in an evaluation block */
     size_t       eval_window;   /* argument `window` for creating evaluation and
                                    generation states */
-    int          eval_literal;  /* evaluate as the reference does */
-    int          blocks_see_more;       /* a token read in a block sees more of the past
-                                           than one read singly, as in generation */
+    int          eval_literal;  /* 1: evaluate like the reference code */
+    int          blocks_see_more;       /* 1: a token that is read in a block attends to
+                                           more of the past than a token that is read
+                                           singly, as in generation */
     uint64_t     log_every, eval_every, save_every;     /* intervals in steps; 0: never */
     uint64_t     eval_blocks;   /* number of blocks in an evaluation; 0: the whole text */
 
@@ -3660,7 +3667,7 @@ struct tr_lm {
                                    since it last rose */
 
     /* updates of several steps */
-    int          update;        /* this step updates the parameters */
+    int          update;        /* 1: this step updates the parameters */
     double       share;         /* factor of this step's gradient: 1 / steps per update */
     stx_real    *grads;         /* (grads_size) all gradients, if an update has several
                                    steps; otherwise NULL */
@@ -3668,17 +3675,20 @@ struct tr_lm {
 
     /* training text */
     uint64_t     fingerprint;
-    size_t       use;           /* number of tokens at the beginning of the training text that
-                                   train the weights; 0: all */
+    size_t       use;           /* the weights are trained on this many tokens from the
+                                   beginning of the training text; 0: all */
 
     /* set by the trainer's make or plan */
     int        (*save_more)(tr_lm *t, stx_writer *w);   /* writes more entries; may be NULL */
     int        (*load_more)(tr_lm *t, const stx_file *f);
-    int          no_evaluation; /* without training, only kind->learned is printed */
-    int          more_figures;  /* with perplexity per token, also report the perplexity
-                                   per word and the mean perplexity of the batches */
+    int          no_evaluation; /* 1: without training, only the output of kind->learned
+                                   is printed */
+    int          more_figures;  /* 1: with perplexity per token, also report the
+                                   perplexity per word and the mean perplexity of the
+                                   batches */
     int32_t      pad_id;        /* the token that has no loss; -1: none */
-    int          mean_of_all;   /* mean losses also count padding, whose losses are 0 */
+    int          mean_of_all;   /* 1: means of losses include padding tokens, with a loss
+                                   of 0 */
 
     /* results */
     tr_lm_counts counts[3];     /* sizes of each text */
@@ -3686,14 +3696,14 @@ struct tr_lm {
     double       best;          /* best evaluation for --best; NaN: none */
     double       best_seen;     /* best evaluation of the validation text; NaN: none */
     uint64_t     evaluated, blocks;     /* step and number of blocks of the last evaluation */
-    int          last;          /* evaluations now give the results of the run */
+    int          last;          /* 1: evaluations now give the results of the run */
     char         result[200];   /* the line that reports the last evaluation */
     int          not_replayed;  /* consecutive steps that ran without a CUDA graph */
-    int          note_reported; /* the reason for not_replayed was reported */
+    int          note_reported; /* 1: the reason for not_replayed was reported */
 
     /* files */
-    int          lost;          /* generated text could not be written */
-    int          begun;         /* log and event file are open: an error is now a failure of
+    int          lost;          /* 1: generated text could not be written */
+    int          begun;         /* 1: log and event file are open: an error is a failure of
                                    the run (exit code 1), not of its start (2) */
     tr_claim     claim[3];      /* claims on the files that tr_lm_output lists, once begun is 1 */
     char         found_seal[32];        /* checksum of --checkpoint when opened; "": no file */
@@ -3740,7 +3750,7 @@ TR_DEF int tr_lm_agree(tr_lm *t, double *v, size_t n) {
 
 /* Prints why the program ends and returns code. With several ranks, the message names
    the rank and the host, and the other ranks are aborted. Because bad input usually
-   affects all ranks, the others first wait until rank 0 has reported it. */
+   affects all ranks, the other ranks first wait 3 s for rank 0 to report it. */
 TR_DEF int tr_lm_end(const tr_lm *t, const char *why, int code) {
     char host[256] = "", message[TR_ERR + 256];
     if (t->start.ranks < 2) {
@@ -3786,8 +3796,9 @@ typedef struct tr_word {
 } tr_word;
 
 /* Copies text to out and replaces each `from` by its `to`. Skips entries whose `to` is
-   the name of an option, which are for tr_lm_why_in. words ends with NULL. Of two entries
-   with a common beginning, the longer one must come first. Returns the length of out. */
+   the name of an option: only tr_lm_why_in applies them. `words` ends with a NULL entry.
+   Of two entries with a common beginning, the longer one must come first. Returns the
+   length of out. */
 TR_DEF size_t tr_lm_reword(const tr_lm *t, char *out, size_t size, const char *text,
                            const tr_word *words) {
     const tr_word *w;
@@ -3859,8 +3870,8 @@ TR_DEF void tr_value_name(const tr_opt *o, int value, char *out, size_t size) {
 }
 
 /* Returns the option that a message of the library is about, or NULL. The message begins
-   with the name of a field, whose length is stored in *len. Either words maps the field
-   to the option, or both have the same name. */
+   with the name of a field, whose length is stored in *len. The option is the one to
+   which `words` maps the field, or else the one with the same name. */
 TR_DEF const tr_opt *tr_lm_field(const tr_lm *t, const char *text, const tr_word *words,
                                  size_t *len) {
     const tr_word *w;
@@ -3878,10 +3889,10 @@ TR_DEF const tr_opt *tr_lm_field(const tr_lm *t, const char *text, const tr_word
     return tr_find_option(t->options, text, n);
 }
 
-/* Reports the library's error in terms of the options. The error has the form "WHO FIELD:
-   expected Y, got X" (stx_bad_value). FIELD is replaced by the option that tr_lm_field
-   finds. If the values of the option have names, they replace X and an expected 0. Other
-   phrases are replaced as in tr_lm_reword. */
+/* Reports the library's error in terms of the options. The error has the form "WHO
+   FIELD: expected Y, got X" (stx_bad_value). FIELD is replaced by the option that
+   tr_lm_field finds. If the option's values have names, the names replace X and an
+   expected 0. Other phrases are replaced as in tr_lm_reword. */
 TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     const char *text = stx_error(t->x), *got, *zero;
     char line[TR_ERR], part[TR_ERR], value_name[64];
@@ -3933,7 +3944,7 @@ TR_DEF double tr_lm_counted(const tr_lm *t, const int32_t *ids, size_t n) {
     return (double)m;
 }
 
-/* Returns the number of bytes of the padding tokens among the n tokens, without the
+/* Returns the number of bytes in the padding tokens among the n tokens, without the
    spaces between words. */
 TR_DEF double tr_lm_pad_bytes(const tr_lm *t, const int32_t *ids, size_t n) {
     double pads = t->pad_id >= 0 ? (double)n - tr_lm_counted(t, ids, n) : 0;
@@ -3958,7 +3969,7 @@ TR_DEF double tr_lm_metric(const tr_lm *t, int part, double nll) {
     return nll / log(2.0) * t->counts[part].tokens / t->counts[part].bytes;
 }
 
-/* Returns the mean loss of training, converted to the unit of the run. */
+/* Returns the mean training loss, converted to the unit of the run. */
 TR_DEF double tr_lm_train_metric(const tr_lm *t, double loss) {
     const tr_lm_counts *c = &t->counts[0];
     return tr_lm_metric(t, 0, t->mean_of_all ? loss * c->all / c->tokens : loss);
@@ -4032,9 +4043,9 @@ TR_DEF int tr_lm_fits_options(const tr_lm *t) {
            && (d->no_graph || !*t->kind->adapt_io);
 }
 
-/* Creates the context that the options describe, or keeps the current one if it agrees.
-   Without --max-memory, the limit is 90 % of the machine's memory. On a GPU there is no
-   limit. */
+/* Creates the context that the options describe, or keeps the current one if it already
+   matches them. Without --max-memory, the limit is 90 % of the machine's memory. On a
+   GPU there is no limit. */
 TR_DEF int tr_lm_context(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     double bytes = 0;
@@ -4062,7 +4073,7 @@ TR_DEF int tr_lm_context(tr_lm *t) {
     return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
 
-/* Joins the group of ranks. The context must be final. */
+/* Joins the group of ranks. The context must not be replaced afterwards. */
 TR_DEF int tr_lm_join(tr_lm *t) {
     stx_group_desc g;
     if ((!t->training && !t->evaluating) || t->start.ranks < 2) return 1;
@@ -4071,7 +4082,7 @@ TR_DEF int tr_lm_join(tr_lm *t) {
     return stx_group_join(t->x, &g) || tr_lm_why(t);
 }
 
-/* Checks that --max-memory holds four values per parameter: the parameter, its
+/* Checks that --max-memory suffices for four values per parameter: the parameter, its
    gradient and two optimiser states. */
 TR_DEF int tr_lm_fits(tr_lm *t, double params) {
     double need = params * sizeof(stx_real) * 4, limit = (double)stx_ctx_desc(t->x)->max_bytes;
@@ -4159,8 +4170,8 @@ TR_DEF int tr_lm_check_encoding(tr_lm *t, const char *path) {
                    path, wide, wide, o->tokens == TR_BYTES ? "bytes" : "bytes-compact");
 }
 
-/* Removes a byte-order mark from the start of a text, as a corpus does, unless the tokens
-   are bytes. Returns the length of the rest. */
+/* Removes a byte-order mark from the start of a text, as reading a corpus does, unless
+   the tokens are bytes. Returns the length of the rest. */
 TR_DEF size_t tr_lm_unmark(const tr_lm *t, char *text, size_t len) {
     if (stx_vocab_kind(t->vocab) == STX_TOK_BYTES) return len;
     if (len < 3 || memcmp(text, "\xEF\xBB\xBF", 3) != 0) return len;
@@ -4332,7 +4343,7 @@ TR_DEF int tr_lm_texts_are_whole(const tr_lm *t) {
 }
 
 /* Cuts the training text into B streams, read in blocks of T tokens. If memory is
-   exhausted, only the context's error is set. */
+   exhausted, the context's error is set, but not t->err. */
 TR_DEF int tr_lm_batches(tr_lm *t, uint64_t B, uint64_t T) {
     stx_batches_desc d;
     memset(&d, 0, sizeof d);
@@ -4420,8 +4431,8 @@ TR_DEF int tr_lm_size(tr_lm *t) {
 
 // >>lm: training state
 
-/* Checks that a stream is long enough for the `freq` blocks of an update, and the text
-   for the blocks of --random-segments. */
+/* Checks that a stream is long enough for the `freq` blocks of an update, and that the
+   text is long enough for one segment of --random-segments. */
 TR_DEF int tr_lm_long_enough(tr_lm *t, uint64_t freq, uint64_t T) {
     const uint64_t segment = t->opt->random_segments;
     const size_t size = stx_corpus_size(t->text[0]);
@@ -4543,7 +4554,7 @@ TR_DEF int tr_lm_send_state(tr_lm *t, const void *state) {
     return ok;
 }
 
-/* Receives the state of rank r into its rows of `whole`. Collective. */
+/* Receives the state of rank r and stores it in its rows of `whole`. Collective. */
 TR_DEF int tr_lm_receive_state(tr_lm *t, void *whole, int r) {
     stx_ctx *x = t->x;
     const size_t rows = t->in[0]->B;
@@ -4883,7 +4894,7 @@ TR_DEF int tr_lm_read_stdin(tr_lm *t, tr_buf *b) {
     return 1;
 }
 
-/* Reads --prompt into t->prompt; "-" is standard input. */
+/* Stores the text of --prompt in t->prompt. For "-", reads it from standard input. */
 TR_DEF int tr_lm_prompt(tr_lm *t) {
     const char *text = t->opt->prompt;
     char why[TR_ERR];
@@ -4963,8 +4974,8 @@ TR_DEF int tr_lm_open(tr_lm *t) {
     return tr_signals(t->training && !o->checkpoint && isatty(2), err, TR_ERR);
 }
 
-/* Returns the name of the k-th option (0, 1, 2) that names an output file. *path is
-   that file, or NULL if this run does not write it. */
+/* Returns the name of the k-th option (0, 1, 2) that names an output file. *path
+   receives the path of that file, or NULL if this run does not write it. */
 TR_DEF const char *tr_lm_output(const tr_lm *t, int k, const char **path) {
     static const char *const name[3] = {"checkpoint", "best", "log"};
     const tr_lm_opt *o = t->opt;
@@ -5445,7 +5456,7 @@ TR_DEF int tr_lm_rehearsed(tr_lm *t) {
     return stx_ok(t->x) && t->settled < settled && t->step - t->first < TR_REHEARSED;
 }
 
-/* Copies the small parameters `from`, which include those that determine sizes, to the
+/* Copies the small parameters in `from`, including all that determine sizes, to the
    model of the rehearsal. If widest is 1, sets all spans to their maximum. */
 TR_DEF void tr_lm_rehearse_params(tr_lm *t, const stx_params *from, int widest) {
     stx_real v[TR_SMALL];
@@ -5659,7 +5670,7 @@ TR_DEF int tr_gen_read(tr_lm *t, tr_gen *g, const int32_t *ids, size_t n) {
     return g->logits != NULL;
 }
 
-/* Writes tokens as text. Omits the space of a piece at the beginning of a line. */
+/* Writes tokens as text. Omits the leading space of a piece that begins a line. */
 TR_DEF void tr_gen_write(tr_lm *t, tr_gen *g, FILE *to, const int32_t *ids, size_t n) {
     const int pieces = stx_vocab_kind(t->vocab) > STX_TOK_WORDS;
     char text[4096];
@@ -5762,7 +5773,8 @@ TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
     uint64_t key = 0;
     size_t k;
     t->update = !several || (t->step + 1 - after) % every == 0;
-    /* the mean, as for one larger batch, so that the same --grad-clip applies */
+    /* averages the gradients, as one larger batch would, so that the same --grad-clip
+       applies */
     t->share = several ? 1.0 / (double)every : 1;
     if (several) key = 1 + (uint64_t)t->update;
     for (k = 0; k < t->pieces; k++) {
@@ -6465,7 +6477,7 @@ TR_DEF int tr_lm_literal(tr_lm *t, int set, stx_ctx *x, const unsigned *applied,
     const int lacks_memory = !x || stx_error_code(x) == STX_ERR_MEMORY;
     if (applied) *literal = *applied & ~(unsigned)tr_set_removed(set);
     stx_destroy(x);
-    if (applied || !lacks_memory) return 1;     /* creating the model reports others */
+    if (applied || !lacks_memory) return 1;     /* creating the model reports the error */
     return tr_fail(t->err, TR_ERR,
                    "--literal: out of memory: cannot determine which forms apply: name them");
 }
@@ -6968,7 +6980,7 @@ TR_DEF int tr_lm_run_evaluation(tr_lm *t) {
 }
 
 /* Prints what the model learned, and checks that standard output could be written. If
-   not, a training run only reports it. */
+   not, reports it, and returns 0 unless the run has trained. */
 TR_DEF int tr_lm_print_results(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     int ok = 1;
@@ -7023,7 +7035,8 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     if (!ok) return tr_lm_failed(t);
 
     stop = tr_lm_stop(t);
-    if (!stop && !stx_rank(t->x)) stop = tr_stop_requested();   /* received while only rank 0 ran */
+    /* a signal that arrived while only rank 0 was running */
+    if (!stop && !stx_rank(t->x)) stop = tr_stop_requested();
     if (stop && !stx_rank(t->x)) tr_lm_print_stopped(t);
     return stop ? 128 + stop : 0;
 }
@@ -7080,7 +7093,8 @@ TR_DEF int tr_lm_expand_keep_best(tr_lm *t) {
     return ok;
 }
 
-/* --interactive and --score do nothing else: refuses options that they would ignore. */
+/* Refuses options that --interactive or --score would ignore, because these options
+   exclude all other tasks. */
 TR_DEF int tr_lm_check_alone(tr_lm *t, const char *name, int evaluating, const int *evaluate) {
     const tr_lm_opt *o = t->opt;
     const tr_opt *p;

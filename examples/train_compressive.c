@@ -324,8 +324,8 @@ static void step(void *user) {
 
 /* Reads the compression losses of the last step. With several ranks, the loss is the
    mean over the ranks, and rel_error is the ratio of two sums over the ranks: a rank's
-   sum of (target - got)^2 is in proportion to its loss, and its sum of target^2 to loss
-   / rel_error. */
+   sum of (target - got)^2 is proportional to its loss, and its sum of target^2 to loss /
+   rel_error. */
 static void read_compression(run *r) {
     const int ranks = tr_lm_ranks(&r->t);
     double sums[2 * MAX_LAYERS];
@@ -430,8 +430,8 @@ static size_t eval_batch(void) {
     return (size_t)(opt.batch_sz / opt.batch_split);
 }
 
-/* Losses and tokens, summed by the number of blocks since the memory was empty. Buckets
-   end at 1, 2, 4, .. blocks. */
+/* Sums of losses and tokens, grouped by the number of blocks since the memory was empty.
+   The buckets end at 1, 2, 4, .. blocks. */
 enum { BUCKETS = 64 };
 
 typedef struct buckets {
@@ -689,7 +689,7 @@ static size_t count(tr_lm *t, size_t vocab) {
 }
 
 /* Writes a one-line description of the model to line. *states receives the number of
-   elements in its memories. */
+   elements in the model's memories. */
 static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     const stx_comp_desc *d = &((const run *)t)->desc;
     size_t l, i, rows = 0, n = 0;

@@ -630,7 +630,7 @@ static void train(tr_lm *t) {
 
 // >>timing: the time of a block, and races of networks
 
-/* A context like the trainer's, for models that are freed after use. */
+/* Creates a context like the trainer's, for models that are freed after use. */
 static stx_ctx *bench_context(const tr_lm *t) {
     stx_desc d = *stx_ctx_desc(t->x);
     stx_ctx *x = stx_create(&d);
@@ -683,8 +683,8 @@ static stx_par_desc block_desc(const stx_par_desc *of, const char *pattern) {
     return d;
 }
 
-/* Returns the time in milliseconds of a forward pass over h (B,T,D), plus that of a
-   backward pass unless --latency-pass is forward. */
+/* Returns the time in milliseconds of a forward pass over h (B,T,D) and, unless
+   --latency-pass is forward, of a backward pass. */
 static double time_block(stx_par *m, stx_par_state *memory, const stx_real *h, size_t B, size_t T) {
     stx_ctx *x = m->ctx;
     double began = tr_seconds();
@@ -856,7 +856,7 @@ static const char *short_form(const char *pattern, char out[PATTERN]) {
     return stx_par_format(out, PATTERN, pattern) ? out : pattern;
 }
 
-/* Describes in words the n letters and counts at p, which contain no groups. */
+/* Describes in words the n characters at p: letters and counts, without groups. */
 static void run_in_words(tr_buf *out, const char *p, size_t n) {
     const char *end = p + n;
     char word[64], *next;
@@ -1525,7 +1525,7 @@ static size_t attentions(const run *r) {
 }
 
 /* Writes a one-line description of the model to line. *states receives the number of
-   elements in its memory. */
+   elements in the model's memory. */
 static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     const run *r = (const run *)t;
     const size_t n = attentions(r);
@@ -1566,7 +1566,7 @@ static int fill_table(run *r) {
 }
 
 /* Checks the options that change the meaning of weights but not their shapes. A network
-   that inherits weights must have the same values of these options. */
+   that inherits weights must have the same values for these options. */
 static int same_network(tr_lm *t, const stx_file *f) {
     static const char *const names[] = {
         "nheads", "norm-before", "no-final-norm", "norm-eps", "emb-scale",

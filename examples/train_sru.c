@@ -508,7 +508,7 @@ static size_t count(tr_lm *t, size_t vocab) {
 }
 
 /* Writes a one-line description of the model to line. *states receives the number of
-   elements in its memory. */
+   elements in the model's memory. */
 static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     size_t l, attending = 0;
     (void)t;
@@ -543,8 +543,8 @@ static int make(tr_lm *t) {
     return tr_lm_make(t, &od, opt.update_param_freq);
 }
 
-/* Checks the attention options. First, if --attention-last was not given, sets it to 0
-   if --attention-every is set, and limits it to --nlayers. */
+/* Checks the attention options. If --attention-last was not given, its default first
+   becomes 0 if --attention-every is set, and is limited to --nlayers otherwise. */
 static int check_attention(tr_lm *t) {
     const unsigned long long layers = opt.nlayers, proj = opt.proj_sz;
     if (!tr_lm_decided(t, "attention-last")) {
@@ -627,7 +627,7 @@ static void plan(tr_lm *t) {
     t->save_every = opt.lm.save_every;
     t->eval_blocks = opt.lm.eval_blocks;
 
-    /* from every token of the block, attention looks back equally far */
+    /* attention looks back equally far from every token of the block */
     t->eval_block = t->eval_window = opt.eval_unroll ? opt.eval_unroll : opt.block_sz;
 
     s->kind = kinds[opt.schedule];

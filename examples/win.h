@@ -20,7 +20,7 @@
 #define NOMINMAX
 #endif
 #ifndef NOGDI
-#define NOGDI                   /* defines names such as PATTERN */
+#define NOGDI                   /* omit wingdi.h: it defines names such as PATTERN */
 #endif
 #include <windows.h>
 #define PSAPI_VERSION 2         /* GetProcessMemoryInfo is in kernel32 */
@@ -125,8 +125,8 @@ TR_WIN int tr_win_lock(int fd) {
     return GetLastError() == ERROR_LOCK_VIOLATION || GetLastError() == ERROR_IO_PENDING ? 0 : -1;
 }
 
-/* Always fails, because there are no links. errno is that of readlink for an existing
-   file that is not a link, or for a missing file. */
+/* Always fails, because there are no links. Sets errno to EINVAL for an existing file,
+   as readlink does if it is not a link. */
 TR_WIN ssize_t tr_win_readlink(const char *path, char *to, size_t room) {
     struct tr_win_stat st;
     (void)to;
@@ -254,7 +254,7 @@ TR_WIN int tr_win_sigaction(int sig, const struct tr_win_sigaction *now,
 TR_WIN int tr_win_clock(int which, struct timespec *t) {
     LARGE_INTEGER count, per_second;
     FILETIME now;
-    uint64_t ticks;     /* of 100 ns; FILETIME counts from 1601 */
+    uint64_t ticks;     /* in units of 100 ns; FILETIME counts from 1601 */
     if (which == CLOCK_REALTIME) {
         GetSystemTimeAsFileTime(&now);
         ticks = ((uint64_t)now.dwHighDateTime << 32 | now.dwLowDateTime) - 116444736000000000u;

@@ -1,6 +1,6 @@
 /* main.c - a program of several C files. This one includes only predictor.h:
        cc -O2 -I../.. main.c predictor.c seqtx.c -lm -pthread -o embed && ./embed
-   An argument is the number of passes over the text. */
+   The optional argument is the number of passes over the text. */
 #include "predictor.h"
 #include <stdio.h>
 #include <stdlib.h>
