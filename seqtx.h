@@ -518,7 +518,7 @@ typedef struct stx_tensor {
     const struct stx_tensor *view_of;   /* the parameter whose elements this tensor
                                            shares, or NULL. grad is a view of the
                                            parameter's gradient */
-    size_t    view_offset;  /* index in view_of of the first element of this view */
+    size_t    view_offset;  /* index in `view_of` of this view's first element */
     size_t    padding;      /* number of zeros stored after the elements of a parameter.
                                Kernels read them but never write them; see "Padded logits"
                                in >>adaptive input and output */
@@ -531,11 +531,11 @@ typedef struct stx_ids {
     int32_t *data, *device;
     size_t   B, T;
     size_t   id_limit;      /* all ids must be below this: the smallest number of rows or
-                               classes of all ops that used them; 0: no op has used them
-                               yet */
-    int      ignores;       /* 1: all ops that used the ids ignored ignored_id, which
-                               may then be out of range; -1: at least one did not; 0: no
-                               op has used them yet */
+                               classes among the ops that have used them; 0: no op has
+                               used them yet */
+    int      ignores;       /* 1: all ops that have used the ids ignore `ignored_id`,
+                               which may then be out of range; -1: at least one op does
+                               not; 0: no op has used them yet */
     int32_t  ignored_id;
 } stx_ids;
 
@@ -591,7 +591,7 @@ STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out);
 /* Initialisers for stx_param; `a` is its argument of that name. */
 enum {
     STX_ZEROS = 0,
-    STX_CONSTANT,       /* a */
+    STX_CONSTANT,       /* every element is `a` */
     STX_NORMAL,         /* mean 0, standard deviation a */
     STX_UNIFORM,        /* uniform in [-a, a] */
     STX_TRUNCATED       /* normal with standard deviation a, redrawn until in [-2a, 2a].
@@ -637,15 +637,15 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
    error. */
 STX_DEF int stx_params_make_contiguous(stx_params *p, size_t n);
 
-/* Initialises the next parameter with the random numbers of the parameter `ahead`
-   positions later (negative: earlier). This preserves initial values if the order of the
-   parameters changes. */
+/* Draws the initial values of the next parameter as if `ahead` more parameters
+   (negative: fewer) had been created before it. This preserves initial values if the
+   order of the parameters changes. */
 STX_DEF void stx_params_rng_offset(stx_params *p, ptrdiff_t ahead);
 
-/* Change a parameter after its creation, for initialisers. stx_param_scale multiplies
-   rows [r0,r1) of the first dimension by s, in double; stx_param_fill sets them to v;
-   stx_param_apply sets each element i to fn(user, i, old value). On a GPU, each call
-   copies the parameter to the host and back. */
+/* Change a parameter after its creation, for custom initial values. stx_param_scale
+   multiplies rows [r0,r1) of the first dimension by s, in double; stx_param_fill sets
+   them to v; stx_param_apply sets each element i to fn(user, i, old value). On a GPU,
+   each call copies the parameter to the host and back. */
 typedef double (*stx_init_fn)(void *user, size_t i, double was);
 STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s);
 STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v);
@@ -704,9 +704,8 @@ STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real 
 /* Records a new op on the tape: y, made by stx_new, is a function of in[0..count), at
    most STX_MAX_INS tensors, some of which may be NULL. Once y->grad is complete,
    stx_backward calls the function `back`, which adds to the gradients that stx_grad
-   returns. save is passed to back; allocate it from the step arena. Returns 1. Returns
-   0 after an error or if no gradient will be needed; save then need not be filled
-   in. */
+   returns. `save` is passed to `back`; allocate it from the step arena. Returns 1, or 0
+   after an error or if no gradient will be needed; `save` then need not be filled in. */
 enum { STX_MAX_INS = 9 };
 
 typedef void (*stx_back_fn)(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save);
@@ -714,17 +713,17 @@ STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int cou
                        stx_back_fn back, void *save);
 
 /* Like stx_record, for an op with several results y[0..results), at most 1 +
-   STX_MAX_MORE. back receives y[0] and can find the other results through save. It is
-   called once, when the gradients of all results are complete, unless no result has a
-   gradient. If only some results have gradients, y[i]->grad of the others is NULL, and
-   stx_grad returns zeros for them. */
+   STX_MAX_MORE. `back` receives y[0] and can find the other results through `save`. It
+   is called once, when the gradients of all results are complete, unless no result has
+   a gradient. If only some results have gradients, y[i]->grad of the others is NULL,
+   and stx_grad returns zeros for them. */
 STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results,
                                stx_tensor *const *in, int count, stx_back_fn back, void *save);
 
-/* For use in back only. Returns the buffer of t's gradient, or NULL if t requires none or
-   after an error. If fresh is NULL, back must add to the buffer; a new buffer has been
-   zeroed. Otherwise *fresh is set to 1 if the buffer is uninitialised, so that back must
-   overwrite it, or to 0 if back must add to it. */
+/* For use in the function `back` only. Returns the buffer of t's gradient, or NULL if t
+   requires none or after an error. If `fresh` is NULL, `back` must add to the buffer,
+   which is zeroed when it is created. Otherwise, *fresh receives 1 if the buffer is
+   uninitialised and `back` must overwrite it, or 0 if `back` must add to it. */
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 
 /* Returns a stream of random numbers for an op; see stx_dropout_args.stream. Each call in
@@ -800,16 +799,16 @@ typedef struct stx_share {
                                memory */
 } stx_share;
 
-/* Runs the iterations of a range. job is the argument of stx_parallel. Each iteration
-   must write a separate part of the output, so that results depend neither on the number
-   of threads nor on which thread runs an iteration. */
+/* Runs the iterations of a range. `job` is the pointer passed to stx_parallel. Each
+   iteration must write a separate part of the output, so that results depend neither on
+   the number of threads nor on which thread runs an iteration. */
 typedef void (*stx_part)(const stx_share *s, const void *job);
 
-/* Runs part for all iterations [0, n), in parallel if there is enough work; work is the
-   approximate number of additions and multiplications in the whole loop. Returns when the
-   loop is complete. Threads start with contiguous ranges, which are the same in every
-   loop, so that each thread finds its rows in its caches; idle threads take over work
-   from others. Must not be called from within a part. */
+/* Runs `part` for all iterations [0, n), in parallel if there is enough work; `work` is
+   the approximate number of additions and multiplications in the whole loop. Returns
+   when the loop is complete. Threads start with contiguous ranges, which are the same
+   in every loop, so that each thread finds its rows in its caches; idle threads take
+   over work from others. Must not be called from within `part`. */
 STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job);
 
 /* Like stx_parallel, for a few iterations of unequal cost, which are handed out in order,
@@ -849,12 +848,12 @@ STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N
    tensors, unless the docstring says otherwise. The kernels of an op are declared below
    it; see >>api: kernels. */
 
-/* a + b and a b, elementwise. b has the shape of a, or only its last dimensions; b is
-   then broadcast over the leading ones. */
+/* a + b and a b, elementwise. b has either the shape of `a` or only its last
+   dimensions, and is then broadcast over the leading ones. */
 STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 
-/* s a */
+/* s times a, for a constant factor s */
 STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s);
 
 /* s[0] a, where s (1) can be a scalar set by the host (stx_scalar_create), a parameter or
@@ -888,7 +887,7 @@ STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a);
 
-/* y (n) = act(a (n)); y can be a */
+/* y (n) = act(a), a (n); y can be the same array as a */
 STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
 
 /* da (n) = dy act'(a), or += with accumulate */
@@ -902,8 +901,8 @@ typedef struct stx_act_bwd_args {
 
 STX_KERNEL(stx_act_bwd, (stx_ctx *x, const stx_act_bwd_args *a))
 
-/* Set elements to 0 with probability p and scale the others by 1 / (1 - p); in STX_EVAL,
-   return the values of a. 0 <= p < 1, rounded to a multiple of 1/65536.
+/* Set elements to 0 with probability p and scale the others by 1 / (1 - p); in
+   STX_EVAL, return the values of `a`. 0 <= p < 1, rounded to a multiple of 1/65536.
        stx_dropout                drops each element independently
        stx_dropout_variational    a (B,T,C), with one mask (B,C) for all time steps (Gal
                                   and Ghahramani 2016, 1512.05287)
@@ -916,7 +915,7 @@ STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p)
 STX_DEF stx_tensor *stx_dropout_replicated(stx_ctx *x, stx_tensor *a, double p);
 
 /* y (n) = a mask / (1 - p), or += with accumulate. The backward pass is the same call
-   with dy as a and da as y. stx_philox(seed, stream, first + i) gives the mask of
+   with dy as `a` and da as `y`. stx_philox(seed, stream, first + i) gives the mask of
    elements 8 i to 8 i + 7. */
 typedef struct stx_dropout_args {
     size_t n;
@@ -924,7 +923,7 @@ typedef struct stx_dropout_args {
     int accumulate;
     uint64_t seed, stream, first;
     const stx_real *a;                      /* (n) */
-    stx_real *y;                            /* (n); can be a if accumulate is 0 */
+    stx_real *y;                            /* (n); can be the array `a` if accumulate is 0 */
 } stx_dropout_args;
 
 STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, const stx_dropout_args *d))
@@ -951,12 +950,12 @@ STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, const stx_rezero_bwd_args *r))
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a);
 
-/* y (N,C) = softmax of each row of a (N,C); da = y (dy - sum dy y) */
+/* y (N,C) = softmax of each row of `a` (N,C); da = y (dy - sum dy y) */
 STX_KERNEL(stx_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
 STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
                              size_t N, size_t C, int accumulate))
 
-/* y (N,C) = a - log sum e^a over each row of a (N,C); da = dy - e^y sum dy */
+/* y (N,C) = a - log sum e^a over each row of `a` (N,C); da = dy - e^y sum dy */
 STX_KERNEL(stx_log_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
 STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
                                  size_t N, size_t C, int accumulate))
@@ -1000,8 +999,8 @@ typedef struct stx_residual_norm_args {
     stx_real *ds, *df;                      /* (N,C) */
     stx_real *dgain, *dshift, *dbias;       /* (C) */
     int accumulate_df, accumulate_ds;       /* 1: df +=, ds += */
-    int deferred;                           /* dgain, dshift and dbias belong to parameters,
-                                               see stx_linear_bwd_args */
+    int deferred;                           /* 1: dgain, dshift and dbias belong to
+                                               parameters, see stx_linear_bwd_args */
 } stx_residual_norm_args;
 
 STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, const stx_residual_norm_args *a))
@@ -1017,7 +1016,7 @@ STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, c
 STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids,
                                size_t N, size_t C))
 
-/* Rows idx[0..n) of a (N,C) -> (n,C). idx may contain a row several times. */
+/* Rows idx[0..n) of `a` (N,C) -> (n,C). idx may contain a row several times. */
 STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n);
 
 /* Concatenate and slice tensors.
@@ -1030,10 +1029,10 @@ STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1);
 STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, size_t c1);
 
-/* Views, which share the memory of a.
-       stx_view_rows   rows [r0,r1) of a (N,C) -> (r1-r0,C), such as a part of a table
+/* Views, which share the memory of `a`.
+       stx_view_rows   rows [r0,r1) of `a` (N,C) -> (r1-r0,C), such as a part of a table
        stx_reshape     the same elements in another shape of the same size
-       stx_detach      the same tensor as a constant: no gradient reaches a */
+       stx_detach      the same tensor as a constant: no gradient reaches `a` */
 STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r1);
 STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2,
                                 size_t d3);
@@ -1174,9 +1173,9 @@ STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m, 
 
 /* Projects cached rows to keys and values, with one matmul per group of heads. out[g]
    (B,rows[g],2 D n_g), keys first, contains the n_g heads of group g and is computed
-   from the newest rows[g] rows of past, which has at least rows[0] rows. This is the
-   format of stx_attention_in.cached. wk, wv (C,Ci), D = C / heads. Differentiable in wk
-   and wv. Returns 1, or sets an error and returns 0. */
+   from the newest rows[g] rows of past, which has at least rows[0] rows. The results
+   have the format of stx_attention_in.cached. wk, wv (C,Ci), D = C / heads.
+   Differentiable in wk and wv. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, stx_tensor *wk,
                              stx_tensor *wv, size_t heads, const stx_head_groups *g,
                              stx_tensor **out);
@@ -1185,11 +1184,11 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, 
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a);
 
-/* y (1) = mean of a (n); da (n) += dy[0] / n */
+/* y (1) = mean of `a` (n); da (n) += dy[0] / n */
 STX_KERNEL(stx_mean_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
 
-/* y (1) = sum of a (n); da (n) += dy[0] */
+/* y (1) = sum of `a` (n); da (n) += dy[0] */
 STX_KERNEL(stx_sum_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_sum_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
 
@@ -1456,14 +1455,15 @@ STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
    arena. */
 STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);
 
-/* The definition of attention, for readers and tests; a is in host memory.
+/* The definition of attention, for readers and tests. The arrays in `a` must be in host
+   memory.
 
    stx_attention_keys returns the total number of zero keys, keys (S) and persistent
    vectors. The index n below runs over all of these, in this order.
 
-   stx_attention_weights computes the softmax of query i of head h in stream b, before the
-   mask and dropout: w[n] = e^s / normaliser, or 0 if the query does not attend to the
-   key; raw_m[n] = m before it is clamped to [0, 1], or 2 without learned spans.
+   stx_attention_weights computes the softmax of query i of head h in stream b, before
+   the mask and dropout: w[n] = e^s / normaliser, or 0 if the query does not attend to
+   the key; raw_m[n] = m before it is clamped to [0, 1], or 2 without learned spans.
 
    stx_attention_plain computes y in double; work has 2 stx_attention_keys elements. */
 STX_DEF size_t stx_attention_keys(const stx_attention_args *a);
@@ -1527,11 +1527,11 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
 
 /* Adds to the key of a step (stx_step_run) the host-side decisions that depend on these
    ids, in stx_adaptive_input or, with output = 1, in stx_adaptive_softmax_tokens with
-   options how. On a GPU, the matmuls of a cluster are captured for a capacity, which is
-   its number of ids rounded up to a multiple of 1/16 of all ids. The step can be
-   replayed while all capacities stay the same. Without this key, a replayed step whose
-   ids exceed a capacity computes NaN, and its update is skipped. On a CPU, returns the
-   key unchanged. */
+   the options `how`. On a GPU, the matmuls of a cluster are captured for a capacity,
+   which is its number of ids rounded up to a multiple of 1/16 of all ids. The step can
+   be replayed while all capacities stay the same. Without this key, a replayed step
+   whose ids exceed a capacity computes NaN, and its update is skipped. On a CPU,
+   returns the key unchanged. */
 STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids,
                                   int output, const stx_token_loss *how);
 
@@ -1539,10 +1539,10 @@ STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx
 // >>api: private kernels
 
 /* Arguments of the stx_linear_heads kernels. The forward kernel gathers blocks of n
-   elements: block i of y is block of[i] of a if of[i] < half, and otherwise block
-   of[i] - half of b; a and b have `half` blocks each. It also copies rows: to[k]
-   (B,len[k]) = the rows at from[k], `stride` elements apart. The backward kernel adds
-   blocks of dy to da and db; each may be NULL. */
+   elements: block i of y is block `of[i]` of `a` if of[i] < half, and otherwise block
+   `of[i] - half` of `b`; `a` and `b` have `half` blocks each. It also copies rows:
+   to[k] (B,len[k]) = the rows at from[k], `stride` elements apart. The backward kernel
+   adds blocks of dy to da and db; each may be NULL. */
 typedef struct stx__heads_args {
     size_t n, count, half;
     const stx_real *a, *b, *dy;
@@ -1601,9 +1601,9 @@ STX__KERNEL(stx__nan_if, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag
 STX__KERNEL(stx__metric_accumulate, (stx_ctx *x, double *metric, const stx_real *a, double s,
                                      int accumulate))
 
-/* Shifts each row of y (rows,n) left by w <= n elements, which discards the first w, and
-   fills the end with a row of a (rows,w). If a is NULL, the last w elements keep their
-   values. Row strides ldy and lda. */
+/* Shifts each row of y (rows,n) left by w <= n elements, which discards the first w,
+   and fills the end with a row of `a` (rows,w). If `a` is NULL, the last w elements
+   keep their values. Row strides ldy and lda. */
 STX__KERNEL(stx__shift2d, (stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
                            size_t lda, size_t w, size_t rows))
 
@@ -1846,8 +1846,9 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t);
 
    A step is captured if the previous step had the same key and transferred no data
    between host and device; fn is then called while its work is recorded. Alternating
-   steps, such as one from memory a to b and then one from b to a, are not captured,
-   because a replay changes nothing on the host: perform both steps in one fn.
+   steps, such as one that reads memory `a` and writes `b` followed by one that reads
+   `b` and writes `a`, are not captured, because a replay changes nothing on the host:
+   perform both in one fn.
 
    Only these may differ between replays: tokens (stx_tokens_set), learning rates
    (stx_optim_set_lr), scalars (stx_scalar_set) and random numbers, which continue as if
@@ -1908,12 +1909,12 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
 /* How this process was started, according to the environment variables that mpirun, srun
    and torchrun set (OMPI_COMM_WORLD_*, PMI_*, SLURM_*, RANK with WORLD_SIZE). */
 typedef struct stx_launch_info {
-    int rank, ranks;        /* rank in the job, and its number of ranks; 0 and 1 if started
-                               alone */
+    int rank, ranks;        /* this rank, and the number of ranks in the job; 0 and 1 if
+                               started alone */
     int local, locals;      /* this rank's index among the ranks on this machine, and
                                their number */
-    const char *by;         /* name of the variable that was found; NULL if started
-                               alone */
+    const char *by;         /* name of the environment variable that was found; NULL if
+                               started alone */
 } stx_launch_info;
 
 STX_DEF stx_launch_info stx_get_launch_info(void);
@@ -2000,8 +2001,8 @@ enum {
 typedef struct stx_schedule {
     int      kind;
     double   lr;            /* peak learning rate */
-    double   lr_start;      /* start of the warm-up, at n = 0 */
-    double   lr_min;        /* end of a cosine */
+    double   lr_start;      /* rate at n = 0, where the warm-up begins */
+    double   lr_min;        /* final rate of a cosine */
     uint64_t warmup;        /* W, number of warm-up updates */
     uint64_t total;         /* a cosine reaches lr_min at n = total (RECURSIVE: at
                                n = total + 1) and stays there; 0: no cosine */
@@ -2099,11 +2100,12 @@ extern void stx_cuda_defer_sums(stx_ctx *x, int by);
 extern void *stx_cuda_stream(const stx_ctx *x);         /* the cudaStream_t */
 extern const char *stx_cuda_name(const stx_ctx *x);     /* such as "NVIDIA H200, sm_90" */
 
-/* Enqueue a store of one value, without waiting. */
+/* Enqueue a write of v to *p and return without waiting. */
 extern void stx_cuda_set_f64(stx_ctx *x, double *p, double v);
 extern void stx_cuda_set_f32(stx_ctx *x, float *p, float v);
 
-/* Adds shift to the stream number of all random numbers, for replays. */
+/* Adds `shift` to the stream of every random number, so that replays draw different
+   numbers. */
 extern void stx_cuda_rng_shift(stx_ctx *x, uint64_t shift);
 
 /* stx_cuda_gather concatenates the parameter elements of all chunks as floats at `to`.
@@ -2347,11 +2349,11 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
    probabilities of V ids. Each can be plain or adaptive (stx_adaptive); the output can
    also be tied to the input. */
 
-/* An initialiser: kind and a as in stx_param. If all fields are 0, the values are zeros.
-   With a rule, a depends on the size of the matrix (for a bias, the matrix that it
-   belongs to). */
+/* An initialiser: `kind` and `a` as in stx_param. If all fields are 0, the values are
+   zeros. `rule` determines how the argument of stx_param is computed from `a` and the
+   size of the matrix (for a bias, of the matrix that it belongs to). */
 enum {
-    STX_INIT_AS_IS = 0,     /* a */
+    STX_INIT_AS_IS = 0,     /* `a`, unchanged */
     STX_INIT_FAN_IN,        /* a / sqrt(columns) */
     STX_INIT_XAVIER         /* a sqrt(6 / (rows + columns)), Glorot and Bengio 2010 */
 };
@@ -2386,8 +2388,8 @@ typedef struct stx_vocab_io_desc {
     size_t width[STX_MAX_CLUSTERS];         /* C_i; 0: C for i = 0, else floor(C_0 / divval^i) */
     size_t out_width[STX_MAX_CLUSTERS];     /* C_i of the output; 0: width[i] */
     double divval;              /* 0: 4 */
-    int    direct_head;         /* where cluster 0 has C channels and no projection:
-                                   STX_VOCAB_BOTH, _INPUT or _OUTPUT; 0: in neither */
+    int    direct_head;         /* STX_VOCAB_INPUT, _OUTPUT or _BOTH: there, cluster 0 has
+                                   C channels and no projection; 0: in neither */
     int    no_projections;      /* like direct_head, for all clusters; with STX_VOCAB_BOTH,
                                    divval is not used */
     int    share_tables;        /* 1: adaptive input and output share their tables */
@@ -2423,8 +2425,8 @@ typedef struct stx_vocab_io {
 } stx_vocab_io;
 
 /* Copies `from` to `to` and fills in the defaults. Returns 1. If the desc is invalid,
-   sets an error unless x is NULL, and returns 0. who is the function name for the error
-   text. */
+   sets an error unless x is NULL, and returns 0. `who` is the name of the calling
+   function, for the error text. */
 STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *who, const stx_vocab_io_desc *from,
                                  stx_vocab_io_desc *to);
 
@@ -2456,9 +2458,9 @@ STX_DEF stx_tensor *stx_vocab_io_log_probs(const stx_vocab_io *w, stx_tensor *h)
    output is adaptive. */
 STX_DEF stx_tensor *stx_vocab_io_scores(const stx_vocab_io *w, stx_tensor *h);
 
-/* Mean negative log-likelihood of targets, one per row of h (..,C), in nats -> (1). how
-   contains the options of stx_cross_entropy_tokens. If it is NULL, the gradient of plain
-   logits overwrites the logits (stx_cross_entropy_inplace). */
+/* Mean negative log-likelihood of targets, one per row of h (..,C), in nats -> (1).
+   `how` contains the options of stx_cross_entropy_tokens. If `how` is NULL, the
+   gradient of plain logits overwrites the logits (stx_cross_entropy_inplace). */
 STX_DEF stx_tensor *stx_vocab_io_loss(const stx_vocab_io *w, stx_tensor *h, const stx_ids *targets,
                                       stx_token_loss *how);
 
@@ -2511,7 +2513,7 @@ typedef struct stx_memory_layer {
     size_t    capacity, offset; /* rows in the buffer; rows before `data` */
     size_t    pushed;           /* rows pushed in step pushed_step */
     size_t    max_pushed;       /* largest value of pushed in the last 32 to 64 steps */
-    size_t    recent_max_pushed, recent_steps;  /* its largest value in the last
+    size_t    recent_max_pushed, recent_steps;  /* largest value of pushed in the last
                                                    recent_steps steps */
     uint64_t  pushed_step;      /* the last step that pushed rows */
     uint64_t  viewed_step;      /* the last step that read rows in place */
@@ -2559,10 +2561,11 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
 STX_DEF stx_tensor *stx_memory_read(const stx_memory *s, size_t l, size_t n);
 
 /* Like stx_memory_read, but without a copy, for ops that read stx_cached_rows. The rows
-   keep their values until the next stx_begin, even if the memory is changed or freed. The
-   call can move the rows within their buffer, to make space for later pushes, so older
-   copies of layer[l].data become invalid. out->rows is 0 if there are no rows or s is
-   NULL. Returns 1, or sets an error and returns 0. Cannot be used with is_state. */
+   keep their values until the next stx_begin, even if the memory is changed or freed.
+   The call can move the rows within their buffer, to make space for later pushes, so a
+   pointer that was read from layer[l].data earlier becomes invalid. out->rows is 0 if
+   there are no rows or s is NULL. Returns 1, or sets an error and returns 0. Cannot be
+   used with is_state. */
 STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_rows *out);
 
 /* Returns the newest m = min(n, count) rows, followed by a copy of h (B,T,width), as a
@@ -2625,9 +2628,9 @@ typedef struct stx_cache_layer {
     size_t    window;           /* number of newest rows that attention can read */
     size_t    capacity, len;    /* rows of the buffer; rows in use */
     size_t    width;            /* channels of a row of k, and of v */
-    int       both;             /* 1: each row of k contains a key and a value, with width
-                                   channels together, as in stx_attention_in.kv; v is
-                                   NULL */
+    int       both;             /* 1: each row of k contains a key and a value, with
+                                   `width` channels in total, as in stx_attention_in.kv; v
+                                   is NULL */
     stx_real *k, *v;            /* (B,capacity,width), in device memory */
 } stx_cache_layer;
 
@@ -2708,9 +2711,9 @@ typedef struct stx_lm {
     uint64_t    (*key)(const void *model, const stx_ids *ids, const stx_ids *targets,
                        const void *state, uint64_t salt);
 
-    /* The memory of B streams. window: reach of attention in tokens, for evaluation; 0:
-       as in training. state_copy copies streams c .. c+n-1 of `from` to streams b ..
-       b+n-1 of `to`, see stx_memory_copy. */
+    /* The memory of B streams. `window` is the reach of attention in tokens for
+       evaluation; 0: as in training. state_copy copies streams c .. c+n-1 of `from` to
+       streams b .. b+n-1 of `to`, see stx_memory_copy. */
     void       *(*state_create)(void *model, size_t B, size_t window);
     void        (*state_free)(void *state);
     void        (*state_reset)(void *state);
@@ -2958,11 +2961,11 @@ struct stx__fp_scope {
 
 /* Inner loops are plain C in STX_INNER functions, which are compiled for each instruction
    set. STX_EACH_ISA(fn, (parameters), arguments) defines fn_base, fn_avx2 and fn_avx512,
-   and STX_CALL(x, fn, (arguments)) calls the one for this processor. Neither -march nor
-   -O3 is needed: gcc at -O2 vectorises only loops of known length, but STX_VECTOR enables
-   vectorisation of all loops. STX_EACH_ISA passes the first parameter of fn, fma: it is 1
-   if the processor has fused multiply-adds; see STX_FMA. Pointers that do not alias are
-   marked with STX_RESTRICT in the parameters of STX_EACH_ISA.
+   and STX_CALL(x, fn, (arguments)) calls the version for this processor. Neither -march
+   nor -O3 is needed: gcc at -O2 vectorises only loops of known length, but STX_VECTOR
+   enables vectorisation of all loops. The first argument of fn, `fma`, is added by
+   STX_EACH_ISA. It is 1 if the processor has fused multiply-adds; see STX_FMA. Pointers
+   that do not alias are marked with STX_RESTRICT in the parameters of STX_EACH_ISA.
 
    Without -O, nothing is forced inline: this would only make compilation six times
    slower. */
@@ -3021,8 +3024,9 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
    aligned to 16 bytes (gcc bug 54412), so some runs would crash. With
    -Wa,-muse-unaligned-vector-move (binutils 2.38), the assembler makes all moves
    unaligned. This function returns 1 if this file was assembled with that option. It
-   contains a move that is never executed, whose third byte is 0x11 with the option and
-   0x29 without it. If it returns 0, no vector code runs. */
+   contains a move instruction that is never executed. The third byte of this instruction
+   is 0x11 with the option and 0x29 without it. If the function returns 0, no vector
+   code runs. */
 STX_INNER int stx__moves_unaligned(void) {
     const unsigned char *code;
     __asm__("jmp .Lstx_after%=\n"
@@ -3148,7 +3152,7 @@ STX_INNER float stx_fast_exp(int fma, float v) {
   #ifdef STX__EXACT_SUMS
     n = t - 12582912.0f;
   #else
-    n = (float)(int32_t)(power - 0x4b400000u);      /* the same value from the bits; slower */
+    n = (float)(int32_t)(power - 0x4b400000u);      /* same value, from its bits; slower */
   #endif
 
     r = STX_FMA(fma, n, -0.693359375f, v);
@@ -3223,8 +3227,9 @@ STX_INNER stx_real stx_fast_sigmoid(int fma, stx_real v) {
     return 1 / (1 + stx_fast_exp(fma, -v));
 }
 
-/* Sums in 16 lanes, which compilers can vectorise without reordering. stx_fast_lanes adds
-   the lanes, stx_fast_sum computes sum a, and stx_fast_dot computes sum a b. */
+/* Sums in 16 lanes, which compilers can vectorise without reordering. stx_fast_lanes
+   adds the lanes, stx_fast_sum computes the sum of a[i], and stx_fast_dot computes the
+   sum of a[i] b[i]. */
 STX_INNER stx_real stx_fast_lanes(stx_real *s) {
     size_t e;
     for (e = 0; e < 8; e++) s[e] += s[e + 8];
@@ -3336,7 +3341,7 @@ int madvise(void *p, size_t n, int advice);
 #endif
 
 #ifdef SEQTX_MPI
-  #define OMPI_SKIP_MPICXX  1 /* without the old C++ interface */
+  #define OMPI_SKIP_MPICXX  1 /* omit Open MPI's old C++ interface */
   #define MPICH_SKIP_MPICXX 1
   #include <mpi.h>
   #ifndef _WIN32
@@ -3517,8 +3522,7 @@ enum { STX__STALE, STX__PENDING, STX__CURRENT };
 /* A step that was captured as a CUDA graph. */
 typedef struct stx__replay {
     uint64_t key;
-    uint64_t step, steps; /* stx_step_index before the step; by how much the step
-                             increases it */
+    uint64_t step, steps; /* stx_step_index before the step, and its increase in the step */
     uint64_t used;        /* value of replay.runs when this step last ran; 0 if the entry
                              is unused */
     void *graph;          /* NULL if the capture failed */
@@ -3550,8 +3554,9 @@ typedef struct stx__group_ops {
        then undefined in the others. spread: all ranks receive the owner's values. */
     void (*start_mean)(stx_ctx *x, stx_real *p, size_t n, int owner);
     void (*spread)(stx_ctx *x, stx_real *p, size_t n, int owner);
-    void (*wait)(stx_ctx *x, stx_real *means, size_t n);  /* (n): all means since the last wait;
-                                                             n is 0 if there are none */
+    void (*wait)(stx_ctx *x, stx_real *means, size_t n);  /* means (n): results of
+                                                             start_mean since the last
+                                                             wait; n is 0 if none */
     void (*sum_ranks)(stx_ctx *x, double *v, size_t n);
     void (*poll)(stx_ctx *x);   /* advances the started exchanges; NULL if not needed */
 
@@ -3600,7 +3605,7 @@ struct stx_ctx {
         /* on a GPU: state, parameters, activations, and other data of a step */
         stx__arena dev_keep, dev_params, dev_step, dev_bytes;
         struct stx__dev_block *dev_blocks;
-        stx__block_head blocks; /* the ring of stx_block */
+        stx__block_head blocks; /* circular list of the blocks of stx_block */
         size_t block_bytes, peak;
         /* buffers that the backward pass may still read */
         struct stx__freed_at_step_end *freed_at_step_end;
@@ -3651,8 +3656,8 @@ struct stx_ctx {
         stx__replay entry[STX__REPLAYS];
         uint64_t last_key, runs;
         int ran; /* 1: last_key is valid, because a step has run */
-        /* on a GPU: the first host access or allocation of this step and of the last one
-           that was not captured; NULL if there was none */
+        /* on a GPU: the first host access or allocation of this step, and that of the
+           last step that was not captured; NULL if there was none */
         const char *host_access, *last_access;
         char status[256]; /* text of stx_step_replay_status */
     } replay;
@@ -3747,7 +3752,7 @@ static int stx__on_gpu(const stx_ctx *x) {
     return x->desc.device == STX_CUDA;
 }
 
-/* Are activations stored as bf16? */
+/* Returns whether activations are stored as bf16. */
 static int stx__stores_bf16(const stx_ctx *x) {
     return stx__on_gpu(x) && x->desc.precision == STX_PREC_BF16;
 }
@@ -4317,9 +4322,9 @@ static uint64_t stx__stream(stx_ctx *x) {
 
 #define STX__PARAM_STREAM ((uint64_t)1 << 63)
 
-/* *first receives the index of this rank's first Philox call, where each rank of the
-   group draws n values. Returns 1; or sets an error and returns 0 if the values of a
-   rank would begin in the middle of a call. */
+/* *first receives the index of this rank's first Philox call if each rank of the group
+   draws n values. Returns 1; or sets an error and returns 0 if the values of a rank
+   would begin in the middle of a call. */
 static int stx__first_call(stx_ctx *x, const char *op, size_t n, uint64_t *first) {
     *first = (uint64_t)x->group.rank * (n / 8);
     if (x->group.ranks < 2 || n % 8 == 0) return 1;
@@ -4339,7 +4344,7 @@ static uint32_t stx__keep16(stx_real p) {
 
 // >>tensors
 
-/* Creates a tensor followed by `padding` extra elements. where: the kind of device
+/* Creates a tensor followed by `padding` extra elements. `where` is the kind of device
    memory, such as STX__STEP_ACTIVATIONS. */
 static stx_tensor *stx__tensor_padded(stx_ctx *x, int where, int ndim, const size_t *dim,
                                       size_t padding) {
@@ -4373,7 +4378,7 @@ static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *di
     return stx__tensor_padded(x, where, ndim, dim, 0);
 }
 
-/* Creates a tensor with the shape and type of a. */
+/* Creates a tensor with the shape and type of `a`. */
 static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) {
     return stx__tensor(x, stx__step_kind(a->is_f32), a->ndim, a->dim);
 }
@@ -4520,7 +4525,7 @@ STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t
 }
 
 /* On a GPU, returns a copy of n ids in the step arena, for the kernels. On a CPU,
-   returns ids itself. */
+   returns `ids`. */
 static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
     int32_t *p = ids;
     if (!stx__on_gpu(x)) return p;
@@ -4575,7 +4580,7 @@ STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
 }
 
 /* Records that an op uses the ids as indices below n, so that stx_tokens_set can check
-   them. how, which may be NULL, can name an id that the op ignores. The check skips
+   them. `how`, which may be NULL, can name an id that the op ignores. The check skips
    this id only if all ops ignore it. */
 static void stx__ids_used(const stx_ids *ids, size_t n, const stx_token_loss *how) {
     stx_ids *t = (stx_ids *)(uintptr_t)ids;
@@ -5057,7 +5062,7 @@ static stx_real *stx__grad_take(stx_ctx *x, size_t n, int is_f32) {
     return stx__alloc_elements(x, stx__step_kind(f32_among_bf16), n);
 }
 
-/* Adds the buffer g of a gradient of n elements to the free buffers. */
+/* Adds g, the buffer of a gradient of n elements, to the list of free buffers. */
 static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int is_f32) {
     stx__free_grad *f = x->tape.free_entries;
     if (!g) return;
@@ -5391,7 +5396,7 @@ static void stx__step_release(stx_ctx *x, stx__mark m) {
     }
 }
 
-/* The data with which the backward pass runs the function again. */
+/* The data that the backward pass needs to run the function again. */
 typedef struct stx__recompute_save {
     stx_recompute_fn fn;
     void *user;
@@ -5590,7 +5595,7 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 
    stx_parallel_units instead makes one chunk per iteration (several iterations per
    chunk if there are more than 65535). All chunks are in one range, and every thread
-   takes the next one from its front.
+   takes the next chunk from the front of this range.
 
        word      epoch, 15 bits | open, 1 bit | threads inside, 16 bits
 
