@@ -453,8 +453,8 @@ STX_DEF void stx_set_step_index(stx_ctx *x, uint64_t index);
 STX_DEF size_t stx_bytes(const stx_ctx *x);
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x);
 
-/* Allocate host memory, on any device, aligned to 64 bytes. All three return NULL and set
-   an error if memory runs out.
+/* Allocate host memory, aligned to 64 bytes, regardless of the context's device. All
+   three return NULL and set an error if memory runs out.
        stx_persist            zeroed, valid until stx_destroy
        stx_step_host_bytes    not zeroed, valid until the next stx_begin
        stx_block              zeroed, valid until stx_block_free or stx_destroy */
@@ -651,7 +651,7 @@ STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1
 STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v);
 STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user);
 
-STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name);     /* or NULL */
+STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name); /* NULL: not found */
 STX_DEF size_t stx_params_size(const stx_params *p);    /* total number of elements */
 STX_DEF void stx_params_zero_grad(stx_params *p);
 
@@ -1321,8 +1321,9 @@ typedef struct stx_attention_desc {
     double eps;             /* 0: keys beyond the learned span of a head are skipped. > 0:
                                every key within span is part of the normaliser, even if
                                m = 0, and must be computed. The authors' code uses 1e-8 */
-    int    no_renorm;       /* 1: see above. Every key within span must be computed. Cannot
-                               be combined with eps */
+    int    no_renorm;       /* 1: the mask is not part of the normaliser, see above. Every
+                               key within span must be computed. Cannot be combined with
+                               eps */
     double dropout;         /* dropout probability of the normalised weights, in
                                [0,1) */
     ptrdiff_t first_key;    /* > 0: keys before this one do not exist. < 0: zero keys with
@@ -1378,8 +1379,7 @@ STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_
 /* Cached keys and values of a group of heads, stored separately from k and v of
    stx_attention_args. All four buffers have the same strides. */
 typedef struct stx_attention_kv {
-    const stx_real *k, *v;      /* (B,rows,D n), n heads in the group: the newest
-                                   rows */
+    const stx_real *k, *v;      /* (B,rows,D n): the newest rows of the n heads in the group */
     stx_real *dk, *dv;          /* their gradients, or NULL */
     size_t rows, row_stride, batch_stride;
 } stx_attention_kv;
@@ -1577,8 +1577,8 @@ STX__KERNEL(stx__cluster_log_probs, (stx_ctx *x, const stx__cluster_log_probs_ar
    of its cluster; cluster 0 then needs no slots. Negative ids are skipped: their `at` is
    -1. */
 typedef struct stx__cluster_sort_args {
-    size_t count, end[STX_MAX_CLUSTERS];    /* number of clusters, and the end of
-                                               each */
+    size_t count, end[STX_MAX_CLUSTERS];    /* number of clusters, and the end of each
+                                               one's id range */
     size_t first[STX_MAX_CLUSTERS + 1];     /* first slot of each cluster, and the end
                                                of the last */
     int head, forward_columns;
@@ -1692,7 +1692,7 @@ typedef struct stx_optim_desc {
                                Keras */
     double clip_value;      /* limits elements of the gradient to [-clip_value, clip_value],
                                except infinities and NaN; 0: no limit */
-    double trust_max;       /* LAMB. 10 in NVIDIA's code; 0: no limit */
+    double trust_max;       /* LAMB: limit on |theta| in phi, 10 in NVIDIA's code; 0: no limit */
     int    no_correction;   /* LAMB. 1: do not divide by 1 - beta^t, as in NVIDIA's
                                Transformer-XL */
 } stx_optim_desc;
@@ -2222,8 +2222,8 @@ STX_DEF size_t stx_dtype_size(int dtype);
 STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path);
 STX_DEF void stx_file_close(stx_file *f);
 
-/* Opens n bytes in memory as a file. The bytes must not change until it is closed. name
-   is used in error texts. */
+/* Opens n bytes in memory as a file. The bytes must not change until the file is
+   closed. `name` is used in error texts. */
 STX_DEF stx_file *stx_file_in_memory(stx_ctx *x, const char *name, const void *bytes, size_t n);
 
 /* Access the entries, in the order of the header, and the metadata. Return NULL without
@@ -2378,7 +2378,7 @@ typedef struct stx_vocab_io_desc {
                                    sorted by decreasing frequency */
     int    out;                 /* STX_VOCAB_PLAIN: W (V,C) and a bias; _TIED: W is the
                                    input table; _ADAPTIVE: allowed with any input */
-    double scale;               /* of the embedding; 0: 1 if plain, sqrt(C) if adaptive */
+    double scale;               /* factor of the embedding; 0: 1 if plain, sqrt(C) if adaptive */
     double dropout;             /* inside adaptive input and output, see stx_adaptive */
 
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of clusters 1, 2, .. */
@@ -2420,8 +2420,9 @@ typedef struct stx_vocab_io {
     stx_tensor    *in_emb;      /* (V,emb); NULL with an adaptive input */
     stx_tensor    *out_w;       /* (V,C); NULL with an adaptive output */
     stx_tensor    *out_b;       /* (V); NULL with an adaptive output */
-    stx_adaptive   in;          /* an adaptive input */
-    stx_adaptive   out;         /* an adaptive output, or out_w and out_b as one cluster */
+    stx_adaptive   in;          /* the input if it is adaptive */
+    stx_adaptive   out;         /* the output if it is adaptive; otherwise out_w and out_b
+                                   as one cluster */
 } stx_vocab_io;
 
 /* Copies `from` to `to` and fills in the defaults. Returns 1. If the desc is invalid,
@@ -2507,7 +2508,7 @@ typedef struct stx_memory_layer {
                                    memory; NULL before the first push */
     size_t    stride;           /* elements from one stream to the next */
     int       masked;           /* 1: rows are missing in some stream */
-    int32_t  *pad;              /* (B,count) on the host, if masked: nonzero if missing */
+    int32_t  *pad;              /* (B,count) on the host, if masked; nonzero: the row is missing */
     size_t    pad_capacity;     /* elements allocated for pad */
     stx_real *base;             /* the buffer (B,capacity,width), see >>memory: arena */
     size_t    capacity, offset; /* rows in the buffer; rows before `data` */
@@ -2597,9 +2598,9 @@ STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t kee
 STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, size_t c, size_t n);
 
 /* Copy layer l to and from host memory. stx_memory_get writes (B,count,width) to out,
-   oldest row first. stx_memory_set replaces the rows with n rows per stream, none of them
-   missing. rows is n or, with count_unwritten, the logical_count of the source, which is
-   at least n. Return 1, or set an error and return 0. */
+   oldest row first. stx_memory_set replaces the rows with n rows per stream, none of
+   them missing. `rows` is n or, with count_unwritten, the logical_count of the source,
+   which is at least n. Return 1, or set an error and return 0. */
 STX_DEF int stx_memory_get(const stx_memory *s, size_t l, stx_real *out);
 STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real *in, size_t n);
 
@@ -2659,10 +2660,10 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
 /* Attention of T <= chunk new tokens to the cached rows of layer l and to themselves.
    Appends their keys and values to the cache. `in` contains, for the new tokens, q, k
    and v (B,T,C), or q and kv, or qkv if the layer stores both. All other inputs of
-   stx_attention except cached are allowed; pad covers the last min(len, window) rows and
-   the new ones. d must be causal with first_key <= 0; keys beyond the window are not
-   used. The step must be in STX_EVAL. Returns NULL after an error; the cache may then
-   already contain the new rows, so call stx_cache_reset. */
+   stx_attention except cached are allowed; pad covers the last min(len, window) rows
+   and the new ones. d must be causal with first_key <= 0; keys beyond the window are
+   not used. The step must have been started with STX_EVAL. Returns NULL after an error;
+   the cache may then already contain the new rows, so call stx_cache_reset. */
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in,
                                         const stx_attention_desc *d);
 
@@ -3641,7 +3642,7 @@ struct stx_ctx {
     } packed;
 
     struct {
-        stx__report *device, *host; /* identical on a CPU */
+        stx__report *device, *host; /* the same memory on a CPU */
         int age;                    /* state of the host's copy: STX__STALE, _PENDING or
                                        _CURRENT */
         int optims;
