@@ -11437,7 +11437,12 @@ static int stx__linears_fit(stx_ctx *x, const char *op, stx_tensor *const *W, st
     }
     for (i = 0; i < count; i++)
         if (!W[i]) return 0;
-    if (!Ci && W[0]->ndim == 2) Ci = W[0]->dim[1];
+    if (!Ci && W[0]->ndim != 2) {
+        stx_fail(x, STX_ERR_SHAPE, "%s: weight 0: expected shape (O,Ci), got %s", op,
+                 stx__shape(W[0], s));
+        return 0;
+    }
+    if (!Ci) Ci = W[0]->dim[1];
     for (i = 0; i < count; i++) {
         if (W[i]->ndim != 2 || W[i]->dim[1] != Ci) {
             stx_fail(x, STX_ERR_SHAPE, "%s: weight %d: expected shape (O,%zu), got %s", op, i, Ci,
@@ -13054,7 +13059,7 @@ static int stx__attention_check_options(stx_ctx *x, const stx_attention_in *in,
     const size_t C = s->C, H = d->heads, D = C / H, B = s->q->dim[0];
     const stx_tensor *z = in->span_fraction, *pe = in->pe, *bias[2];
     const stx_tensor *pk = in->persistent_k, *pv = in->persistent_v;
-    char shape[96];
+    char shape[96], shape_v[96];
     int i;
     STX__CHECK(x, !z || z->size == H || z->size == 1, STX_ERR_ARG,
                "stx_attention: span_fraction: expected (%zu), one element per head, or (1), "
@@ -13083,7 +13088,8 @@ static int stx__attention_check_options(stx_ctx *x, const stx_attention_in *in,
                !pk || (pk->ndim == 3 && pk->dim[0] == H && pk->dim[2] == D && stx__same(pk, pv)),
                STX_ERR_SHAPE,
                "stx_attention: persistent_k, persistent_v: expected equal shapes "
-               "(H,N,D) = (%zu,N,%zu), got persistent_k %s", H, D, stx__shape(pk, shape));
+               "(H,N,D) = (%zu,N,%zu), got %s and %s", H, D, stx__shape(pk, shape),
+               stx__shape(pv, shape_v));
     STX__CHECK(x, !in->pad || (in->pad->B == B && in->pad->T == s->S), STX_ERR_SHAPE,
                "stx_attention: pad: expected one flag per key, (B,S) = (%zu,%zu), got (%zu,%zu)",
                B, s->S, in->pad->B, in->pad->T);

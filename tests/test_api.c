@@ -616,6 +616,10 @@ static void errors_of_linear_concat(void) {
            "(3,4)", "one element per output");
     EXPECT(stx_linear_cached(ex, &past, 5, 2, wt, NULL, 2), STX_ERR_ARG, "stx_linear_cached",
            "5 arrays", "0 to 4");
+    wt[0] = T_(4, 0, 0, 0);
+    EXPECT(stx_linear_cached(ex, &past, 1, 2, wt, NULL, 2), STX_ERR_SHAPE, "stx_linear_cached",
+           "got (4)", "weight 0: expected shape (O,Ci)");
+    wt[0] = T_(5, 4, 0, 0);
     EXPECT(stx_linear_cached(ex, &past, 1, 0, wt, NULL, 2), STX_ERR_ARG, "stx_linear_cached",
            "0 streams", "at least one");
     past.stride = 11;
