@@ -445,11 +445,12 @@ extern "C" {
 
 // >>api: configuration
 
-/* Flags of stx_span_desc.literal. Each restores accidental behaviour; see Fidelity. */
+/* Flags of stx_span_desc.literal. Each restores an accidental behaviour of the authors'
+   code; see "Fidelity" in the manual. */
 enum {
     STX_SPAN_LITERAL_EPS    = 1,        /* requires adapt_span without no_renorm */
     STX_SPAN_LITERAL_MEMORY = 2,
-    STX_SPAN_LITERAL        = 1 << 30   /* all that apply to the model */
+    STX_SPAN_LITERAL        = 1 << 30   /* all flags that apply to the model */
 };
 
 /* Configuration of a model. Zero means the default, which is given after "0:". */
@@ -469,7 +470,7 @@ typedef struct stx_span_desc {
                                without adapt_span */
     int    span_per_layer;  /* 1: all heads of a layer share one z. Requires adapt_span */
     int    no_renorm;       /* 1: a = m exp(s) / sum exp(s). Requires adapt_span */
-    int    fairseq_init;    /* 1: fairseq's initialisers, see Fidelity */
+    int    fairseq_init;    /* 1: fairseq's initialisers; see the manual */
     unsigned literal;       /* STX_SPAN_LITERAL, or individual flags. A flag that does not apply is
                                an error. After creation, the model's desc has the flags
                                in effect */
@@ -572,14 +573,14 @@ STX_DEF void stx_span_state_reset(stx_span_state *s);
 STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
 
 /* stx_span_state_get copies the memory of layer l to host memory, and stx_span_state_set
-   copies it back; see "Copying a memory" in the manual. get writes (B,n,d) values to out,
-   oldest row first, with n = s->memory->layer[l].count rows per stream. It fails while a
-   stream that was reset has fewer rows than the others. set replaces the layer's memory
-   with n rows per stream and sets its cache length to cache_length, where n <=
-   cache_length <= L. Pass layer[l].logical_count of the source memory, or
-   stx_span_cache_length(s->model, l) if the data does not come from a memory. Both return
-   1, or set an error and return 0. A failed set leaves the memory unchanged, unless an
-   allocation failed: then layer l is empty. */
+   copies it back; see "Copying a memory" in the manual. stx_span_state_get writes (B,n,d)
+   values to out, oldest row first, with n = s->memory->layer[l].count rows per stream. It
+   fails while a stream that was reset has fewer rows than the others. stx_span_state_set
+   replaces the layer's memory with n rows per stream and sets its cache length to
+   cache_length, where n <= cache_length <= L. Pass layer[l].logical_count of the source
+   memory, or stx_span_cache_length(s->model, l) if the data does not come from a memory.
+   Both return 1, or set an error and return 0. A failed set leaves the memory unchanged,
+   unless an allocation failed: then layer l is empty. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t cache_length,
                                const stx_real *in, size_t n);
@@ -593,35 +594,35 @@ STX_DEF int stx_span_state_copy(stx_span_state *to, size_t to_stream,
                                 const stx_span_state *from, size_t from_stream, size_t n);
 
 /* stx_span_state_save saves the memory to a checkpoint, under names that begin with
-   prefix (at most 80 bytes). The memory must not change until stx_writer_finish returns.
-   stx_span_state_load loads it into a memory with the same B. Both
-   return 1, or set an error and return 0; a failed load leaves s empty. After an
-   earlier error, they do nothing and return 0. */
+   prefix (at most 80 bytes). The memory must not change until stx_writer_finish
+   returns. stx_span_state_load loads it into a memory with the same B. Both return 1,
+   or set an error and return 0; a failed load leaves the memory empty. After an earlier
+   error, they do nothing and return 0. */
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix);
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix);
 
 
 // >>api: forward
 
-/* ids (B,T) -> last hidden state (B,T,d). in is the memory to read (NULL: an empty
-   one), and out the memory to write (NULL: none). They may be the same memory.
+/* ids (B,T) -> last hidden state (B,T,d). `in` is the memory to read (NULL: an empty
+   one), and `out` the memory to write (NULL: none). They may be the same memory.
    Gradients do not reach the memory. Returns NULL and sets an error if a memory belongs
-   to another model or its B differs from the B of ids. After an error, out may be
+   to another model or its B differs from the B of ids. After an error, `out` may be
    partly written: call stx_clear_error, then stx_span_state_reset. */
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in,
                                      stx_span_state *out);
 
 /* Hidden state (B,T,d) -> logits (B,T,V), differentiable. With adapt_io this is an
-   error, because each cluster has a separate softmax. NULL after an error. */
+   error, because each cluster has a separate softmax. Returns NULL after an error. */
 STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h);
 
 /* Hidden state (B,T,d) -> log p (B,T,V), which is not differentiable. Works with and
-   without adapt_io. NULL after an error. */
+   without adapt_io. Returns NULL after an error. */
 STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h);
 
-/* Runs stx_span_forward on ids (B,T) with memories in and out, and returns the mean
-   negative log-likelihood (1) of targets (B,T), in nats per token. NULL after an
-   error. */
+/* Runs stx_span_forward on ids (B,T) with memories `in` and `out`, and returns the mean
+   negative log-likelihood (1) of targets (B,T), in nats per token. Returns NULL after
+   an error. */
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets,
                                   const stx_span_state *in, stx_span_state *out);
 
@@ -715,8 +716,8 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m);
 
 // >>creation
 
-/* The step, in tokens, in which S is trimmed, and the number of spare rows of a cache,
-   as in the authors' code. */
+/* S is trimmed in steps of this many tokens, and a cache has this many spare rows, as
+   in the authors' code. */
 enum { STX__SPAN_STEP = 64 };
 
 /* The limit on heads is the length of stx_head_groups.of. The limit on layers guards

@@ -41,8 +41,9 @@
        t  time                               J, Q  slope and offset of the affine map of e
        p  step: t in the direction's order   z, a  SRU++: projection, attention output
 
-   In the code, x is the context, except that prototypes of the stack call the input x.
-   Outside the recurrence, m is a model, p a layer and h the input or output of a layer.
+   In the code, x is the context, except in the prototypes of the stack, where x is the
+   input. Outside the recurrence, m is a model, p a layer and h the input or output of a
+   layer.
 
    The model. An LSTM multiplies its previous output by a matrix at every time step. An
    SRU multiplies the inputs of all time steps in one matmul, U = W3 x, and its
@@ -221,7 +222,7 @@
        cutoffs (lm)     see its comment   -            19997, 39997, 199997   -
 
    dropout acts on the embedding, on g(c') - xt in all layers but the last, before W3 in
-   all layers of SRU++, and on the last hidden state. highway_bias = 0 is used as it is
+   all layers of SRU++, and on the last hidden state. highway_bias = 0 is the value 0
    and does not select another default. The SRU++ paper trains with RAdam (STX_RADAM) at
    a learning rate of 3e-4, weight decay 0.1, clipping to norm 1, and STX_LR_RECURSIVE
    with a warm-up of 16000 updates.
@@ -237,8 +238,8 @@
    transfers 5 elements (it reads u0, u1, u2 and x, and writes h), and the backward pass
    transfers 9.
 
-   For the backward pass, each layer saves the following elements, and one state per
-   STX_SRU_TILE times. The input of a layer is the h of the previous layer:
+   For the backward pass, each layer saves the following elements and, per STX_SRU_TILE
+   times, one state. The input of a layer is the h of the previous layer:
 
        SRU                 B T (k + 1) O                       U, h
        SRU++, in addition  3 P B (M + T) + 4 P B T + Ci B M    z, keys, values; z of the
@@ -386,22 +387,23 @@ enum { STX_SRU_LINEAR = 0, STX_SRU_ATTENTION };                            /* de
 
 enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };   /* desc.norm */
 
-/* A custom transform (custom_m and transform_module of the authors' code). in (B,T,Ci)
-   is the layer's input after layer norm and dropout. The function sets *U to (B,T,k,O),
-   in the planes of stx_sru_args, and, for gate vectors that depend on the input, *V to
-   (B,T,2,O), which is added to v. k is 4 if the layer has a highway and Ci differs from
-   O, else 3. Layers with a custom transform have no memory. Returns 1, or 0 if it
-   fails. The function is called in every forward pass, and again in the backward pass
-   if the layer is recomputed. In that case, it must depend only on in, user and the
-   parameters and must not change anything, and user must be valid until stx_backward
-   returns. */
+/* A custom transform (custom_m and transform_module of the authors' code). `in`
+   (B,T,Ci) is the layer's input after layer norm and dropout. The function sets *U to
+   (B,T,k,O), in the planes of stx_sru_args, and, for gate vectors that depend on the
+   input, *V to (B,T,2,O), which is added to v. k is 4 if the layer has a highway and Ci
+   differs from O, else 3. Layers with a custom transform have no memory. Returns 1, or
+   0 if it fails. The function is called in every forward pass, and again in the
+   backward pass if the layer is recomputed. In that case, it must depend only on `in`,
+   `user` and the parameters and must have no side effects, and `user` must be valid
+   until stx_backward returns. */
 typedef int (*stx_sru_transform)(stx_ctx *x, void *user, size_t layer, stx_tensor *in,
                                  stx_tensor **U, stx_tensor **V);
 
-/* Flags of stx_sru_desc.literal. Each restores accidental behaviour; see Fidelity. */
+/* Flags of stx_sru_desc.literal. Each restores an accidental behaviour of the authors'
+   code; see "Fidelity" in the manual. */
 enum {
     STX_SRU_LITERAL_NORM = 1,       /* requires STX_SRU_ATTENTION with STX_SRU_NORM_BEFORE */
-    STX_SRU_LITERAL      = 1 << 30  /* all that apply to the model */
+    STX_SRU_LITERAL      = 1 << 30  /* all flags that apply to the model */
 };
 
 /* Configuration of a stack. Zero means the default, which is given after "0:". */
@@ -414,10 +416,12 @@ typedef struct stx_sru_desc {
     int    transform;           /* STX_SRU_LINEAR: U = W3 x, or W3 W1 x with proj.
                                    STX_SRU_ATTENTION: SRU++ */
     size_t proj;                /* P; 0: no W1 (SRU++: O / 4) */
-    const size_t *projs;        /* P of each layer, (layers), copied. NULL: proj for all */
+    const size_t *projs;        /* P of each layer, an array of `layers` elements, which is
+                                   copied. NULL: proj for all layers */
     int    tanh;                /* 1: g is tanh */
     int    no_skip;             /* 1: no highway, xt = 0 */
-    int    rescale;             /* 1: alpha = sqrt(1 + 2 exp(highway_bias)) if k = 3; 0: 1 */
+    int    rescale;             /* 1: alpha = sqrt(1 + 2 exp(highway_bias)) if k = 3. 0:
+                                   alpha = 1 */
     double highway_bias;        /* initial br, in [-80,80]; 0 means 0. Published models use -2 for
                                    SRU++ (the default of the authors' code) and -3 for
                                    SRU language models */
@@ -438,7 +442,7 @@ typedef struct stx_sru_desc {
                                    uses Xavier initialisers */
     double v_init;              /* the initial v is uniform in [-v_init, v_init]. 0: sqrt(3/2), or
                                    1 with Xavier. -1: v starts at 0 and is learned */
-    stx_sru_transform custom;   /* replaces transform; user is passed to it */
+    stx_sru_transform custom;   /* replaces `transform`; `user` is its second argument */
     void  *user;
     size_t recompute_layers;    /* number of layers to recompute in the backward pass,
                                    counted from the last; SIZE_MAX: all. Recomputing all
@@ -458,7 +462,7 @@ typedef struct stx_sru_desc {
                                    y = z + alpha_attn a has no norm. In layers that only
                                    project, y = LN(z) either way */
     double alpha_init;          /* initial alpha_attn; 0 means 0 (ReZero) */
-    int    not_causal;          /* 1: every time attends to every time */
+    int    not_causal;          /* 1: each time step attends to all time steps */
 
     /* differences from the authors' code */
     unsigned literal;           /* STX_SRU_LITERAL, or individual flags. A flag that does not apply
@@ -471,8 +475,9 @@ typedef struct stx_sru_desc {
 /* Parameters and shapes of a layer. */
 typedef struct stx_sru_layer {
     size_t Ci, P, k;                        /* P is 0 without W1 */
-    int    attends, highway;                /* 1: the layer has attention; 1: xt = alpha x with k =
-                                               3 (with k = 4, the highway is u3) */
+    int    attends, highway;                /* attends: 1 if the layer has attention. highway: 1
+                                               if xt = alpha x; 0 without a highway, or
+                                               with k = 4 (xt = u3) */
     stx_real alpha;
     stx_tensor *w1, *w2, *w3;               /* (P,Ci) (2P,P) (k O, P or Ci); NULL if absent */
     stx_tensor *alpha_attn;                 /* (1); its name in a checkpoint is "alpha" */
@@ -509,13 +514,13 @@ STX_DEF size_t stx_sru_count(const stx_sru_desc *d);
 typedef struct stx_sru_io {
     stx_tensor *const *c0;      /* (B,O) initial states; absent: 0 */
     stx_tensor *const *memory;  /* (B,M,Ci) for layers that attend: their inputs at earlier times.
-                                   M is equal in all layers */
-    const stx_ids *pad;         /* (B,T), nonzero: padding. There, the state does not change, no
-                                   query attends to the time, and h is 0 (with
-                                   STX_SRU_NORM_AFTER, it is the norm's shift unless
-                                   zero_pads is set) */
+                                   M is the same for all layers */
+    const stx_ids *pad;         /* (B,T), nonzero: padding. It does not change the state and is
+                                   not a key for any query, and its h is 0 (with
+                                   STX_SRU_NORM_AFTER, the norm's shift unless zero_pads
+                                   is set) */
     const stx_ids *memory_pad;  /* (B,M), nonzero: padding in memory */
-    size_t window;              /* attention sees the last n time steps; 0: all */
+    size_t window;              /* number of time steps that attention looks back; 0: all */
     stx_tensor **last;          /* out: (B,O) final states: after the last time in the first
                                    direction, after the first time in the second */
     stx_tensor **inputs;        /* out: (B,T,Ci), memory for the next segment */
@@ -525,8 +530,8 @@ typedef struct stx_sru_io {
    they are constants. Returns NULL and sets an error if a shape is wrong. */
 STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *x, stx_sru_io *io);
 
-/* Converts lengths (B) to padding (B,T) of this step, which is nonzero from time
-   length[b] on. A length above T is an error. */
+/* Returns the padding (B,T) for rows of the given lengths (B), as ids of this step: 0
+   before time length[b], and 1 from then on. A length above T is an error. */
 STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, size_t T);
 
 
@@ -538,12 +543,13 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
 typedef struct stx_sru_state {
     stx_sru   *model;
     size_t     B;
-    size_t     keep;        /* when written: keep the last n rows of memory (for evaluation), in a
-                               buffer that is fully allocated at first use; 0: keep the
-                               rows of the last segment, as in training */
-    size_t     window;      /* when read: attention sees the last n time steps; 0: all. A segment
-                               without an input state uses the window of its output
-                               state */
+    size_t     keep;        /* used when the state is written: number of memory rows to keep (for
+                               evaluation), in a buffer that is fully allocated at first
+                               use; 0: keep the rows of the last segment, as in
+                               training */
+    size_t     window;      /* used when the state is read: number of time steps that attention
+                               looks back; 0: all. A segment without an input state uses
+                               the window of its output state */
     stx_memory *states;     /* c of each layer, (B,O) */
     stx_memory *memory;     /* inputs of the attending layers, (B,rows,Ci), at the same times in
                                all layers; rows is stx_memory_max_rows(memory) */
@@ -586,12 +592,12 @@ STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out);
 STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0, size_t d1,
                                  size_t d2);
 
-/* Runs one segment of a text: x (B,T,input) -> h (B,T,O). in is the state to read
-   (NULL: zero), and out the state to write (NULL to write none); they may be the same.
-   pad is (B,T) or NULL. Gradients do not reach the state. Inside stx_recompute, out
-   must be NULL, because the segment runs twice and the state must not change in
-   between. Returns NULL and sets an error if a state belongs to another model or its B
-   differs from the B of x. */
+/* Runs one segment of a text: x (B,T,input) -> h (B,T,O). `in` is the state to read
+   (NULL: zero), and `out` the state to write (NULL: none); they may be the same. pad is
+   (B,T) or NULL. Gradients do not reach the state. Inside stx_recompute, `out` must be
+   NULL, because the segment runs twice and the state must not change in between.
+   Returns NULL and sets an error if a state belongs to another model or its B differs
+   from the B of x. */
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *x, const stx_ids *pad,
                                     const stx_sru_state *in, stx_sru_state *out);
 
@@ -607,8 +613,8 @@ typedef struct stx_sru_lm_desc {
     stx_sru_desc sru;       /* the stack; its input, hidden and dropout are set from this desc */
     double dropout;         /* dropout probability, in [0,1), of the embedding, the stack and the
                                last hidden state */
-    double io_dropout;      /* replaces dropout for the embedding and the last hidden state; 0:
-                               dropout, negative: none */
+    double io_dropout;      /* replaces `dropout` for the embedding and the last hidden state; 0:
+                               same as `dropout`, negative: no dropout */
     double emb_dropout;     /* dropout probability inside the adaptive embedding and softmax */
     int    tied;            /* 1: the embedding is also the output matrix. Requires emb = dim */
 
@@ -647,7 +653,7 @@ STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m);
    invalid, and SIZE_MAX if the number does not fit in size_t. */
 STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *d);
 
-/* ids (B,T) -> last hidden state (B,T,dim). in and out are states of m->sru, as in
+/* ids (B,T) -> last hidden state (B,T,dim). `in` and `out` are states of m->sru, as in
    stx_sru_segment. */
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in,
                                        stx_sru_state *out);
@@ -660,7 +666,7 @@ STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h);
    and without adapt_io. */
 STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h);
 
-/* Runs stx_sru_lm_forward on ids (B,T) with states in and out, and returns the mean
+/* Runs stx_sru_lm_forward on ids (B,T) with states `in` and `out`, and returns the mean
    negative log-likelihood (1) of targets (B,T), in nats per token. */
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
                                     const stx_sru_state *in, stx_sru_state *out);
@@ -677,9 +683,9 @@ STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const s
 // >>api: generation
 
 /* Generates token by token. SRU stores only c, and SRU++ also stores the keys and
-   values of the last `window` times. Up to rounding, the results are the same as for
-   one segment over the whole text with that window. After the parameters change, reset
-   the generator or create a new one. */
+   values of the last `window` time steps. Up to rounding, the results are the same as
+   for one segment over the whole text with that window. After the parameters change,
+   reset the generator or create a new one. */
 typedef struct stx_sru_gen {
     stx_sru_lm    *model;
     size_t         B, window;
@@ -687,9 +693,9 @@ typedef struct stx_sru_gen {
     stx_sru_state *state;           /* the states c */
 } stx_sru_gen;
 
-/* Creates a generator for B >= 1 streams. window is the number of times that attention
-   looks back, at most 2^31. 0 means 1024, unlike in stx_sru_io, because the whole cache
-   is allocated at creation. Returns NULL after an error. */
+/* Creates a generator for B >= 1 streams. `window` is the number of time steps that
+   attention looks back, at most 2^31. 0 means 1024, unlike in stx_sru_io, because the
+   whole cache is allocated at creation. Returns NULL after an error. */
 STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window);
 STX_DEF void stx_sru_gen_free(stx_sru_gen *g);
 
@@ -717,7 +723,7 @@ STX_DEF stx_lm stx_sru_as_lm(stx_sru_lm *m);
 typedef struct stx_sru_recurrence_in {
     stx_tensor *u;          /* (B,T,k,O) */
     stx_tensor *xr;         /* (B,T,O), the highway; k = 3 only */
-    stx_tensor *v, *bias;   /* (2,O); v NULL: 0 */
+    stx_tensor *v, *bias;   /* (2,O): vf and vr (v = NULL: 0); bf and br */
     stx_tensor *V;          /* (B,T,2,O), added to v */
     stx_tensor *c0;         /* (B,O) */
     stx_tensor *mask;       /* (B,O): m, a constant */
@@ -741,8 +747,8 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
        xt = alpha xr (k = 3), u3 (k = 4), or 0 (k = 3 and xr NULL)
        h  = xt + (g(c') - xt) m r           g(c) = c, or tanh c
    Where pad is nonzero, c' = c and h = 0. Activations have the context's precision; v,
-   bias, states and their gradients are always float. The backward pass adds to the
-   gradients that are not NULL, except that it overwrites those marked "written". */
+   bias, states and their gradients are always float. The backward pass overwrites the
+   gradients marked "written" and adds to all others that are not NULL. */
 typedef struct stx_sru_args {
     size_t B, T, H, D, k;           /* O = D H; D is 1 or 2 */
     int    tanh;
@@ -781,8 +787,9 @@ extern size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward)
 STX_KERNEL(stx_sru_fwd, (stx_ctx *x, const stx_sru_args *a))
 STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
 
-/* Define both kernels column by column and step by step, in double, for readers and as
-   the reference in tests. a is in host memory, and state has T + 1 elements. */
+/* The definition of both passes, computed column by column and step by step in double,
+   for readers and as the reference in tests. The arrays of *a are in host memory, and
+   `state` has T + 1 elements. */
 STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state);
 STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state);
 
@@ -1043,7 +1050,7 @@ STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state) {
     }
 }
 
-/* Implements the formulas under "Gradients" in the manual; dc is dc'. */
+/* Implements the formulas under "Gradients" in the manual. The variable dc is dc'. */
 STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
     STX__FP_SCOPE;
     const size_t O = a->D * a->H, T = a->T;
@@ -1180,8 +1187,8 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
     plan->maps = plan->chunks > 1 ? 2 * a->B * plan->chunks * plan->O : 0;
 }
 
-/* work contains the maps; then, in the backward pass, the sums of dv and dbias, (B
-   chunks,2,O) each; and then the scratch memory */
+/* Layout of the work memory: the maps; in the backward pass, the sums of dv and of
+   dbias, each (B chunks,2,O); and the scratch memory */
 STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
     stx__sru_plan plan;
     size_t n;
@@ -1335,7 +1342,7 @@ typedef struct stx__sru_rows {
     STX__SRU_IN bf;
     STX__SRU_IN br;
     STX__SRU_IN m;
-    STX__SRU_IN dh;                             /* backward */
+    STX__SRU_IN dh;                             /* backward: gradient of h */
     STX__SRU_IN cs;                             /* backward: states before each step and after the
                                                    last, with stride `width` */
     STX__SRU_IN fs;                             /* backward: forget gates, with stride `width` */
@@ -1818,7 +1825,7 @@ static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t wid
     const stx_sru_args *a = block->a;
     const size_t O = block->O, o = block->o, row = stx__sru_row(block, end - 1);
     stx_real *du = a->du + row * block->ldu + o;
-    stx_real *dV = w->dx; /* not written without V */
+    stx_real *dV = w->dx; /* never written if there is no V */
     stx_real *dx = w->dx + (end - 1 - first) * width;
     int add = 0;
     size_t j;
@@ -1846,8 +1853,8 @@ static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t wid
     }
 }
 
-/* Runs the backward pass of a tile. If slope is not NULL, computes only the map of e:
-   its slope at `slope`, and its offset at slope + O. */
+/* Runs the backward pass of a tile. If slope is not NULL, computes only the map of e,
+   and stores its slope at `slope` and its offset at slope + O. */
 static void stx__sru_bwd_tile(stx_ctx *x, const stx__sru_block *block, const stx__sru_plan *plan,
                               stx__sru_tile *w, size_t tile, stx_real *slope) {
     const stx_sru_args *a = block->a;
@@ -2257,8 +2264,8 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
     return stx_tokens(x, pad, B, T);
 }
 
-/* Sets the rows of h (B,T,O) to 0 where padded (B,T), in host memory, is nonzero. This
-   case is rare, so the function simply multiplies by a mask. */
+/* Sets the rows of h (B,T,O) to 0 where `padded` (B,T), an array in host memory, is
+   nonzero. This case is rare, so the function simply multiplies by a mask. */
 static stx_tensor *stx__sru_zero_rows(stx_ctx *x, stx_tensor *h, const unsigned char *padded) {
     size_t rows, O, i, o;
     stx_real *mask;
@@ -2292,7 +2299,7 @@ static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *query, stx_tensor *kv
     return stx_attention(m->ctx, &a, &d);
 }
 
-/* Runs the part of a transform after attention. a is the attention output, or NULL in
+/* Runs the part of a transform after attention. `a` is the attention output, or NULL in
    layers that only project:
        y = LN(z + alpha_attn a)        U = W3 dropout(y) */
 static stx_tensor *stx__sru_after(stx_sru *m, const stx_sru_layer *p, stx_tensor *z,
@@ -2325,8 +2332,8 @@ static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_t
     if (norm_first) all = stx_layernorm(x, all, p->attn_gain, p->attn_shift, 1e-5);
     if (!all) return NULL;
 
-    /* queries are the rows of the segment, the last T of `all`; stx__sru_after adds to
-       z */
+    /* Queries are the rows of the segment, the last T of `all`. stx__sru_after adds the
+       attention output to z itself, before the norm. */
     T = h->dim[1];
     MT = all->dim[1];
     query = all;
@@ -2335,8 +2342,8 @@ static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_t
     return stx__sru_after(m, p, z, stx__sru_attend(m, query, kv, pad, window));
 }
 
-/* Returns the padding (B,M+T) of all keys: before (B,M) followed by pad (B,T). Either
-   may be NULL. */
+/* Returns the padding (B,M+T) of all keys: `before` (B,M), followed by `pad` (B,T).
+   Either may be NULL. */
 static const stx_ids *stx__sru_key_pad(stx_ctx *x, const stx_ids *before, const stx_ids *pad,
                                        size_t B, size_t M, size_t T) {
     int32_t *all;
@@ -2691,8 +2698,8 @@ STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *
            && stx_memory_load(s->memory, f, prefix);
 }
 
-/* Copies states between nn (layers,D,B,H), in the order of PyTorch, and own
-   (layers,B,D,H): to nn if get is 1, else to own. */
+/* Copies states from `own` (layers,B,D,H) to `nn` (layers,D,B,H), which has PyTorch's
+   order, if `get` is 1, and from `nn` to `own` if it is 0. */
 static void stx__sru_nn(const stx_sru *m, size_t B, stx_real *nn, stx_real *own, int get) {
     const size_t D = m->desc.bidirectional ? 2 : 1, H = m->desc.hidden;
     size_t l, b, s;
@@ -2970,8 +2977,8 @@ STX_DEF void stx_sru_gen_reset(stx_sru_gen *g) {
     stx_cache_reset(g->cache);
 }
 
-/* Like stx__sru_transform, but for new times, and stores their keys and values in the
-   cache. */
+/* Like stx__sru_transform, but for new time steps: appends their keys and values to the
+   cache and attends to its rows. */
 static stx_tensor *stx__sru_gen_transform(stx_sru_gen *g, size_t l, stx_tensor *h) {
     stx_sru *m = g->model->sru;
     stx_ctx *x = m->ctx;

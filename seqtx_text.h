@@ -154,7 +154,7 @@ typedef struct stx_vocab_desc {
     uint64_t min_count; /* Pieces that occur fewer times become <unk>. A value of 2 or more always
                            adds <unk> to the vocabulary. 0 and 1 keep all pieces.
                            Encoding an unknown piece is then an error, unless the
-                           training text has the word <unk> */
+                           training text contains the word <unk> */
     const char *pieces; /* PIECES: path of a SentencePiece .model. IDS: path of a .vocab
                            file with one piece per line, optionally followed by a tab and
                            a score, as SentencePiece writes it. The score follows the last
@@ -281,7 +281,7 @@ enum {
    never an input. Memories must be reset after the last record. */
 
 typedef struct stx_batches_desc {
-    size_t B;      /* streams of all ranks; required */
+    size_t B;      /* total number of streams, over all ranks; required */
     size_t T;      /* tokens per stream in a batch; required */
     uint64_t seed; /* seed of random positions and rotations */
     size_t rank;   /* index of this process, which reads rows [rank B/world, (rank+1) B/world) */
@@ -315,11 +315,11 @@ STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d)
 
 /* Reads the next training batch, x and y (R,T):
        x[r,t] = stream[r][p+t]      y[r,t] = stream[r][p+1+t]
-   Returns STX_BATCH_FRESH, STX_BATCH_OK, or STX_BATCH_END after an error.
-   With STX_BATCH_STREAMS, p advances by T after a batch. If then p >= n - T, a new p is
-   drawn uniformly from [0, min(T, n-T)); the reference code of 1905.07799 omits the
-   minimum. The draw depends only on seed and wraps, so it is the same on every rank and
-   after a resume. */
+   Returns STX_BATCH_FRESH, STX_BATCH_OK, or STX_BATCH_END after an error. With
+   STX_BATCH_STREAMS, p advances by T after a batch. If the new p is n - T or more, it
+   is replaced by one drawn uniformly from [0, min(T, n-T)); the reference code of
+   1905.07799 omits the minimum. The draw depends only on seed and wraps, so it is the
+   same on every rank and after a resume. */
 STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y);
 
 STX_DEF stx_batches_state stx_batches_get(const stx_batches *b);
@@ -753,7 +753,7 @@ static size_t stx__piece_text(const stx_vocab *v, int32_t id, unsigned char *out
         memcpy(out, unknown, 5);
         return 5;
     }
-    if (v->type[id] == STX_PIECE_BYTE) { /* such as <0x41>, see stx__piece_byte */
+    if (v->type[id] == STX_PIECE_BYTE) { /* such as <0x41>; see stx__piece_byte */
         static const char hex[] = "0123456789ABCDEF";
         out[0] = (unsigned char)((strchr(hex, s[3]) - hex) * 16 + (strchr(hex, s[4]) - hex));
         return 1;
@@ -910,7 +910,7 @@ static size_t stx__list_line(const unsigned char *s, const unsigned char *end) {
    past the piece's line and adds the number of lines read to *line. Returns 0 after an
    error. If the file has scores, a line without one is the start of a piece that
    contains a newline. This is accepted only if one side of the newline is empty.
-   Otherwise each side could be a piece, and the first lacks its score. */
+   Otherwise, each side could be a separate piece, the first of which has no score. */
 static int stx__list_next(stx_ctx *x, const char *path, int scored, const unsigned char **s,
                           const unsigned char *end, size_t *n, size_t *line) {
     const unsigned char *at = *s;
@@ -1002,9 +1002,9 @@ static stx_vocab *stx__pieces_build(stx_ctx *x, const stx_vocab_desc *d) {
 }
 
 /* Encodes text line by line into *ids, a block with a capacity of *room elements that
-   grows as needed, and sets *n to the number of ids. If final is set, a text that does
-   not end with a line end gets one. where and base are for error messages. Returns 0
-   after an error. */
+   grows as needed, and sets *n to the number of ids. If `final` is set, a line end is
+   added to a text that does not end with one. `where` and `base` are for error
+   messages. Returns 0 after an error. */
 static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t len, int final,
                               const char *where, uint64_t base, int32_t **ids, size_t *n,
                               size_t *room) {
@@ -1079,8 +1079,8 @@ static int stx__dict_prune(stx__dict *d, uint64_t min_count) {
     return 1;
 }
 
-/* Builds the vocabulary of a text, in the order that d specifies. where and base are for
-   error messages. */
+/* Builds the vocabulary of a text, in the order that d specifies. `where` and `base`
+   are for error messages. */
 static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const unsigned char *s,
                                    size_t n, const char *where, uint64_t base) {
     stx__dict dict;
@@ -1485,19 +1485,19 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
 
 struct stx_corpus {
     stx_ctx *x;
-    size_t size;                /* tokens */
-    uint64_t raw;               /* bytes of text, see stx_corpus_bytes */
+    size_t size;                /* number of tokens */
+    uint64_t raw;               /* value of stx_corpus_bytes */
     stx_map map;                /* BYTES: the file */
     const unsigned char *bytes; /* BYTES: (nbytes) the selected range of the file */
     size_t nbytes;
     int32_t byte_id[256];       /* BYTES: the id of each byte */
-    int32_t eos;                /* BYTES: the last token, if size = nbytes + 1 */
+    int32_t eos;                /* BYTES: <eos>, the last token if size = nbytes + 1 */
     uint16_t *tok16;            /* other kinds: (size) the tokens if V <= 65536 */
     int32_t *tok32;             /* other kinds: (size) the tokens if V > 65536 */
     const int32_t *own;         /* stx_corpus_wrap: the caller's tokens */
 };
 
-/* Replaces stx__corpus_fill for PIECES, and encodes the text only once. */
+/* Does the work of stx__corpus_fill for PIECES, but encodes the text only once. */
 static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n,
                               const char *path, size_t base) {
     int32_t *ids = NULL;
@@ -1760,7 +1760,7 @@ STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d)
     if (d->how == STX_BATCH_RECORDS)
         return blocks < d->B ? 0 : blocks - (d->B - 1) * (blocks / d->B);
     n /= d->B;
-    return n <= T ? 0 : (n - T + T - 1) / T; /* until p >= n - T */
+    return n <= T ? 0 : (n - T + T - 1) / T; /* batches until p >= n - T */
 }
 
 /* Returns the number of tokens by which a stream is rotated in this epoch. It depends

@@ -75,8 +75,8 @@ enum {
 static struct {
     /* matmuls: the lowest ratio to the fastest peer, and to oneDNN's bf16 */
     double f32_least, bf16_least;
-    double one_long[PRECISIONS]; /* cost of one long head among short ones, relative to long heads
-                                    only */
+    double one_long[PRECISIONS]; /* cost of a layer with one long head among short ones, relative
+                                    to a layer with only long heads */
     double context[PRECISIONS];  /* step time with the largest maximum span, relative to a maximum
                                     of 1024 */
     double rate[SPANS_KINDS][CONTENDERS], memory[SPANS_KINDS][CONTENDERS];
@@ -94,8 +94,8 @@ static void most(double *at, double v) {
 
 // >>gemm
 
-/* The linear layers of the trainers' presets: the number of rows of x, and the shape of
-   W (out,in). Each layer has three matmuls: x W^T, dy W, dy^T x. */
+/* A linear layer of a trainer's preset: the number of rows of x, and the shape of W
+   (out,in). It has three matmuls: x W^T, dy W, dy^T x. */
 typedef struct {
     const char *of;
     size_t rows, in, out;
@@ -133,8 +133,9 @@ static const linear linears[] = {
     {"PAR 128", 1536, 128, 256},
     {"PAR 128", 1024, 128, 512},
     {"PAR 128", 1024, 512, 128},
-    /* the adaptive softmax: 250 words in the head, a cluster of 2,250 words with 32
-       channels, and one of 9,500 words with 8 channels, with the tokens of each */
+    /* the adaptive softmax: a head of 250 words, a cluster of 2,250 words with 32
+       channels and one of 9,500 words with 8 channels; the rows are the tokens that use
+       each */
     {"PAR 128, words", 1024, 128, 252},
     {"PAR 128, words", 512, 32, 2250},
     {"PAR 128, words", 256, 8, 9500}};
@@ -477,8 +478,8 @@ static int gemm_row_f32(const gemm_bench *b, int i, int t) {
 }
 
 /* Returns a contender whose bf16 result differs too much from the float result, or 0.
-   Rounding both operands to 8 bits changes a sum by a few times 2^-9 of its scale; the
-   largest change among 10^6 sums is 1e-2. */
+   Rounding both operands to 8 significant bits changes a sum by a few times 2^-9 of its
+   scale; the largest change among 10^6 sums is 1e-2. */
 static int gemm_differs_bf16(const gemm_bench *b, int i, int t) {
     int by, differs = 0;
     for (by = 0; by < BYS; by++)
@@ -565,7 +566,7 @@ static void bench_gemm(void) {
 
 // >>attention
 
-/* cost: index of the case whose cost is defined as 1. Spans are limited either by the
+/* cost: index of the case to which costs are relative. Spans are limited either by the
    window or by the learned ramp (z). */
 typedef struct {
     const char *name;
@@ -589,7 +590,7 @@ enum { ATTENTION_T = 256, ATTENTION_D = 64, ATTENTION_RAMP = 32 };
 
 typedef struct {
     const attention_shape *s;
-    double pairs; /* keys with a nonzero weight, over all queries */
+    double pairs; /* number of query-key pairs with a nonzero weight */
     stx_real *q, *k, *v, *pe, *dy, z[8];
     samples fwd[PRECISIONS], both[PRECISIONS];
 } attention_case;
@@ -738,7 +739,8 @@ static void set_spans(stx_span *m, int kind) { /* in tokens, independent of the 
             m->layer[l].z->data[h] = (stx_real)(span_of(kind, l, h) * 1024 / (double)m->desc.span);
 }
 
-/* enwik8_small over bytes */
+/* Creates the enwik8_small model over bytes, with `span` as its largest span. Bits 0
+   and 1 of `literal` select STX_SPAN_LITERAL_MEMORY and _EPS. */
 static stx_span *model_create(stx_ctx *x, int kind, int literal, size_t span) {
     stx_span_desc d;
     stx_span *m;
@@ -880,7 +882,7 @@ static void context_step(context_case *c, int counts) {
     if (counts) sample(&c->ms, (seconds() - from) * 1e3);
     check(c->t.x);
     /* restore the spans, because an update of z changes them by more tokens if the
-       largest span is longer */
+       largest span is larger */
     set_spans(c->t.m, SPANS_LEARNED);
     c->memory = (double)stx_peak_bytes(c->t.x);
 }
@@ -1159,8 +1161,8 @@ static void bench_generation(void) {
 
 static const char *const spans_title[SPANS_KINDS] = {"full", "learned-like", "short"};
 
-/* Prints a result with its target. then: the next target, or 0. less: nonzero if a
-   lower value is better. */
+/* Prints a result with its target. `then` is the next target, or 0 for none. `less` is
+   nonzero if a lower value is better. */
 static void goal(const char *what, double value, int less, double target, double then) {
     const char *bound = less ? "at most" : "at least";
     int first = less ? value <= target : value >= target,

@@ -5,7 +5,7 @@
                                                (bench/README.md)
 
    Times are measured between CUDA events on the context's stream, rates of whole rounds
-   with the host's clock. Training contenders (this program with --worker, and PyTorch)
+   use the host's clock. Training contenders (this program with --worker, and PyTorch)
    are separate processes that alternate and reply to lines on stdin (the protocol of
    peers/attn_span_torch_cuda.py). All start from the same parameter file and read the
    same random tokens. A row is void if its losses differ from the peer's. */
@@ -52,7 +52,7 @@ static const option options[] = {OPTION_FLAG("--tiny", &opt.tiny),
                                  OPTION_WHOLE("--warmup", &opt.warmup, 1),
                                  OPTION_WHOLE("--check-step", &opt.check, 1),
                                  OPTION_WHOLE("--batch", &opt.batch, 1),
-                                 OPTION_WHOLE("--seconds", &opt.limit, 1), /* per section */
+                                 OPTION_WHOLE("--seconds", &opt.limit, 1), /* seconds per section */
                                  OPTION_TEXT("--section", &opt.section),
                                  OPTION_TEXT("--config", &opt.config),
                                  OPTION_TEXT("--data", &opt.data),
@@ -165,7 +165,7 @@ static double job_ms(job *j) {
     return mark_ms(0, 1) / j->reps;
 }
 
-static int job_warm(job *j) { /* 0, and an error in the context: the job cannot run */
+static int job_warm(job *j) { /* returns 0 if the job cannot run; the context has the error */
     double ms;
     j->reps = 1;
     if (!stx_ok(j->x)) return 0;
@@ -575,7 +575,7 @@ static void contender_heard(contender *c) {
     json_text(line, "note", c->note, sizeof c->note);
 }
 
-/* share: the number of seconds for warming up. */
+/* `share` is the number of seconds for warming up. */
 static void contender_command(arguments *a, int i, const config *g, const char *params,
                               const char *data, size_t share) {
     a->n = 0;
@@ -672,7 +672,7 @@ static void params_write(const config *c, const char *path) {
     stx_destroy(x);
 }
 
-/* The contenders of one configuration, and the time until which they train. */
+/* The contenders of one configuration, and the time at which their training ends. */
 typedef struct {
     const config *g;
     char params[512], data[512];
@@ -1006,7 +1006,7 @@ static const int attention_matmuls[WHO][2] = {{3, 6}, {3, 6}, {3, 6}, {2, 4}};
 typedef struct {
     size_t B, T, H, D, E, L;
     stx_ctx *x[2];
-    job j[2][2]; /* of seqtx: forward, backward */
+    job j[2][2]; /* for each of x: forward, backward */
     samples ms[WHO][2];
     char cannot[WHO][256], request[WHO][256]; /* request: sent to PyTorch */
 } attention_case;
@@ -1176,7 +1176,7 @@ static void points_graph(const config *base, size_t batch) {
     point_add(GRAPH, c, "batch %zu, launched", batch)->no_graph = 1;
 }
 
-/* Lists the points of all curves. base: the model; B: its usual batch size. */
+/* Lists the points of all curves. `base` is the model, and B its usual batch size. */
 static void points_list(const config *base, size_t B) {
     config c;
     size_t s, last = 0, by = opt.tiny ? 8 : 4, least = opt.tiny ? 64 : 512,
@@ -1686,8 +1686,8 @@ static const size_t sru_shapes[][3] = {{4, 1024, 3072},
 
 enum { SRU_N = sizeof sru_shapes / sizeof *sru_shapes };
 
-/* forward: u0 u1 u2 x -> h; backward: u0 u1 u2 x dh -> du0 du1 du2 dx; and one state
-   per tile */
+/* The operands of the forward pass (u0 u1 u2 x -> h) or the backward pass (u0 u1 u2 x
+   dh -> du0 du1 du2 dx), and one state per tile. */
 static void sru_row(const size_t *shape, int backward, int mode) {
     static job j;
     size_t B = opt.tiny ? 1 : shape[0], T = opt.tiny ? 40 : shape[1], O = opt.tiny ? 40 : shape[2];

@@ -73,8 +73,8 @@ static struct {
     uint64_t step;
 } search;
 
-/* The noise of step n, block l of L, branch k: ((37 (3 (L n + l) + k) + 11) mod 101 +
-   1/2) / 102, as in the peer. */
+/* Returns the loss with the same noise as the peer. In step n, the noise of branch k in
+   block l of L is ((37 (3 (L n + l) + k) + 11) mod 101 + 1/2) / 102. */
 static stx_tensor *search_loss(void *m, const stx_ids *ids, const stx_ids *targets, const void *in,
                                void *out) {
     size_t i, n = 3 * search.m->desc.blocks;
@@ -198,8 +198,8 @@ static int generate_worker(void) {
 enum { CONFIGS = 3, WORDS_MADE = 400000 };
 
 /* search: number of blocks of the search, or 0 for a Transformer-XL of `layers` layers.
-   quick: cutoffs with --quick, for a tenth of the words. found: network that generates
-   instead of the search. */
+   quick: cutoffs with --quick, for a tenth of the words. found: blocks of the network
+   that is used for generation instead of the search. */
 typedef struct {
     const char *name;
     int search, layers, D, H, F, T, M, B, V;
@@ -232,8 +232,8 @@ static int wanted(const config *g) {
     return listed(opt.config, g->name);
 }
 
-/* The frequency of the word of rank r: Zipf's law, steeper beyond 20,000, so that
-   clusters have about the same shares as in WikiText-103. */
+/* Returns the relative frequency of the word of rank r: Zipf's law, but steeper beyond
+   rank 20,000, so that clusters have about the same shares as in WikiText-103. */
 static double often(int r) {
     return 1 / (((double)r + 2.7) * (1 + pow((double)r / 20000, 0.7)));
 }
@@ -286,7 +286,7 @@ static int32_t *word_tokens(size_t n) {
     return ids;
 }
 
-/* Describes each cluster's share of the tokens. */
+/* Writes each cluster's share of the tokens to `to`, as text. */
 static void describe_clusters(const int32_t *ids, size_t n, char *to, size_t size) {
     size_t i, cluster, count[STX_MAX_CLUSTERS] = {0};
     const char *p;

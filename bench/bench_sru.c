@@ -75,7 +75,7 @@ static double copy_rate(void) {
     return median(&s);
 }
 
-/* Faster than fill_random: repeats a million values. */
+/* Like fill_random, but faster, because it repeats a million values. */
 static void fill_repeating(stx_real *a, size_t n, uint64_t stream, double scale) {
     size_t i, period = 1000003 < n ? 1000003 : n;
     fill_random(a, period, stream);
@@ -411,8 +411,8 @@ static stx_lm create(stx_ctx *x) {
 
 // >>training
 
-/* P = 0: SRU, otherwise SRU++. bf16: 1: with all bf16 contenders; 2: without the
-   compiled one; 0: with none. quick: also runs with --quick. */
+/* P = 0: SRU, otherwise SRU++. bf16: 0 for no bf16 contenders, 1 for all, 2 for all but
+   the compiled one. quick: 1 if --quick includes the model. */
 typedef struct {
     const char *name, *title;
     int layers, d, P, T, B, steps, bf16, no_update, quick;

@@ -81,8 +81,8 @@ static inline double span_of(const config *c, size_t l, size_t h) {
     return v < (double)c->span ? v : (double)c->span;
 }
 
-/* Returns the keys per query of a head: distances 1 .. z L + R, where the mask is above
-   0. */
+/* Returns the number of keys per query of a head, at distances 1 .. z L + R, where the
+   mask is above 0. */
 static inline double keys_of(const config *c, size_t l, size_t h) {
     double e = span_of(c, l, h) + RAMP;
     return e < (double)c->span ? e : (double)c->span;
@@ -100,9 +100,9 @@ static inline double window_of(const config *c, size_t l) {
     return L - TRIM * floor(trim / TRIM);
 }
 
-/* Divides the n heads, sorted by decreasing window w, into at most three groups, which
-   end before heads *a, *b and n. The first group projects m rows. Each further group
-   adds the cost of 64 rows of all heads. */
+/* Divides the n heads, sorted by decreasing window w, into at most three groups: heads
+   0 .. *a - 1, *a .. *b - 1 and *b .. n - 1. The first group projects m rows. Each
+   further group adds the cost of 64 rows of all heads. */
 static inline void group_cuts(const double *w, size_t n, double m, size_t *a, size_t *b) {
     double H = (double)n, best = m * H, cost;
     size_t i, j, k;
@@ -333,9 +333,9 @@ static inline double tiles_groups(const tiles *t, double i, double j0, double fa
     return last > first ? last - first : 0;
 }
 
-/* Returns the units of the forward pass per head and batch row, for positions (16 more
-   columns at the start of a strip, and in each tile inside the window of a warp with 32
-   rows), logits and values. */
+/* Returns the units of the forward pass per head and batch row: positions, logits and
+   values. Positions have 16 more columns at the start of a strip, and in each tile
+   inside the window of a warp with 32 rows. */
 static inline double tiles_forward(const tiles *t) {
     double i0, j0, i, units = 0;
     int strips = t->strip / 16, m;
@@ -360,10 +360,10 @@ static inline double tiles_forward(const tiles *t) {
     return units * 16 / t->BK;
 }
 
-/* Returns the units of the sweep over queries, for positions, logits, dO V^T, ds K and
-   dR PE, with 16 more positions per tile. */
+/* Returns the units of the query sweep, for positions, logits, dO V^T, ds K and dR PE,
+   with 16 more positions per tile. */
 static inline double tiles_queries(const tiles *t) {
-    /* dz includes one more distance */
+    /* the gradient of z includes one more distance */
     double i0, j0, i, units = 0, far = t->live < t->span ? t->live + 1 : t->span;
     for (i0 = 0; i0 < t->T; i0 += t->BQ) {
         double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1,
@@ -377,8 +377,7 @@ static inline double tiles_queries(const tiles *t) {
     return units * 16 / t->BK;
 }
 
-/* Returns the units of the sweep over keys, for positions, logits, dO V^T, dV and
-   dK. */
+/* Returns the units of the key sweep, for positions, logits, dO V^T, dV and dK. */
 static inline double tiles_keys(const tiles *t) {
     double i0, j0, i, n, units = 0;
     for (j0 = tiles_begin(t, tiles_from(t, t->C - t->span), 8); j0 < t->S; j0 += t->BK) {
@@ -393,7 +392,8 @@ static inline double tiles_keys(const tiles *t) {
     return units * 16 / t->BK;
 }
 
-static inline double tiles_diagonals(const tiles *t) { /* positions, logits, dO V^T, dPE */
+/* Returns the units of the diagonal sweep, for positions, logits, dO V^T and dPE. */
+static inline double tiles_diagonals(const tiles *t) {
     double first = t->C - 1 + t->BQ - t->BK, extra, n, g, i0, i, units = 0;
     extra = ceil((first + t->span) / 8) * 8 - (first + t->span);
     first += extra;
@@ -411,9 +411,9 @@ static inline double tiles_diagonals(const tiles *t) { /* positions, logits, dO 
     return units * 16 / t->BK;
 }
 
-/* dR. tiles_newest returns the key position of its newest column, which depends on the
-   start of the window. tiles_width returns the number of columns for `live` distances,
-   and tiles_table the units that compute dPE from dR. */
+/* tiles_newest returns the key position of the newest column of dR, which depends on
+   the start of the window. tiles_width returns the number of columns of dR for `live`
+   distances, and tiles_table the units that compute dPE from dR. */
 static inline double tiles_newest(const tiles *t) {
     return t->C + 15 - fmod(t->C + t->span + 15, 16);
 }
@@ -432,8 +432,8 @@ static inline double tiles_table(const tiles *t) {
     return units;
 }
 
-/* Returns the total number of dR columns that the heads of a layer may have, as
-   stx__attn_bwd_plan_of decides. 0: no head has a dR. */
+/* Returns the total number of dR columns that the heads of a layer may have, or 0 if no
+   head has a dR, as stx__attn_bwd_plan_of decides. */
 static inline double tiles_room(const tiles *t, double batch, double heads) {
     double all = tiles_width(t, t->span) * heads,
            most = floor((256 << 20) / (batch * ceil(t->T / t->BQ) * t->BQ * 2));
@@ -441,8 +441,9 @@ static inline double tiles_room(const tiles *t, double batch, double heads) {
     return most >= 64 ? floor(most / 16) * 16 : 0;
 }
 
-/* Returns the units of N persistent vectors: 2 matmuls forward, 3 and 4 backward, for
-   all queries (for inner tiles of the forward pass: for all queries of a warp). */
+/* Returns the units of N persistent vectors: 2 matmuls in the forward pass and 7 in the
+   backward pass, for all queries (in inner tiles of the forward pass, for whole
+   warps). */
 static inline double tiles_vectors(const tiles *t, double N, int backward) {
     double shift = (double)(((size_t)t->S + (size_t)t->span) & 7), strips = ceil(t->T / 16),
            units = 0, j;
@@ -457,9 +458,9 @@ static inline double tiles_vectors(const tiles *t, double N, int backward) {
 }
 
 /* The sweeps of a layer. attention_sweeps writes the units of each sweep per batch row
-   to `units` (persistent vectors are part of forward and keys), and the bytes of dR
-   that are written and read to *bytes. It returns the tile sizes of the forward or the
-   backward pass. */
+   to `units` (persistent vectors count as part of the forward and key sweeps), and the
+   bytes of dR that are written and read to *bytes. It returns the tile sizes of the
+   forward or the backward pass. */
 enum { SWEEP_FORWARD, SWEEP_QUERIES, SWEEP_KEYS, SWEEP_TABLE, SWEEP_DIAGONALS, SWEEPS };
 
 static inline tiles attention_sweeps(const config *c, size_t l, int backward, double *units,
@@ -509,8 +510,8 @@ static inline double attention_runs(const config *c, size_t l, int backward, dou
     return sum * (double)c->batch * 32 * t.BK * t.DP;
 }
 
-/* Returns the units of a full warp tile: for the table, 64 queries by t.columns, for
-   four warps; otherwise, a strip by BK keys. */
+/* Returns the units of a full warp tile: for the table, the share of one of the four
+   warps that compute 64 queries by t.columns; otherwise, a strip by BK keys. */
 static inline double sweep_unit(const tiles *t, int sweep) {
     double wide = 1 + 16.0 / t->BK;
     switch (sweep) {
@@ -522,8 +523,8 @@ static inline double sweep_unit(const tiles *t, int sweep) {
     }
 }
 
-/* Corrects the executed operations of a row to `run`. The caller has already added
-   `flop`. */
+/* Changes the executed operations of the row `name` from `flop`, which the caller has
+   added, to `run`, and adds the expected time. */
 static inline void work_runs(work *w, const char *name, double run, double flop) {
     int i;
     for (i = 0; i < w->rows; i++)
@@ -603,8 +604,8 @@ static inline void work_layer(work *w, const config *c, size_t l) {
         work_add(w, "weights, rows by groups of heads", PASSES, 2, 0,
                  2 * d * d * (4 + 2 + 4 + 4 + 4));
     /* The memory rows of a group are copied together with the weights. If that takes
-       more memory than the group saves, only their gradient is copied, by another
-       node. */
+       more memory than the group saves, only the gradient of these rows is copied, by
+       another node. */
     for (g = 1; g < groups; g++)
         work_add(w, "weights, rows by groups of heads", PASSES,
                  window[g] * d > (S - window[g]) * 2 * D * heads[g], 0, 4 * B * d * window[g]);

@@ -190,8 +190,8 @@ static int dnnl_good(dnnl_status_t s) {
     return s == dnnl_success;
 }
 
-/* *md receives the layout of A (i = 0), B (1) or C (2). any: 1 if oneDNN may choose
-   it. */
+/* *md receives the layout of A (i = 0), B (1) or C (2). `any` is 1 if oneDNN may choose
+   the layout. */
 static int dnnl_describe(dnnl_memory_desc_t *md, const matmul *p, int i, dnnl_data_type_t type,
                          int any) {
     dnnl_dims_t dim, step;

@@ -264,7 +264,7 @@ typedef struct {
     const char *name;
     double tolerance;
     int precision, compile, who;
-    const char *more[3]; /* further options, up to a NULL */
+    const char *more[3]; /* further options, ended by NULL */
 } lm_kind;
 
 /* The training contenders. */
@@ -319,7 +319,7 @@ static inline void lm_command(arguments *a, const lm_kind *k, const char *data,
     for (i = 0; i < shared->n; i++) arg(a, shared->v[i]);
 }
 
-/* Starts n contenders with the options `shared`, except those marked in skip (may be
+/* Starts n contenders with the options `shared`, except those marked in `skip` (may be
    NULL) or omitted by --without. Waits until all have finished their first rounds. All
    are in memory at the same time, so the memory of each contender is estimated first,
    from the contenders before it. The estimate is doubled for contender number `twice`

@@ -145,8 +145,8 @@ static phases step_of(const model *m, double streams) {
 
 // >>buckets
 
-/* size: elements of each parameter, in the order of stx_span_params. ready: when the
-   backward pass completes its gradient, in seconds after the start of the pass */
+/* size: elements of each parameter, in the order of stx_span_params. ready: time at which
+   the gradient of each is complete, in seconds after the start of the backward pass */
 typedef struct gradients {
     double size[64 * 11 + 4], ready[64 * 11 + 4], all;
     int n;
@@ -166,7 +166,7 @@ static void list_gradients(gradients *g, const config *c, const phases *p) {
     g->all = 0;
     for (l = c->layers; l-- > 0;)
         for (i = 0; i < 2; i++) at[l][i] = t += p->half[l][i];
-    /* key_pe, used by all layers */
+    /* all layers use key_pe, so its gradient is complete after the last of them */
     add_gradient(g, d / (double)c->heads * (double)c->span, t);
     add_gradient(g, VOCAB * d, t + p->embedding);
     add_gradient(g, VOCAB * d + VOCAB, p->head);
@@ -182,7 +182,8 @@ static void list_gradients(gradients *g, const config *c, const phases *p) {
 
 // >>exchange
 
-/* Returns the bytes per second that a machine can send, and at the same time receive */
+/* Returns the bytes per second that a machine can send while receiving at the same
+   rate */
 static double rate_of(const net *w) {
     return w->nics * w->gbit / 8 * 1e9 * NET_USABLE;
 }
@@ -220,8 +221,8 @@ typedef struct exchange {
 } exchange;
 
 /* Computes the exchange of all buckets. They are sent one after the other, from the end
-   of the list, each when all its gradients are complete. wire: total time of the
-   transfers; exposed: time after the end of the backward pass */
+   of the list. Each is sent when all its gradients are complete. wire: total time of
+   the transfers; exposed: time after the end of the backward pass */
 static exchange overlap(const gradients *g, const phases *p, int gpus, const net *w,
                         double bucket) {
     exchange e = {0, 0};

@@ -289,8 +289,8 @@ static inline void print_table(void) {
 }
 
 
-// >>contenders: separate processes. A line on stdin is a request, a line of JSON on
-// stdout the reply.
+// >>contenders: separate processes. A line on stdin is a request; the reply is a line
+// of JSON on stdout.
 
 /* A command line under construction. v ends with NULL; `number` stores the text of
    numeric arguments. */

@@ -105,8 +105,8 @@ static double pack(stx_params *p, int kind, double floats) {
 
 // >>matmuls of one row
 
-/* n matrices of d x d elements, --mb megabytes in float in total. Each is multiplied by
-   one row. */
+/* n matrices of d x d elements, whose total size in float is --mb megabytes. Each is
+   multiplied by one row. */
 enum { MOST = 1024 };
 
 typedef struct {
@@ -316,7 +316,7 @@ static stx_lm narrow_par(stx_ctx *x) {
 typedef struct {
     const char *name;
     stx_lm (*make)(stx_ctx *x);
-    size_t window; /* an argument of gen_create */
+    size_t window; /* the window argument of gen_create */
 } model;
 
 static const model narrow[] = {{"Sequential Transformer, 8 layers", narrow_span, 0},
@@ -335,7 +335,7 @@ enum { MODELS = sizeof models / sizeof *models, NARROWS = sizeof narrow / sizeof
 typedef struct {
     stx_lm lm;
     void *gen;
-    samples times, reads; /* times of a token in ms or us; reads in GB/s */
+    samples times, reads; /* times: per token, in ms or us; reads: in GB/s */
     double bytes;         /* bytes read per token */
 } generator;
 
