@@ -455,11 +455,11 @@ enum {
 
 /* Configuration of a model. Zero means the default, which is given after "0:". */
 typedef struct stx_span_desc {
-    size_t vocab;           /* V, required */
-    size_t layers;          /* at most 4096; 0: 8 */
-    size_t dim;             /* d, a multiple of heads; 0: 256 */
-    size_t heads;           /* H, at most 256; 0: 4 */
-    size_t inner;           /* f; 0: 4 d. Ignored with pers */
+    size_t vocab;           /* V, the vocabulary size; required */
+    size_t layers;          /* number of layers, at most 4096; 0: 8 */
+    size_t dim;             /* d, the model dimension, a multiple of heads; 0: 256 */
+    size_t heads;           /* H, the number of heads, at most 256; 0: 4 */
+    size_t inner;           /* f, the feed-forward size; 0: 4 d. Ignored with pers */
     size_t span;            /* L, the largest span in tokens; 0: 1024 */
 
     int    adapt_span;      /* 1: learn a span per head; 0: every head sees L tokens */

@@ -408,17 +408,18 @@ enum {
 
 /* Configuration of a stack. Zero means the default, which is given after "0:". */
 typedef struct stx_sru_desc {
-    size_t input;               /* features of x, required */
-    size_t hidden;              /* H; 0: input, or input / 2 with two directions */
-    size_t layers;              /* 0: 2 */
+    size_t input;               /* number of features of x; required */
+    size_t hidden;              /* H, units per direction; 0: input, or input / 2 with two
+                                   directions */
+    size_t layers;              /* number of layers; 0: 2 */
     int    bidirectional;       /* 1: D = 2; the second direction runs from the last time to the
                                    first */
     int    transform;           /* STX_SRU_LINEAR: U = W3 x, or W3 W1 x with proj.
                                    STX_SRU_ATTENTION: SRU++ */
-    size_t proj;                /* P; 0: no W1 (SRU++: O / 4) */
+    size_t proj;                /* P, width of the projection; 0: no W1 (SRU++: O / 4) */
     const size_t *projs;        /* P of each layer, an array of `layers` elements, which is
                                    copied. NULL: proj for all layers */
-    int    tanh;                /* 1: g is tanh */
+    int    tanh;                /* 1: g is tanh; 0: g is the identity */
     int    no_skip;             /* 1: no highway, xt = 0 */
     int    rescale;             /* 1: alpha = sqrt(1 + 2 exp(highway_bias)) if k = 3. 0:
                                    alpha = 1 */
@@ -450,7 +451,7 @@ typedef struct stx_sru_desc {
                                    (docs/speed.md) */
 
     /* SRU++ */
-    size_t heads;               /* must divide P, at most 256; 0: 1 */
+    size_t heads;               /* number of attention heads, a divisor of P, at most 256; 0: 1 */
     double attn_dropout;        /* probability, in [0,1), of dropping attention weights */
     size_t attention_every;     /* layers n, 2 n, .. (counted from 1) attend, and the others only
                                    project; 0: 1 */
@@ -607,7 +608,7 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *x, const stx_ids *pa
 /* Configuration of a language model. Zero means the default, which is given after
    "0:". */
 typedef struct stx_sru_lm_desc {
-    size_t vocab;           /* required */
+    size_t vocab;           /* number of token ids; required */
     size_t dim;             /* O of the stack; 0: 512 */
     size_t emb;             /* width of the embedding; 0: dim */
     stx_sru_desc sru;       /* the stack; its input, hidden and dropout are set from this desc */
@@ -728,8 +729,8 @@ typedef struct stx_sru_recurrence_in {
     stx_tensor *c0;         /* (B,O) */
     stx_tensor *mask;       /* (B,O): m, a constant */
     const stx_ids *pad;     /* (B,T) */
-    size_t directions;      /* D; 0: 1 */
-    double alpha;           /* 0: 1 */
+    size_t directions;      /* D, 1 or 2; 0: 1 */
+    double alpha;           /* scale of xr; 0: 1 */
     int    tanh;
 } stx_sru_recurrence_in;
 

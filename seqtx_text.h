@@ -173,8 +173,8 @@ STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *d, const ch
                                    uint64_t begin, uint64_t end);
 STX_DEF void stx_vocab_free(stx_vocab *v);
 
-STX_DEF int stx_vocab_kind(const stx_vocab *v);    /* STX_TOK_BYTES .. */
-STX_DEF size_t stx_vocab_size(const stx_vocab *v); /* V */
+STX_DEF int stx_vocab_kind(const stx_vocab *v);    /* STX_TOK_.. */
+STX_DEF size_t stx_vocab_size(const stx_vocab *v); /* V, the number of pieces */
 STX_DEF int32_t stx_vocab_eos(const stx_vocab *v); /* the id of <eos>, or -1 */
 STX_DEF int32_t stx_vocab_unk(const stx_vocab *v); /* the id of <unk>, or -1 */
 
@@ -241,7 +241,7 @@ STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *
 STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n,
                                     uint64_t raw_bytes);
 STX_DEF void stx_corpus_close(stx_corpus *c);
-STX_DEF size_t stx_corpus_size(const stx_corpus *c); /* tokens */
+STX_DEF size_t stx_corpus_size(const stx_corpus *c); /* number of tokens */
 
 /* Returns the number of bytes of the text that was encoded or, for IDS, of the decoded
    text. For any kind of token, the bits per byte of text are
@@ -260,7 +260,7 @@ STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *
    the previous one. FRESH: it does not, so memories must be reset before it */
 enum { STX_BATCH_END, STX_BATCH_OK, STX_BATCH_FRESH };
 
-/* evaluation rules, see stx_batches_rewind */
+/* evaluation rules; see stx_batches_rewind */
 enum { STX_EVAL_ALL, STX_EVAL_LITERAL };
 
 /* stx_batches_desc.how: how each of the B streams is read and continued after its
@@ -270,7 +270,7 @@ enum {
     STX_BATCH_ROLL,    /* restarts at position 0, rotated by a random number of tokens. The
                           first pass is rotated too. A remainder shorter than T is skipped
                           (NVIDIA's Transformer-XL) */
-    STX_BATCH_RECORDS  /* reads records as the reference code of PAR does, see below */
+    STX_BATCH_RECORDS  /* reads records as the reference code of PAR does; see below */
 };
 
 /* STX_BATCH_RECORDS cuts the text into consecutive blocks of S = T+1 tokens and drops the
@@ -307,7 +307,8 @@ typedef struct stx_batches stx_batches;
 STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d);
 STX_DEF void stx_batches_free(stx_batches *b);
 STX_DEF size_t stx_batches_rows(const stx_batches *b);   /* streams of this rank, R = B / world */
-STX_DEF size_t stx_batches_stream(const stx_batches *b); /* n; RECORDS: T * (number of records) */
+STX_DEF size_t stx_batches_stream(const stx_batches *b); /* n, tokens per stream; RECORDS: T *
+                                                            (number of records) */
 
 /* Returns the number of batches from the start to the end of the streams, or 0 if there
    are none or c is NULL. Sets no error. */

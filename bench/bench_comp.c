@@ -74,7 +74,7 @@ static stx_lm create(stx_ctx *x) {
 }
 
 /* A model that has read --prompt segments of the text. ids: the tokens of the next
-   segment, and one more. */
+   segment, and the token after it. */
 typedef struct {
     stx_ctx *x;
     stx_comp *m;

@@ -244,7 +244,8 @@ static const head one_heads[HEADS] = {{1, 1024, 1024, 768, 1},
 typedef struct {
     stx_ctx *x[2];                  /* [0]: for stx_attention, [1]: for matmuls */
     stx_real *in, *mask, *out[2];   /* in: q, dy, k, v, and k and v concatenated */
-    size_t nq, nk, S;               /* nq, nk: elements of q and of k; S: keys */
+    size_t nq, nk, S;               /* nq, nk: number of elements of q and of k; S: number of
+                                       keys */
     samples ms[2];
 } head_run;
 

@@ -6,7 +6,7 @@
 
 enum { MAX_ROUNDS = 64 };
 
-enum { F32, BF16, PRECISIONS }; /* like STX_PREC_F32 and STX_PREC_BF16 */
+enum { F32, BF16, PRECISIONS }; /* same values as STX_PREC_F32 and STX_PREC_BF16 */
 
 static const char *const precision_name[PRECISIONS] = {"f32", "bf16"};
 
@@ -238,7 +238,7 @@ static inline void probe_end(void) {
 // protocol of bench/peers)
 
 typedef struct {
-    const char *name; /* NULL: does not take part */
+    const char *name; /* NULL: the contender does not take part */
     /* the largest accepted difference of losses (and relative difference of gradient
        norms) from the reference */
     double tolerance;

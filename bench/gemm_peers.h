@@ -156,7 +156,8 @@ static int mkl_check(void) {
 #ifdef BENCH_DNNL
 static struct {
     int on;
-    /* NULL if oneDNN does not use OpenMP. It is then compared only with all threads */
+    /* NULL if oneDNN does not use OpenMP. It then takes part only in comparisons with
+       all threads */
     void (*threads)(int n);
     char name[200];
     dnnl_engine_t engine;

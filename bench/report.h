@@ -254,7 +254,7 @@ static inline void cell_values(int column, const double *v, const int *digits, i
     }
 }
 
-static inline void header(const char *names) { /* "a|b|c" */
+static inline void header(const char *names) { /* names: "a|b|c" */
     int c = 0;
     memset(&table, 0, sizeof table);
     row_begin();
