@@ -281,8 +281,9 @@ static __device__ __forceinline__ float stx__warp_max(float v) {
 
    stx__mma_bf16_2 and stx__mma_tf32_3 exist because one call is faster on the host. */
 #ifdef CUDA_HOST
-    /* Marks a kernel whose short loops the host compiler must unroll too. Otherwise its
-       arrays are not kept in registers, and the sanitizers check every access to them. */
+    /* Marks a kernel whose short loops must also be unrolled by the host compiler.
+       Otherwise the arrays of the kernel are not kept in registers, and the sanitizers
+       check every access to these arrays. */
   #if defined(__GNUC__) && !defined(__clang__)
     #define STX__HOST_UNROLLED __attribute__((optimize("O3")))
   #else
@@ -451,23 +452,23 @@ enum { STX__RING = 4, STX__REPORT_BYTES = 1 << 16, STX__UPLOAD_BYTES = 1 << 20 }
 typedef struct stx__ring {
     char *host[STX__RING];
     cudaEvent_t done[STX__RING];
-    unsigned count;     /* transfers so far */
+    unsigned count;     /* number of transfers so far */
 } stx__ring;
 
-/* The GPU of a context */
+/* The state of a context's GPU */
 struct stx_gpu {
     int index;          /* CUDA device number */
-    char name[96];      /* "NVIDIA H200, sm_90" */
+    char name[96];      /* such as "NVIDIA H200, sm_90" */
     int sms, major, minor;      /* multiprocessors, compute capability */
     size_t shared_max;  /* limit of dynamic shared memory per block, in bytes */
     cudaStream_t stream;        /* runs all work of the context in order */
 
     /* options */
-    int half;           /* STX_PREC_BF16: activations are bfloat16, parameters have twins */
-    int tf32;           /* float GEMMs may use tf32 */
-    int tune;           /* algorithm of a new GEMM plan. 0: first choice of the heuristic;
-                           1: the fastest; for tests, -1: seqtx's kernel, -2: like 0, but
-                           without epilogues */
+    int half;           /* 1 with STX_PREC_BF16: activations are bfloat16, parameters have twins */
+    int tf32;           /* 1: float GEMMs may use tf32 */
+    int tune;           /* choice of a GEMM plan's algorithm. 0: first choice of the
+                           heuristic; 1: the fastest when timed; for tests, -1: seqtx's
+                           kernel, -2: like 0, but without epilogues */
     int split_k;        /* for tests: number of K slices of GEMMs that can split K;
                            0: chosen from the sizes */
     int attention;      /* version of the attention, see stx_cuda_attention */
@@ -475,25 +476,26 @@ struct stx_gpu {
     /* memory */
     stx__range *ranges, *last_range;    /* list of all allocations; the one found by the
                                            last lookup */
-    char *scratch;      /* scratch memory of one launcher; never grows in a capture */
+    char *scratch;      /* scratch memory, shared by all launchers; does not grow during a
+                           capture */
     size_t scratch_bytes;
     size_t bytes;       /* memory in use, excluding scratch */
-    uint64_t *shift;    /* in device memory: added to the stream of every random number, so
-                           that a replayed step draws new ones */
+    uint64_t *shift;    /* in device memory; added to the stream number of every random
+                           number, so that a replayed step draws new random numbers */
     stx__ring upload;   /* copies to the GPU; the caller may reuse its buffer on return */
-    stx__ring report;   /* results of a step, see stx_cuda_report */
+    stx__ring report;   /* copies of the results of a step to the host, see stx_cuda_report */
 
     /* capture */
     int capturing;
-    int repeatable;     /* the captured step can be replayed */
+    int repeatable;     /* 1: the captured step can be replayed */
     stx_graph *graphs;  /* list of all graphs */
     char graph_error[128];      /* why the last step was not captured; "" if it was */
 
     /* state of later sections */
     cublasLtHandle_t lt;
-    struct stx__plans *plans;               /* >>gemm */
-    struct stx__deferred_sums *deferred;    /* >>shares, sums */
-    struct stx__group *group;               /* >>group; NULL outside a group */
+    struct stx__plans *plans;               /* see >>gemm */
+    struct stx__deferred_sums *deferred;    /* see >>shares, sums */
+    struct stx__group *group;               /* see >>group; NULL outside a group */
 };
 
 static stx_gpu *stx__gpu(const stx_ctx *x) {
@@ -535,16 +537,18 @@ static int stx__aligned4(const stx__array &a) {
     return !a.p || ((uintptr_t)a.p % (a.half ? 8 : 16) == 0 && (uintptr_t)a.twin % 8 == 0);
 }
 
-/* Returns the number of blocks for n work units, `each` per block: from 1 to `most`. */
+/* Returns the number of blocks for n work units, with `each` units per block. The
+   result is at least 1 and at most `most`. */
 static unsigned stx__blocks(size_t n, size_t each, size_t most) {
     size_t b = (n + each - 1) / each;
     if (b < 1) b = 1;
     return (unsigned)(b < most ? b : most);
 }
 
-/* Called after an error. Returns nonzero if it occurred because the capture had been
-   invalidated. Every launch into such a capture fails. These failures are not reported,
-   because no captured work has run, and the step is launched again without a graph. */
+/* Called after an error. Returns nonzero if the error occurred because the capture had
+   been invalidated. Every launch into such a capture fails. These failures are not
+   reported, because no captured work has run, and the step is launched again without a
+   graph. */
 static int stx__capture_lost(stx_gpu *g) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (!g || !g->capturing || cudaStreamIsCapturing(g->stream, &status) != cudaSuccess) return 0;
@@ -554,7 +558,8 @@ static int stx__capture_lost(stx_gpu *g) {
     return 1;
 }
 
-/* Checks the launch of `what`. If it failed, sets the context's error and returns 1. */
+/* Checks the launch in the function named `what`. If the launch failed, sets the
+   context's error and returns 1. */
 static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
     if (e == cudaSuccess || stx__capture_lost(stx__gpu(x))) return 0;
     stx_fail(x, STX_ERR_DEVICE,
@@ -612,7 +617,7 @@ static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const ch
 static int stx__cuda_ok(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what) {
     const int named = g && g->name[0];
     if (e == cudaSuccess || stx__capture_lost(g)) return 1;
-    (void)cudaGetLastError(); /* cleared, so that the next launch does not report it */
+    (void)cudaGetLastError(); /* clears the error, so that the next launch does not report it */
     stx_fail(x, e == cudaErrorMemoryAllocation ? STX_ERR_MEMORY : STX_ERR_DEVICE,
              "%s: CUDA error \"%s\" (%s)%s%s", what, cudaGetErrorString(e), cudaGetErrorName(e),
              named ? " on " : "", named ? g->name : "");
@@ -640,8 +645,8 @@ typedef struct stx__group {
     cudaEvent_t ready, done;
     int forked;             /* nonzero if the context's stream does not wait for all
                                enqueued exchanges yet */
-    int given_up;           /* comm must be aborted when the current capture ends */
-    int captured;           /* a capture with exchanges has succeeded */
+    int given_up;           /* 1: comm must be aborted when the current capture ends */
+    int captured;           /* 1: a capture with exchanges has succeeded */
     char no_capture[112];   /* why NCCL exchanges cannot be captured; "" unless known to fail */
     ncclUniqueId spare;     /* id for a second communicator, in case this one fails in
                                the first capture */
@@ -677,7 +682,7 @@ static int stx__group_is_alive(const stx_gpu *g) {
     return g->group && g->group->comm && !g->group->given_up;
 }
 
-/* Returns a text about the probable cause of an NCCL error, or "". */
+/* Returns a hint about the probable cause of an NCCL error, or "" if there is none. */
 static const char *stx__nccl_advice(ncclResult_t r) {
     if (r == ncclInvalidUsage)
         return ": each rank requires a separate GPU: set desc.gpu = stx_get_launch_info().local";
@@ -817,9 +822,9 @@ static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
     return g->scratch;
 }
 
-/* Returns 1 if host and device may exchange data now. They may not during a capture,
-   because every replay would transfer the same data. In that case, marks the step as
-   not repeatable and returns 0. */
+/* Returns 1 if host and device may exchange data now. Such transfers are not allowed
+   during a capture, because every replay would transfer the same data. In that case,
+   marks the step as not repeatable and returns 0. */
 static int stx__host_copy_allowed(stx_gpu *g) {
     if (g->capturing) g->repeatable = 0;
     return !g->capturing;
@@ -1026,7 +1031,7 @@ struct stx__deferred_sums {
     int depth;              /* nesting depth of stx_cuda_defer_sums; 0: no deferral */
     int columns, slices;    /* numbers of pending sums in the tables */
     char *columns_buffer, *slices_buffer;   /* partial sums; allocated on first use */
-    size_t columns_used, slices_used;       /* bytes */
+    size_t columns_used, slices_used;       /* bytes used in each buffer */
     stx__column_sum_table column;
     stx__slice_sum_table slice;
 };
@@ -1089,8 +1094,8 @@ static void stx__finish_sums(stx_ctx *x) {
     t->columns_used = 0;
 }
 
-/* Returns a buffer for partial sums. It is allocated on first use, but not during a
-   capture. If there is no buffer, returns NULL without setting an error. */
+/* Returns a buffer for partial sums. The buffer is allocated on first use, but never
+   during a capture. If there is no buffer, returns NULL without setting an error. */
 static char *stx__deferred_buffer(stx_gpu *g, char **buffer, size_t bytes) {
     if (*buffer || g->capturing) return *buffer;
     if (cudaMalloc((void **)buffer, bytes) == cudaSuccess) {
@@ -1103,9 +1108,9 @@ static char *stx__deferred_buffer(stx_gpu *g, char **buffer, size_t bytes) {
 }
 
 /* Returns memory for n partial sums of the first stage, or sets an error and returns
-   NULL. *deferred is nonzero on entry if the second stage may be deferred, and on
-   return if it will be; pass the returned value to stx__columns_sum. If it is 0, the
-   memory is scratch memory. */
+   NULL. On entry, *deferred is nonzero if the second stage may be deferred; on return,
+   it is nonzero if the second stage will be deferred. Pass the returned value to
+   stx__columns_sum. If the returned value is 0, the memory is scratch memory. */
 static float *stx__partial_sums(stx_ctx *x, const char *name, size_t n, int *deferred) {
     stx_gpu *g = stx__use_gpu(x);
     struct stx__deferred_sums *t = g->deferred;
@@ -1197,11 +1202,12 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
        d (C) += sum of dy f                     with mean NULL
        d (C) += sum of dy (f - mean) rstd, and d2 (C) += sum of dy */
 typedef struct stx__columns_args {
-    stx_real *d, *d2;               /* d2 may be NULL; so may d if mean is not NULL */
+    stx_real *d, *d2;               /* d2 may be NULL; d may be NULL if mean is not */
     const stx_real *dy, *f;         /* (N,C) */
     const stx_real *mean, *rstd;    /* (N) */
     size_t N, C;
-    size_t padding;     /* number of trailing columns not added to d; if not 0, mean is NULL */
+    size_t padding;     /* number of trailing columns not added to d; if nonzero, mean must
+                           be NULL */
     int deferred;       /* d and d2 are parameter gradients: the sums may be deferred */
 } stx__columns_args;
 
@@ -1457,7 +1463,7 @@ void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, s
    NULL, copies the row of a (rows,w) into the last w elements. A thread owns the
    elements c, c + w, c + 2 w, .. of a row, for W adjacent columns c. No other thread
    reads or writes them, so rows are shifted in place, in n / w sequential steps. `all`
-   is rows w. */
+   is rows * w. */
 template <int W>
 STX__GLOBAL(256)
 stx__shift2d_kernel(stx__array y, size_t ldy, size_t n, stx__array a, size_t lda, size_t w,
@@ -1516,8 +1522,8 @@ void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real
     if (n) STX__RUN_BY(x, "stx_add_fwd", four, stx__add_kernel, n, Y, A, B, n, nb);
 }
 
-/* y (n) = or += a (n) b (nb); b repeats n / nb times. In the backward pass, it computes
-   da = dy b and db = dy a. A thread computes W adjacent elements at a time. */
+/* y (n) = or += a (n) b (nb); b repeats n / nb times. In the backward pass, the kernel
+   computes da = dy b and db = dy a. A thread computes W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__mul_kernel(stx__array y, stx__array a, stx__array b, size_t n, size_t nb, int accumulate) {
@@ -1542,8 +1548,9 @@ void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real
     stx__mul_cuda(x, "stx_mul_fwd", y, a, b, n, nb, 0);
 }
 
-/* y = a b:   da = or += dy b
-              db += dy a, summed over the repetitions of b (a column sum) */
+/* Gradients of y = a b:
+       da = or += dy b
+       db += dy a, summed over the repetitions of b (a column sum) */
 void stx_mul_bwd_cuda(stx_ctx *x, const stx_mul_bwd_args *m) {
     static const char name[] = "stx_mul_bwd";
     const size_t n = m->n, nb = m->nb;
@@ -1612,7 +1619,7 @@ void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int 
     if (n) STX__RUN_BY(x, "stx_act_fwd", four, stx__act_fwd_kernel, n, Y, A, n, act);
 }
 
-/* y = act(a):   da (n) = or += dy act'(a)
+/* Gradient of y = act(a): da (n) = or += dy act'(a)
    GELU reads a; the other activations read y. da may be dy. A thread computes W adjacent
    elements at a time. */
 template <int W>
@@ -1650,7 +1657,7 @@ void stx_act_bwd_cuda(stx_ctx *x, const stx_act_bwd_args *a) {
 typedef struct stx__dropout {
     uint64_t seed, stream;
     uint64_t first;         /* index of the Philox call for element 0 */
-    const uint64_t *shift;  /* added to stream, see stx_gpu */
+    const uint64_t *shift;  /* added to `stream`, see stx_gpu */
     uint32_t keep;          /* 65536 times the keep probability; 0: no dropout */
     float inv;              /* factor for kept elements, 65536 / keep */
 } stx__dropout;
@@ -1756,7 +1763,7 @@ void stx_rezero_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *h, const stx_r
     if (n) STX__RUN_BY(x, "stx_rezero_fwd", four, stx__rezero_fwd_kernel, n, Y, H, F, A, n);
 }
 
-/* y = h + alpha f:   df (n) = or += alpha dy
+/* Gradient of y = h + alpha f: df (n) = or += alpha dy
    stx__sum_cuda computes dalpha += sum of dy f. A thread computes W adjacent elements at
    a time. */
 template <int W>
@@ -1806,8 +1813,8 @@ void stx_rezero_bwd_cuda(stx_ctx *x, const stx_rezero_bwd_args *r) {
                   STX__ROW_BLOCK(T), 0, __VA_ARGS__)
 
 /* The length of a row, such as a vocabulary size, need not be a multiple of 4. The
-   elements [0, head) precede the first aligned group of 4; those after the last group
-   are the tail. Returns `head` for the row of n elements at a[start]. */
+   elements [0, head) precede the first aligned group of 4; the elements after the last
+   group are the tail. Returns `head` for the row of n elements at a[start]. */
 static __device__ __forceinline__ size_t stx__row_head(const stx__array &a, size_t start,
                                                        size_t n) {
     size_t h = (size_t)(0 - ((uintptr_t)a.p / (a.half ? 2 : 4) + start)) & 3;
@@ -1820,8 +1827,8 @@ static __device__ __forceinline__ int stx__same_head(const stx__array &a, const 
     return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
 }
 
-/* Returns the position in its row of element i of the head and tail, which are numbered
-   consecutively. `fours` groups of 4 are between them. */
+/* Elements of the head and the tail are numbered consecutively. Returns the position in
+   the row of element i. The row has `fours` groups of 4 between head and tail. */
 static __device__ __forceinline__ size_t stx__row_edge(size_t i, size_t head, size_t fours) {
     return i < head ? i : i + 4 * fours;
 }
@@ -1939,7 +1946,8 @@ void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t
         STX__RUN_ROWS(x, "stx_log_softmax_fwd", N, C, (stx__softmax_fwd_kernel<T, 1>), Y, A, N, C);
 }
 
-/* y = softmax(a):       da (N,C) = or += y (dy - sum_c y dy)
+/* Gradients of softmax and log_softmax:
+   y = softmax(a):       da (N,C) = or += y (dy - sum_c y dy)
    y = log_softmax(a):   da (N,C) = or += dy - e^y sum_c dy                        (LOG)
    T threads handle a row in two passes: the first computes the sum, the second the
    result. Each thread adds in a fixed order, then the sums of the threads are added in
@@ -2038,7 +2046,7 @@ static __device__ __forceinline__ float stx__as_stored(const stx__array &a, floa
     return a.half ? __bfloat162float(__float2bfloat16(v)) : v;
 }
 
-/* Arrays of the forward kernels: y, s, in, f (N,C); bias, gain, shift (C); mean, rstd
+/* Arrays of the forward kernels: y, s, `in`, f (N,C); bias, gain, shift (C); mean, rstd
    (N). s, f and bias are used only with RESIDUAL; bias.p may be NULL. */
 struct stx__norm_fwd_nums {
     stx__array y, s, mean, rstd, in, f, bias, gain, shift;
@@ -2196,7 +2204,7 @@ static void stx__norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) {
                                     v, N, C, eps, d));
 }
 
-/* s = h + dropout(f + bias) ; y = layernorm(s). With f NULL, y = layernorm(h). */
+/* s = h + dropout(f + bias) ; y = layernorm(s). If f is NULL, y = layernorm(h). */
 void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
     if (a->f)
         stx__norm_fwd<1>(x, a);
@@ -2204,16 +2212,17 @@ void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
         stx__norm_fwd<0>(x, a);
 }
 
-/* Arrays of the backward kernels: din, df, dy, in (N,C); gain (C); mean, rstd (N). din
-   and df may be NULL. If add_din or add_df is nonzero, the kernels add to din or df
+/* Arrays of the backward kernels: din, df, dy, `in` (N,C); gain (C); mean, rstd (N).
+   din and df may be NULL. If add_din or add_df is nonzero, the kernels add to din or df
    instead of overwriting it. */
 struct stx__norm_bwd_nums {
     stx__array din, df, dy, in, gain, mean, rstd;
     int add_din, add_df;
 };
 
-/* Adds the sums of the 4 warps of a block in order and stores them in part (blocks,S,C).
-   sums: S sums for each of the 4 Q columns of a lane; sh: 4 * 128 Q floats. */
+/* Adds the sums of the 4 warps of a block in order and stores them in part
+   (blocks,S,C). `sums` holds S sums for each of the 4 Q columns of a lane; sh holds
+   4 * 128 Q floats. */
 template <int Q, int S>
 static __device__ __forceinline__ void stx__norm_bwd_store(float *part, float *sh,
                                                            const float (&sums)[S][Q][4], size_t C) {
@@ -2241,10 +2250,10 @@ static __device__ __forceinline__ void stx__norm_bwd_store(float *part, float *s
        dbias  += sum_n din0 mask / keep                               (BIAS)
 
    As in the forward pass, a warp keeps a row in registers. It also keeps the sums over
-   its rows in registers, so dy and in are read only once for all gradients. A block of
-   4 warps handles `rows` consecutive rows, a number that depends on N alone. Unless
-   part is NULL, it adds the sums of its warps in order and stores them in part (blocks,
-   2 + BIAS, C). */
+   its rows in registers, so dy and `in` are read only once for all gradients. A block
+   of 4 warps handles `rows` consecutive rows, a number that depends on N alone. Unless
+   `part` is NULL, the block adds the sums of its warps in order and stores them in
+   `part` (blocks, 2 + BIAS, C). */
 template <int Q, int BIAS>
 STX__GLOBAL(128)
 stx__norm_bwd_kernel(stx__norm_bwd_nums v, float *part, size_t N, size_t C, size_t rows,
@@ -2451,13 +2460,13 @@ void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, cons
         STX__RUN_BY(x, "stx_embedding_fwd", four, stx__embedding_fwd_kernel, n, Y, T, ids, n, C);
 }
 
-/* y[n] = table[ids[n]]:   dtable[ids[n]] += dy[n]
+/* Gradient of y[n] = table[ids[n]]: dtable[ids[n]] += dy[n]
 
-   Ids repeat, and two blocks must not add to the same row of dtable. Therefore the GPU
-   first sorts the positions n by (id, position). Then each run, which is a sequence of
-   equal ids, is summed in tiles of 32 sorted positions. If a run extends over several
-   tiles, its partial sums are added in order. The order of additions depends on the ids
-   alone. One id that occurs N times occupies as many blocks as N different ids.
+   Ids can repeat, and two blocks must not add to the same row of dtable. Therefore the
+   GPU first sorts the positions n by (id, position). Then each run, which is a sequence
+   of equal ids, is summed in tiles of 32 sorted positions. If a run extends over
+   several tiles, its partial sums are added in order. The order of additions depends on
+   the ids alone. One id that occurs N times occupies as many blocks as N different ids.
 
    Sort, first stage: a block of 1024 threads sorts a chunk of 2048 keys with a bitonic
    network in shared memory. key = id 2^11 + index in the chunk. The last chunk is padded
@@ -2485,8 +2494,8 @@ STX__GLOBAL(1024) stx__embedding_sort_kernel(uint64_t *keys, const int32_t *ids,
 
 /* Sort, second stage: merges the chunks. The rank of a key is the number of keys before
    it, determined by a binary search in each chunk. Equal ids in earlier chunks precede
-   it, and those in later chunks follow it. Writes the id and the position of each rank.
-   A thread handles one key at a time. */
+   the key, and equal ids in later chunks follow it. Writes the id and the position of
+   each rank. A thread handles one key at a time. */
 STX__GLOBAL(256)
 stx__embedding_rank_kernel(int32_t *id, size_t *position, const uint64_t *keys, size_t chunks) {
     STX__STEP(i, chunks * STX__SORT, 1) {
@@ -2668,12 +2677,13 @@ typedef struct stx__plan {
     cublasLtMatrixLayout_t a, b, c; /* layouts of A, B and C; cublasLt's A is our B */
     cublasLtMatmulAlgo_t algo;
     size_t workspace;               /* bytes of workspace that the algorithm uses */
-    int plain;                      /* cublasLt has no algorithm or refused the call: use
-                                       stx__gemm_plain */
+    int plain;                      /* 1: cublasLt has no algorithm or refused the call;
+                                       use stx__gemm_plain */
     struct stx__plan *next;
 } stx__plan;
 
-/* Slots of the plan hash table; number of algorithms requested from the heuristic */
+/* Number of slots in the plan hash table; number of algorithms requested from the
+   heuristic */
 enum { STX__PLAN_SLOTS = 512, STX__CANDIDATES = 8 };
 
 typedef struct stx__plans {
@@ -2682,9 +2692,9 @@ typedef struct stx__plans {
     void *workspace;
 } stx__plans;
 
-/* Size of the workspace: "Recommended size of user-provided workspace" is 32 MiB on
-   Hopper (cublasSetWorkspace). tests/cuda_host uses a small one, because every page of
-   it adds to the time of every launch there. */
+/* Workspace size. The documentation of cublasSetWorkspace recommends 32 MiB on Hopper.
+   tests/cuda_host uses a small workspace, because each of its pages adds to the time of
+   every launch there. */
 #ifndef CUDA_HOST
   #define STX__WORKSPACE ((size_t)32 << 20)
 #else
@@ -2772,8 +2782,7 @@ static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const s
     if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); \
   } while (0)
 
-/* Like STX__LT, for a call that sets an attribute of a GEMM, of a layout or of a
-   preference */
+/* Like STX__LT, but the call sets an attribute of a GEMM, a layout or a preference */
 #define STX__LT_SET_OP(s, op, attribute, value) \
   STX__LT(s, cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), \
                                             sizeof(value)))
@@ -2934,9 +2943,10 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     return s;
 }
 
-/* Returns nonzero if cublasLt rejected the request itself before anything ran. It rejects
-   the same request every time, so the plan is marked plain and runs still repeat
-   bit-exactly. Any other error may mean that memory is short or the device has failed. */
+/* Returns nonzero if cublasLt rejected the request itself before anything ran. It
+   rejects the same request every time, so the plan is marked plain and runs still
+   repeat bit-exactly. Any other error may mean that memory is exhausted or the device
+   has failed. */
 static int stx__lt_refused(cublasStatus_t s) {
     if (s != CUBLAS_STATUS_NOT_SUPPORTED && s != CUBLAS_STATUS_INVALID_VALUE
         && s != CUBLAS_STATUS_ARCH_MISMATCH)
@@ -2945,8 +2955,8 @@ static int stx__lt_refused(cublasStatus_t s) {
     return 1;
 }
 
-/* Returns the plan for this key, which is created if it does not exist. If that fails,
-   sets an error and returns NULL. */
+/* Returns the plan for this key and creates it if necessary. If this fails, sets an
+   error and returns NULL. */
 static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key,
                                const stx__operands *o) {
     stx_gpu *g = stx__gpu(x);
@@ -3018,9 +3028,9 @@ stx__scale_kernel(stx__array C, size_t ldc, size_t sc, size_t M, size_t N, size_
     }
 }
 
-/* to (rows,cols) = a (batch,each,cols), converted to the type of `to`; rows = batch each.
-   ldt and lda are row strides, sa is the matrix stride of a. A block handles a row at a
-   time, a thread every 256th column. */
+/* `to` (rows,cols) = a (batch,each,cols), converted to the type of `to`; rows = batch
+   each. ldt and lda are row strides, sa is the matrix stride of a. A block handles a
+   row at a time, a thread every 256th column. */
 STX__GLOBAL(256)
 stx__pack_kernel(stx__array to, size_t ldt, stx__array a, size_t lda, size_t sa, size_t each,
                  size_t cols, size_t rows) {
@@ -3045,10 +3055,10 @@ struct stx__gemm_nums {
     float alpha, beta;
 };
 
-/* Copies element q of a slab (16,64) of op(A) or op(B) to tile. The slab begins at k0
-   along K and at m0 along the other dimension M. Elements outside [0,K) x [0,M) become 0.
-   k_last is nonzero if K is the last dimension of the matrix, which has row stride ld.
-   In either case, threads with adjacent q read adjacent elements. */
+/* Copies element q of a slab (16,64) of op(A) or op(B) to `tile`. The slab begins at k0
+   along K and at m0 along the other dimension M. Elements outside [0,K) x [0,M) become
+   0. k_last is nonzero if K is the last dimension of the matrix, which has row stride
+   ld. In either case, threads with adjacent q read adjacent elements. */
 static __device__ __forceinline__ void stx__gemm_load(float *tile, const stx__array &A,
                                                       size_t start, size_t ld, int k_last,
                                                       size_t k0, size_t K, size_t m0, size_t M,
@@ -3123,9 +3133,9 @@ static void stx__gemm_plain(stx_ctx *x, const char *what, const stx__gemm_nums *
 typedef struct stx__operand {
     stx__array v;
     size_t rows, cols, ld, stride;
-    size_t count;       /* matrices in the batch; 1 if the batch shares one matrix */
-    int pack;           /* the operand is first copied to scratch memory */
-    int half;           /* the GEMM reads it as bfloat16, otherwise as float */
+    size_t count;       /* number of matrices in the batch; 1 if the batch shares one matrix */
+    int pack;           /* 1: the operand is first copied to scratch memory */
+    int half;           /* 1: the GEMM reads the operand as bfloat16; 0: as float */
 } stx__operand;
 
 static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t rows, size_t cols,
@@ -3142,7 +3152,8 @@ static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t 
 }
 
 /* Decides whether the GEMM reads the operand itself, its twin or a copy. The GEMM
-   requires bfloat16 (half) or float elements that are aligned to `align` bytes. */
+   requires elements in bfloat16 (if `half` is nonzero) or float, aligned to `align`
+   bytes. */
 static void stx__operand_as(stx__operand *o, int half, size_t align) {
     if (half && o->v.twin) {
         o->v.p = o->v.twin;
@@ -3176,10 +3187,10 @@ static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
     if (o->stride) o->stride = o->rows * ld;
 }
 
-/* Returns the alignment of an operand that is reported to cublasLt: the largest power of
-   two, up to 16 bytes (the widest access of a thread), that divides the address of every
-   row. Because of the limit, a tensor that moves within its arena keeps its plan, and
-   thus its exact results. */
+/* Returns the alignment that is reported to cublasLt for an operand: the largest power
+   of two, up to 16 bytes (the widest access of a thread), that divides the address of
+   every row. Because of the limit, a tensor that moves within its arena keeps its plan,
+   and thus its exact results. */
 static int stx__alignment(const void *p, int half, size_t rows, size_t ld, size_t stride) {
     const size_t size = half ? 2 : 4;
     const uintptr_t a = (uintptr_t)p | (rows > 1 ? ld * size : 0) | stride * size | 16;
@@ -3192,7 +3203,7 @@ typedef struct stx__lt_job {
     size_t batch, M, N, K;
     stx__operand a, b, bias;
     stx__array c;
-    int half;           /* A and B are read as bfloat16 */
+    int half;           /* 1: A and B are read as bfloat16 */
 } stx__lt_job;
 
 /* Decides how the operands are read and copies those that cannot be read in place. If all
@@ -3234,7 +3245,7 @@ static int stx__lt_operands(stx_ctx *x, const char *what, stx__lt_job *j, const 
     return 1;
 }
 
-/* Returns the stride between the results of the K slices in elements, see "Split K". */
+/* Returns the stride in elements between the results of the K slices, see "Split K". */
 static size_t stx__slice_stride(const stx_gemm_args *g) {
     return (g->M * g->N + 63) / 64 * 64;
 }
@@ -3594,10 +3605,11 @@ static void stx__slope_columns(stx_ctx *x, const char *what, const stx_linear_bw
     stx__columns_sum(x, what, &a->db, 1, part, O, chunks, O - a->padding, deferred);
 }
 
-/* y = act(in W^T + b):   da = dy act'(a)
-                          dx (N,Ci) = or += da W
-                          dW (O,Ci) += da^T in
-                          db (O) += sum_n da
+/* Gradients of y = act(a), a = in W^T + b:
+       da = dy act'(a)
+       dx (N,Ci) = or += da W
+       dW (O,Ci) += da^T in
+       db (O) += sum_n da
 
    The epilogue BGRADB of cublasLt could compute db in the GEMM for dW. It is not used,
    because it overwrites db instead of adding to it, requires db to have the type of dW,
@@ -3783,7 +3795,7 @@ void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
 }
 
 /* Kernel arguments derived from stx_means_args. In the backward pass, a[k] is da[k].
-   Bit k of overwrite is set if da[k] is overwritten instead of added to. */
+   Bit k of overwrite is set if da[k] is to be overwritten instead of incremented. */
 struct stx__means_nums {
     stx__array a[STX_MEANS], y0, y, dy;
     size_t n[STX_MEANS];
@@ -4089,8 +4101,9 @@ void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_r
     stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0);
 }
 
-/* loss = mean (a - b)^2:   da (n) += 2 (a - b) dloss / n
-                            db (n) -= 2 (a - b) dloss / n
+/* Gradients of loss = mean (a - b)^2:
+       da (n) += 2 (a - b) dloss / n
+       db (n) -= 2 (a - b) dloss / n
    da.p and db.p may be NULL. A thread handles W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
@@ -4156,7 +4169,7 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
    order. They are added to the gradient arrays once, at the end. */
 
 /* One matrix per unit (b,h). If z is the index of the unit in its chunk, the element in
-   row r and column c is at
+   row r and column c has the index
        at + b batch_stride + h head_stride + z unit_stride + (first + r) row_stride + c
    Rows with first + r outside [0,rows), such as keys before the first one, are zero, and
    so are padded keys, for which pad[b pad_stride + first + r] is not 0. If bias is set,
@@ -4330,7 +4343,7 @@ typedef struct stx__attn_plain_rows {
     size_t T, H, S, N, n, ld, u0, i0, units;
     ptrdiff_t C, j0, W, span, first;
     int delta_min, not_causal, z_shared, no_renorm;
-    int norm_all; /* the normaliser includes keys with m = 0 */
+    int norm_all; /* 1: the normaliser includes keys with m = 0 */
     float max_span, ramp, eps;
     float ramp_steps; /* from stx__attn_ramp_steps */
     float root_n;     /* sqrt(N), the factor of a persistent value */
@@ -4343,8 +4356,8 @@ typedef struct stx__attn_plain_rows {
     size_t pad_stride;
 } stx__attn_plain_rows;
 
-/* Returns the value that stx__attn_farthest of the CPU kernels has before the window
-   limits it: stx_attention_reach plus one. The host precomputes `steps`, the part that
+/* Returns stx_attention_reach plus one, which is the value of stx__attn_farthest in the
+   CPU kernels before the window limits it. The host precomputes `steps`, the part that
    does not depend on z, because registers are scarce in the calling kernels. */
 static __device__ __forceinline__ double stx__attn_span_farthest(float z, float max_span,
                                                                  float steps) {
@@ -4526,10 +4539,10 @@ STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_bwd_kernel(stx__attn_plain_ro
     if (lane == 0 && p.dz) p.dz[row] = dz;
 }
 
-/* to (rows,D) += p + q for each unit; p and q are scratch with a stride of sz elements
-   per unit, and q may be NULL. If bit 0 of `fresh` is set, `to` is overwritten instead;
-   if bit 1 + g is set, so are the cached rows of group g. A thread handles an element
-   at a time. */
+/* `to` (rows,D) += p + q for each unit; p and q are scratch with a stride of sz
+   elements per unit, and q may be NULL. If bit 0 of `fresh` is set, `to` is overwritten
+   instead; if bit 1 + g is set, so are the cached rows of group g. A thread handles an
+   element at a time. */
 STX__GLOBAL(256)
 stx__attn_plain_store_kernel(stx__mat to, stx__mat_cached cached, const float *p, const float *q,
                              size_t sz, size_t rows, size_t D, int fresh, size_t units, size_t u0,
@@ -4551,8 +4564,8 @@ stx__attn_plain_store_kernel(stx__mat to, stx__mat_cached cached, const float *p
     }
 }
 
-/* to (units,D) += the column sums of from (units,n,D), which has a stride of sz elements
-   per unit. One thread per column adds the rows in ascending order. */
+/* `to` (units,D) += the column sums of `from` (units,n,D), which has a stride of sz
+   elements per unit. One thread per column adds the rows in ascending order. */
 STX__GLOBAL(128)
 stx__attn_plain_columns_kernel(float *to, const float *from, size_t sz, size_t n, size_t D,
                                size_t units) {
@@ -4563,8 +4576,8 @@ stx__attn_plain_columns_kernel(float *to, const float *from, size_t sz, size_t n
     to[i] += s;
 }
 
-/* all (tables,size) += the sums of parts (units,size) over the units of the chunk that
-   share a table, in ascending order. One thread per element. */
+/* `all` (tables,size) += the sums of `parts` (units,size) over the units of the chunk
+   that share a table, in ascending order. One thread per element. */
 STX__GLOBAL(256)
 stx__attn_plain_units_kernel(float *all, const float *parts, size_t size, size_t tables,
                              size_t units, size_t u0) {
@@ -4578,8 +4591,8 @@ stx__attn_plain_units_kernel(float *all, const float *parts, size_t size, size_t
     }
 }
 
-/* grad += f all (tables,rows,D); element (t,r,d) is at + t st + r ld + d of grad. One
-   thread per element. */
+/* grad += f times `all` (tables,rows,D). Element (t,r,d) of `all` is added to element
+   `at` + t st + r ld + d of grad. One thread per element. */
 STX__GLOBAL(256)
 stx__attn_plain_add_kernel(stx__array grad, const float *all, float f, size_t tables, size_t rows,
                            size_t D, size_t at, size_t st, size_t ld) {
@@ -4597,8 +4610,8 @@ typedef struct stx__attn_plain {
     stx_ctx *x;
     const stx_attention_args *a;
     size_t n, units, ld;      /* queries per panel, units per chunk, row stride of s and g */
-    size_t tables, p0, np;    /* number of tables in pe; first row of each that is used;
-                                 number of such rows */
+    size_t tables, p0, np;    /* number of tables in pe; first row used in each table;
+                                 number of rows used */
     size_t size[STX__SUMS];   /* elements of one copy of a sum; 0: the sum is not required */
     size_t copies[STX__SUMS]; /* copies of the sum in the gradient */
     float *s, *g;             /* (units,n,ld) */
@@ -5314,12 +5327,12 @@ static __device__ __forceinline__ void stx__attn_key_range(const stx__attn_param
     *first = *last > f ? ((f + p.span) & ~7) - p.span : *last;
 }
 
-/* How spans skip keys. A block processes only the tiles of stx__attn_key_range. If an end
-   of the window, first_key or the end of the persistent vectors is inside a tile, a strip
-   of 16 queries i .. i+15 processes only its band: the groups lo .. hi-1 of 16 keys that
-   contain a key at a distance of at most max_delta that one of its queries sees. Queries
-   beyond T are included. The weights in all other groups would be 0. A warp skips a tile
-   if none of its rows sees it. */
+/* How spans skip keys. A block processes only the tiles of stx__attn_key_range. If an
+   end of the window, first_key or the end of the persistent vectors is inside a tile, a
+   strip of 16 queries i .. i+15 processes only its band. The band consists of the
+   groups lo .. hi-1 of 16 keys that contain a key that a query of the strip sees at a
+   distance of at most max_delta. Queries beyond T are included. The weights in all
+   other groups would be 0. A warp skips a tile if none of its rows sees it. */
 typedef struct stx__attn_band {
     int lo, hi;
 } stx__attn_band;
@@ -5340,9 +5353,8 @@ static __device__ __forceinline__ stx__attn_band stx__attn_band_of(const stx__at
     return b;
 }
 
-/* Returns the random bits for the 8 keys at positions `at` .. at+7 of row
-   (b H + h) T + i. Component t holds the bits for columns 2t (low half) and 2t + 1 (high
-   half). */
+/* Returns the random bits for the 8 keys at positions `at` .. `at`+7 of row (b H + h)
+   T + i. Component t holds the bits for columns 2t (low half) and 2t + 1 (high half). */
 static __device__ __forceinline__ uint4 stx__attn_random8(const stx__attn_params &p,
                                                           uint64_t stream, uint64_t row, int at) {
     return stx__philox(p.seed, stream, p.rng_first + row * p.rng_calls + (uint64_t)(at >> 3));
@@ -5367,10 +5379,10 @@ static __device__ __forceinline__ int stx__attn_key_tiles(const stx__attn_params
     return (max(last - max(p.first_key, p.C + tile * bq - w.visible), 0) + bk - 1) / bk;
 }
 
-/* The columns of a head's rows of dR (see "Rows of dR" in the backward section): the
-   first one among the columns of all heads, and their number, or 0 if the rows are not
-   stored. The kernel that creates the list assigns columns to the narrowest heads
-   first, while there is capacity. */
+/* The columns of a head's rows of dR (see "Rows of dR" in the backward section). `at`
+   is the position of the first one among the columns of all heads. `width` is the
+   number of columns, or 0 if the rows are not stored. The kernel that creates the list
+   assigns columns to the narrowest heads first, while there is capacity. */
 typedef struct stx__attn_dr_slot {
     int at, width;
 } stx__attn_dr_slot;
@@ -5658,8 +5670,7 @@ struct stx__attn_f32;
 
 struct stx__attn_tf32 {
     typedef float element;
-    /* masked calls use f32: slower and more accurate, but its kernels are compiled
-       anyway */
+    /* masked calls use f32, which is slower but more accurate and is compiled anyway */
     typedef stx__attn_f32 masked;
 
     enum { SIZE = 4, K = 8, MASKED_SIZES = 128 + 32, QUERY_BLOCKS_32 = 4, KEY_BLOCKS_32 = 3 };
@@ -5908,8 +5919,8 @@ static __device__ __forceinline__ void stx__attn_load_query(const stx__attn_para
     __syncwarp();
 }
 
-/* Transposes 4 x 4 words across the 4 lanes of a quad: x[l] of lane t becomes what x[t]
-   of lane l was. */
+/* Transposes 4 x 4 words across the 4 lanes of a quad: x[l] of lane t receives the
+   previous value of x[t] of lane l. */
 static __device__ __forceinline__ void stx__attn_transpose4(uint32_t (&x)[4]) {
     int t = (int)threadIdx.x & 3, e;
     for (e = 0; e < 4; e += 2) {
@@ -6271,8 +6282,8 @@ static __device__ __forceinline__ void stx__attn_fwd_positions(
     }
 }
 
-/* Returns in a the fragment of the query that is multiplied by keys, for strip m and step
-   k of the sum over D. */
+/* Sets `a` to the fragment of the query that is multiplied by keys, for strip m and
+   step k of the sum over D. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_frag_q(
     uint32_t (&a)[4], const stx__attn_fwd_tile &w, const uint32_t (&qf)[X::STRIPS][X::QS][4], int m,
@@ -6968,22 +6979,23 @@ typedef struct stx__attn_bwd_params {
                                       from rows of dR (blocks,tables,splits,columns,D) */
     int *used;                     /* (diagonals or blocks,tables,splits): 1 if the partial
                                       sum was written */
-    stx__bf16 *dr;                 /* rows of dR or NULL: for each head of width > 0,
-                                      (B,tiles BQ,width) at B tiles BQ slot[h].at */
+    stx__bf16 *dr;                 /* rows of dR, or NULL. The rows of head h,
+                                      (B,tiles BQ,width), begin at B tiles BQ slot[h].at */
     const stx__attn_dr_slot *slot; /* (H), if there are rows of dR */
     int newest;                    /* 1 + j - i of the last column of a row of dR */
     int tiles;                     /* number of query tiles */
     int first;                     /* key sweep: first key of tile 0; diagonal sweep: first
                                       key minus first query in diagonal 0 */
     int splits;                    /* number of splits of the units; one partial sum per split */
-    int units;                     /* batch rows, or batch rows x heads if all share a table */
+    int units;                     /* batch rows, or batch rows x heads if all heads share
+                                      a table */
     int persistent;                /* 1 if the key sweep processes persistent vectors */
     int prefetch;                  /* whether shared memory has space for the next tile */
     float root_d, root_n;          /* sqrt(D), sqrt(N) */
 } stx__attn_bwd_params;
 
 /* Returns the unroll factor of a loop over `steps` steps of D. Longer loops are
-   unrolled less, because the addresses of each step take registers. */
+   unrolled less, because the addresses of each step occupy registers. */
 static constexpr __host__ __device__ int stx__attn_bwd_unroll(int steps) {
     if (steps > 8) return 1;
     return steps == 8 ? 4 : steps;
@@ -7205,7 +7217,7 @@ static __device__ __forceinline__ void stx__attn_bwd_copy(float (&to)[4], const 
     for (e = 0; e < 4; e++) to[e] = from[e];
 }
 
-/* Adds a b^T to c (16,8 NB), where a is 16 rows of the first tile from r0 and b the
+/* Adds `a` b^T to c (16,8 NB), where `a` is 16 rows of the first tile from r0 and b the
    first 8 NB rows of the second. */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_dot(float (&c)[NB][4], const unsigned char *a,
@@ -7251,7 +7263,8 @@ typedef struct stx__attn_bwd_strip {
     int i, j0; /* first query of the strip; first key or vector of the tile */
     int b, h;
     int max_delta;                         /* largest distance that contributes */
-    int ring, chunks;                      /* chunk of the window's first row; chunks in the ring */
+    int ring, chunks;                      /* ring chunk of the window's first row; number
+                                              of chunks in the ring */
     int persistent;                        /* whether the tile holds persistent vectors */
     float row_max[2], inv_sum[2], dsum[2]; /* of rows g and g + 8 (g = lane / 4); 0 beyond T */
 } stx__attn_bwd_strip;
@@ -7551,7 +7564,7 @@ static __device__ __forceinline__ void stx__attn_bwd_edge_group(
     stx__attn_bwd_ds<Sh, 1, 1, 2>(a, t, m.ramp, 16 * n, edge.kept >> 8 * n, s, g, dz, edge.lane);
 }
 
-/* Returns element e (in lanes with odd g, element 1 - e) of row g + 8 half in a block
+/* Returns element e (in lanes with odd g, element 1 - e) of row g + 8 `half` in a block
    of ds, or 0 outside the tile. */
 template <int NB>
 static __device__ __forceinline__ float stx__attn_bwd_unskew_cell(const float (&ds)[NB][4],
@@ -7566,11 +7579,12 @@ static __device__ __forceinline__ float stx__attn_bwd_unskew_cell(const float (&
 
        u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16]
 
-   With k = floor((g + e) / 2) and e' = e ^ (g & 1), the right-hand side is element e' of
-   lane (t + k) mod 4 with the same g, in block m - 2, or in block m - 1 if t + k exceeds
-   3. For row g + 8, it is one block further. As in stx__attn_skew_block, each lane is the
-   source of exactly one other lane and offers the element of the block that the other
-   lane needs. Blocks outside the tile are 0: these corners of dR belong to no key. */
+   With k = floor((g + e) / 2) and e' = e ^ (g & 1), the right-hand side is element e'
+   of lane (t + k) mod 4 with the same g, in block m - 2, or in block m - 1 if t + k
+   exceeds 3. For row g + 8, the block number is one higher. As in stx__attn_skew_block,
+   each lane is the source of exactly one other lane and offers the element of the block
+   that the other lane needs. Blocks outside the tile are 0: these corners of dR belong
+   to no key. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_unskew(float (&u)[4], const float (&ds)[NB][4],
                                                             int m,
@@ -7690,8 +7704,8 @@ static __device__ __forceinline__ void stx__attn_bwd_load_pe(const stx__attn_bwd
             (size_t)p.pe_row_stride * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
 }
 
-/* Returns the number of table rows in shared memory: those of a tile, plus `next` with
-   prefetching. */
+/* Returns the number of table rows in shared memory: the rows of a tile, plus `next`
+   rows with prefetching. */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_held(const stx__attn_bwd_params &a, int table,
                                                          int next) {
@@ -7719,8 +7733,8 @@ static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__array &to, 
     }
 }
 
-/* Sets those of the rows `row` .. `row`+15 that are in [lo,hi), from column d on, to
-   f c or, with accumulate, adds f c to them. */
+/* Of the rows `row` .. `row`+15, sets those in [lo,hi), starting at column d, to f c
+   or, with accumulate, adds f c to them. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__array &to, size_t base,
                                                               size_t ld, int row, int lo, int hi,
@@ -7811,8 +7825,8 @@ static __device__ __forceinline__ void stx__attn_bwd_store_part(float *to, size_
 
 /* Prepares the sweeps. Computes dsum (B,H,T), the sum of dy y over D: one warp per row,
    8 rows per block of 256 threads. Each lane sums every 32nd element, and the warp adds
-   the lanes in a fixed tree. The first l.blocks blocks create the list of query tiles
-   instead; l.blocks is 0 if no list is required. */
+   the lanes' sums in a fixed tree. The first l.blocks blocks create the list of query
+   tiles instead; l.blocks is 0 if no list is required. */
 typedef struct stx__attn_bwd_list {
     uint32_t *list;
     int tiles, bq, bk, newest, room;
@@ -7945,7 +7959,8 @@ static __device__ __forceinline__ void stx__attn_bwd_query_open(
     stx__attn_bwd_add_biases<Sh>(a, m, i0, h);
 }
 
-/* Processes the persistent vectors: dk += ds K, in units of their scale. */
+/* Processes the persistent vectors: dk += ds K, where dk is in units of the scale of
+   persistent keys. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_vectors(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -7987,7 +8002,8 @@ static __device__ __forceinline__ void stx__attn_bwd_query_vectors(
 }
 
 /* Computes the block's partial sums of du, dvb and dz. Sums over the queries of a strip
-   by shuffles, then over the strips in order. red: (STRIPS,2,DP), then (STRIPS). */
+   by shuffles, then over the strips in order. `red` is scratch memory for (STRIPS,2,DP)
+   floats, then for (STRIPS) floats. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__attn_bwd_params &a,
                                                                 float *red, int i0, int b, int h,
@@ -8061,7 +8077,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
     stx__attn_bwd_edge edge;
     float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
     int first, last, j0, next, step = 0, come, n, e;
-    /* rows: the strip's rows of dR, or NULL; waits: column of the chunk in *wait */
+    /* `rows`: the strip's rows of dR, or NULL; `waits`: column of the chunk in *wait */
     uint4 *wait = (uint4 *)m.exchange + threadIdx.x;
     stx__bf16 *rows = NULL;
     int width = 0, waits = -1;
@@ -8279,8 +8295,9 @@ static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
     }
 }
 
-/* Adds the results of a block to the gradients, or stores them as partial sums of dpk and
-   dpv. `group` is the index of the warp's 16 keys, `column` its first column of D. */
+/* Adds the results of a block to the gradients, or stores them as partial sums of dpk
+   and dpv. `group` is the index of the warp's 16 keys, and `column` is the warp's first
+   column of D. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__attn_bwd_params &a, int z,
                                                                int h, int j0, int group, int column,
@@ -8712,7 +8729,7 @@ static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_
 }
 
 /* Adds vb to the tile of q that begins at query i0. All threads of the block must call
-   it. */
+   this function. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_table_bias(const stx__attn_bwd_params &a,
                                                                 unsigned char *q, int i0, int h) {
@@ -8913,14 +8930,14 @@ typedef stx__kernel_of<stx__attn_bwd_params, const uint32_t *> stx__attn_bwd_ker
 typedef struct stx__attn_bwd_choice {
     stx__attn_bwd_kernel_list queries;
     stx__attn_bwd_kernel keys, diagonals;
-    size_t shared_queries, shared_keys, shared_diagonals; /* bytes */
+    size_t shared_queries, shared_keys, shared_diagonals; /* shared memory, in bytes */
     size_t more_queries, more_keys, more_diagonals;       /* additional bytes for prefetching */
     int bq, bk, threads;
     stx__attn_bwd_kernel table; /* computes dPE from rows of dR; NULL for floats */
     size_t shared_table;
     int columns; /* columns per block of `table` */
-    int rows;    /* memory for rows of dR: 0 none, 1 STX__ATTN_BWD_DR_BYTES,
-                    2 half of what they require (for tests) */
+    int rows;    /* memory for rows of dR: 0 none, 1 STX__ATTN_BWD_DR_BYTES, 2 half of what
+                    the rows require (for tests) */
 } stx__attn_bwd_choice;
 
 template <class Sh> static void stx__attn_bwd_choose_table(stx__attn_bwd_choice *, ...) {}
@@ -9056,8 +9073,8 @@ static void stx__attn_bwd_plan_dr(const stx_attention_args *a, const stx__attn_b
     s->table = most < all;
     s->dr = STX_MIN((size_t)STX__ATTN_BWD_DR_BYTES,
                     (STX_MAX(a->span, a->P) + 31) / 16 * 16 * a->H * rows * 2);
-    /* run this sweep even if no other gradient requires it: dPE must be the same in
-       both cases */
+    /* run the query sweep even if no other gradient requires it: dPE must be the same
+       in both cases */
     s->queries = 1;
     /* columns of the widest head that may have rows */
     one = STX_MIN(one, most);
@@ -9140,7 +9157,7 @@ static int stx__attn_bwd_params_of(stx_ctx *x, const stx_attention_args *a, stx_
            && c->shared_diagonals <= stx__gpu(x)->shared_max;
 }
 
-/* Makes the checks that stx__attn_fused_can omits: that dy has the same storage as y
+/* Performs the checks that stx__attn_fused_can omits: that dy has the same storage as y
    and that there is enough shared memory. */
 static int stx__attn_fused_bwd_can(stx_ctx *x, const stx_attention_args *a) {
     stx__attn_bwd_params p;
@@ -9233,9 +9250,9 @@ static int stx__attn_bwd_buffers(stx_ctx *x, const stx_attention_args *a,
     p->dpe = (float *)(work + s->dpe);
     p->used = (int *)(work + s->used);
     if (!s->rows) return 1;
-    /* Scratch memory is shared by all layers; in the step's memory, layers with
-       different windows would each have a buffer. The size suffices for the full table,
-       so that the memory does not grow with the spans. */
+    /* Scratch memory is shared by all layers. In the step's memory, layers with
+       different windows would each need a separate buffer. The size suffices for the
+       full table, so that the memory does not grow with the spans. */
     p->dr = (stx__bf16 *)stx__scratch_of(x, s->dr, "stx_attention_bwd");
     p->slot = (const stx__attn_dr_slot *)(work + s->place);
     p->newest = s->newest;
@@ -9390,8 +9407,8 @@ static int stx__attn_use_fused(stx_ctx *x, const stx_attention_args *a) {
     return version != 1 && version != 3 && stx__attn_fused_can(x, a);
 }
 
-/* Returns 1 if there is nothing to do, or if the call has too many heads, which is an
-   error. */
+/* Returns 1 if there is nothing to do. If the call has too many heads, sets an error
+   and returns 1. */
 static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char *what) {
     if (a->H <= STX__ATTN_MAX_HEADS) return !stx_ok(x) || !a->B || !a->T || !a->H || !a->D;
     stx_fail(x, STX_ERR_SHAPE, "%s: heads: expected at most %d, got %zu", what,
@@ -9482,7 +9499,7 @@ typedef struct stx__sru {
     float alpha; /* scale of the highway; 1 for k = 4 */
     stx__array u, xr, V, h, last, v, bias, c0, m, dh, dlast, du, dV, dxr, dc0;
     const int32_t *pad;
-    float *c;    /* (B,tiles,O) */
+    float *c;    /* (B,tiles,O): the state before each tile; or NULL */
     float *part; /* (B,4,O): dvf, dvr, dbf, dbr of each batch row; or NULL */
 } stx__sru;
 
@@ -9713,7 +9730,7 @@ static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, cons
     return fmaf(g - xt, q.m * r, xt);
 }
 
-/* Runs STEPS steps from n0, with inputs from slot, and returns the last state. A set
+/* Runs STEPS steps from n0, with inputs from `slot`, and returns the last state. A set
    bit in `skip` marks a step to skip; with FULL, there are none. With SCAN, v is 0. */
 template <class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL, int SCAN>
 static __device__ __forceinline__ float stx__sru_steps(const E *slot, const stx__sru &p,
@@ -10241,7 +10258,7 @@ static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__ar
     return s;
 }
 
-/* Sets each tap of y (B,groups,taps,D) to its row of rows (B,rows,D), or to 0 if that
+/* Sets each tap of y (B,groups,taps,D) to its row of `rows` (B,rows,D), or to 0 if that
    row is missing. With accumulate, adds to y instead. One warp per tap. */
 template <int W>
 STX__GLOBAL(256)
@@ -10270,7 +10287,7 @@ void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const s
                    s, accumulate);
 }
 
-/* Sets each row of rows (B,rows,D) to the sum of the taps of y (B,groups,taps,D) that
+/* Sets each row of `rows` (B,rows,D) to the sum of the taps of y (B,groups,taps,D) that
    refer to it, in ascending order of groups. Rows without taps and missing rows become
    0. One warp per row, which computes the range of its groups. */
 template <int W>
@@ -10308,7 +10325,7 @@ void stx_comp_fold_cuda(stx_ctx *x, stx_real *rows, const stx_real *y, const stx
 
 /* Sets y (B,groups,D) to the mean (max = 0) or maximum (max = 1) of the rows of each
    group, per channel, or to 0 if all are missing. One warp per group; a lane processes
-   the rows of its channels in order of time. */
+   the rows of its channels in chronological order. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_pool_kernel(stx__array y, stx__array rows, stx_comp_groups g, int max) {
@@ -10348,14 +10365,14 @@ void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
                    max);
 }
 
-/* Copies the G_b most used rows of stream b, in order of time, to the last G_b rows of
-   y (B,groups,D). The rows of y before them become 0.
+/* Copies the G_b most used rows of stream b, in chronological order, to the last G_b
+   rows of y (B,groups,D). The rows of y before them become 0.
 
    The first kernel sets kept (B,rows) to 1 for the most used rows and to 0 for the
    others. The rank of a row is the number of rows that precede it. Existing rows
-   precede missing ones; among them, more used rows come first, and of equally used rows
-   the newest. One thread per row; the usages of the other rows pass through shared
-   memory, 256 at a time. */
+   precede missing ones; among existing rows, more used rows come first, and newer rows
+   precede older ones that are used equally. One thread per row; the usages of the other
+   rows pass through shared memory, 256 at a time. */
 static __device__ __forceinline__ float stx__comp_usage_of(const stx__array &usage, size_t i) {
     float all = stx__get(usage, i + 1);
     return all > 0 ? stx__get(usage, i) / all : 0;
@@ -10799,7 +10816,7 @@ template <int K> struct stx__comp_kind {
     static constexpr int X = K != STX_COMP_GATE_GLU;
     static constexpr int Y = K == STX_COMP_GATE_INPUT || K == STX_COMP_GATE_OUTPUT
                              || K == STX_COMP_GATE_HIGHWAY;
-    /* planes side by side in each p[i] */
+    /* number of planes side by side in each p[i] */
     static constexpr int side = P == 6 ? 3 : 1 + (K == STX_COMP_GATE_GLU);
 };
 
@@ -11007,7 +11024,7 @@ stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
         for (int k = 0; k < P; k++) {
             for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
             __syncthreads();
-            /* add the 8 rows; row r adds element r of each lane's W */
+            /* adds the 8 rows: row r handles element r of each lane's W elements */
             if (row < W && c < a.D) {
                 float t = 0;
                 for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
@@ -11133,7 +11150,7 @@ static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
     return g;
 }
 
-/* Computes pi, ln_pi (ln p, or with STX_PAR_FORM_PI ln pi) and p = pi / sum pi, like
+/* Computes pi, ln_pi (ln p or, with STX_PAR_FORM_PI, ln pi) and p = pi / sum pi, like
    the CPU function stx__par_probabilities. Returns sum pi. */
 static __device__ __forceinline__ double stx__par_probabilities(const stx__par_gate &a,
                                                                 double (&ln_pi)[3], double (&pi)[3],
@@ -11169,7 +11186,8 @@ static __device__ __forceinline__ int stx__par_of_w(const stx__par_gate &a) {
     return a.lat.p && a.latency_w == STX_PAR_LATENCY_OF_W;
 }
 
-/* Sets lat to the latency of this network block plus that of the blocks before it. */
+/* Sets lat to the latency of this network block plus the latency of the preceding
+   blocks. */
 static __device__ __forceinline__ void stx__par_gate_set_latency(const stx__par_gate &a,
                                                                  double lat) {
     stx__put(a.lat, 0, (float)(lat + (a.before.p ? (double)stx__get(a.before, 0) : 0)));
@@ -11239,8 +11257,8 @@ STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, s
     if (threadIdx.x == 0) stx__par_gate_set_latency(a, lat);
 }
 
-/* Rejects a call with more draws than any call has tokens. The limit keeps the grid
-   below 2^31 blocks. Returns nonzero after an error. */
+/* Rejects a call with more than 2^36 draws. The limit keeps the grid below 2^31 blocks.
+   Returns nonzero after an error. */
 static int stx__par_gate_refused(stx_ctx *x, const stx_par_gate_args *a, const char *what) {
     if (stx_ok(x) && a->R > (size_t)1 << 36)
         stx_fail(x, STX_ERR_SHAPE, "%s: R: expected at most 2^36 draws, got %zu", what, a->R);
@@ -11429,8 +11447,9 @@ static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx
     for (int i = 0; i < 3; i++) w[i] = stx__get(a.w, 3 * r + (size_t)i);
 }
 
-/* Adds w t to o unless w is 0, because a branch that was not selected may hold anything,
-   even NaN. Sums start from -0, because -0 + t is t bit for bit, even if t is -0. */
+/* Adds w t to o unless w is 0, because a branch that was not selected may contain any
+   values, even NaN. Sums start from -0, because -0 + t is t bit for bit, even if t is
+   -0. */
 template <int W>
 static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, const float (&t)[W]) {
     if (w != 0)
@@ -11840,7 +11859,7 @@ stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
             sh2[(row * W + e) * 32 + lane] = s2[e];
         }
         __syncthreads();
-        /* add the 8 rows; row r adds element r of each lane's W */
+        /* adds the 8 rows: row r handles element r of each lane's W elements */
         if (row < W && c < C) {
             float t = 0, t2 = 0;
             for (int k = 0; k < 8; k++) {
@@ -11862,7 +11881,8 @@ typedef struct stx__par_norm_grads {
 STX__GLOBAL(1024)
 stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t chunks, size_t C) {
     STX__SHARED(float, sh, 32 * 33);
-    /* uses constant indices: a variable one would copy the argument to local memory */
+    /* uses constant indices: with a variable index, nvcc would copy the argument to
+       local memory */
     stx__array d = t.d[0];
   #pragma unroll
     for (unsigned k = 1; k < 4; k++)
@@ -12093,7 +12113,8 @@ void stx__metric_accumulate_cuda(stx_ctx *x, double *metric, const stx_real *a, 
 
 /* A table of the twins of parameters, in which kernels look up the twin of a chunk by
    the address of the chunk. If there are more allocations than the table holds,
-   stx__twin_kernel updates the other twins after the update, one table at a time. */
+   stx__twin_kernel sets the other twins after the parameter update, one table at a
+   time. */
 enum { STX__TWINS = 64 };
 
 typedef struct stx__twins {
@@ -12146,8 +12167,8 @@ static unsigned stx__chunk_blocks(size_t count) {
     return stx__blocks(count, 1, (size_t)1 << 20);
 }
 
-/* Calls update(p, g, s0, s1) for elements [lo,hi) of a chunk, then sets g to 0. States
-   that the chunk does not have are passed as 0 and are not stored. */
+/* Calls `update(p, g, s0, s1)` for elements [lo,hi) of a chunk, then sets g to 0.
+   States that the chunk does not have are passed as 0 and are not stored. */
 template <int W, class F>
 static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &q,
                                                          const stx__array &p, size_t lo, size_t hi,
@@ -12168,7 +12189,7 @@ static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &
     }
 }
 
-/* Calls update for all elements of a chunk, in groups of 4 if the arrays are aligned.
+/* Calls `update` for all elements of a chunk, in groups of 4 if the arrays are aligned.
    If ok is 0, skips the update and only sets g to 0. */
 template <class F>
 static __device__ __forceinline__ void stx__update_chunk(const stx_optim_chunk &q,
@@ -12199,7 +12220,7 @@ stx__twin_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t)
     }
 }
 
-/* Launches kernel(chunk, count, twins, ..), then stx__twin_kernel for twins that did
+/* Launches `kernel(chunk, count, twins, ..)`, then stx__twin_kernel for twins that did
    not fit in the table. */
 #define STX__RUN_CHUNKS(x, name, kernel, chunk, count, ...) \
   do { \
@@ -12240,7 +12261,7 @@ void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_optim_chunk *chunk,
                         256, 0, out, chunk, count);
 }
 
-/* Calls of(first, end, lane) for the chunks [first,end) of each tensor, in a block of
+/* Calls `of(first, end, lane)` for the chunks [first,end) of each tensor, in a block of
    1024 threads. Each warp checks 32 chunks at a time and makes the calls for the
    tensors that begin there. Since the chunks of a tensor are adjacent, binary search
    finds the last one. */
@@ -12309,7 +12330,7 @@ static __device__ __forceinline__ void stx__optim_decide(stx_update *u, double n
 
 /* Computes the norm of the gradient from the sums of squares (count), decides whether
    to update, and sets the lr of each chunk. The update is skipped if the norm is not
-   finite. Adagrad clips each tensor by the norm of the tensor. One block: a thread adds
+   finite. For Adagrad, each tensor is clipped by its own norm. One block: a thread adds
    every 1024th chunk, then a fixed tree adds the threads' sums. The CPU adds in order,
    so the norms differ by the rounding of doubles. */
 STX__GLOBAL(1024, 1)
@@ -12792,7 +12813,7 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
     g->half = d->precision == STX_PREC_BF16;
     g->tf32 = d->tf32;
     g->tune = d->tune != 0;
-    if (!stx__device_select(x, g)) { /* nothing to close yet, and no device may be current */
+    if (!stx__device_select(x, g)) { /* nothing to close yet; there may be no current device */
         free(g->deferred);
         free(g);
         return NULL;
@@ -13177,8 +13198,8 @@ void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
 
 #ifdef SEQTX_NCCL
 
-/* Returns nonzero if the context is in a group that is alive. Otherwise sets an error
-   and returns 0. */
+/* Returns nonzero if the context is in a group that has not ended. Otherwise sets an
+   error and returns 0. */
 static int stx__group_check(stx_ctx *x, const stx_gpu *g, const char *what) {
     if (!stx_ok(x)) return 0;
     if (stx__group_is_alive(g)) return 1;
@@ -13186,8 +13207,8 @@ static int stx__group_check(stx_ctx *x, const stx_gpu *g, const char *what) {
     return 0;
 }
 
-/* Extracts the first host of a SLURM host list: gpu03 from "gpu[03-05,9]", gpu03-ib
-   from "gpu03-ib,gpu07". Returns 0 if it is empty or does not fit. */
+/* Extracts the first host of a SLURM host list: gpu03 from "gpu[03-05,9]", gpu03-ib from
+   "gpu03-ib,gpu07". Returns 0 if the host name is empty or does not fit in `out`. */
 static int stx__first_host(char *out, size_t size, const char *list) {
     size_t n = 0;
     int in = 0, first = 1; /* inside brackets; in the first number there */
@@ -13350,12 +13371,12 @@ void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n) {
 
 /* Exchanges of host memory pass through the buffers of the group, in parts of at most
    STX__GROUP_BYTES. Callers call stx__group_begin once, then stx__group_put, NCCL and
-   stx__group_end for each part. An exchange waits for all earlier work, even if it
-   needs none of its results: all ranks must enqueue the exchanges of a communicator in
-   the same order, and replayed steps contain exchanges too. */
+   stx__group_end for each part. An exchange waits for all earlier work, even for work
+   whose results it does not need: all ranks must enqueue the exchanges of a
+   communicator in the same order, and replayed steps contain exchanges too. */
 static int stx__group_begin(stx_ctx *x, stx_gpu *g, const char *what) {
-    /* a step that exchanges host memory cannot be replayed: it is launched again
-       instead, and then makes the exchange */
+    /* a step that exchanges host memory cannot be replayed: instead, the step is
+       launched again, and the exchange runs then */
     return stx__group_check(x, g, what) && stx__host_copy_allowed(g) && stx__group_fork(x, g, what);
 }
 
