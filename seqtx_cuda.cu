@@ -580,8 +580,8 @@ static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
   } while (0)
 
 /* STX__CHOOSE(W, four, 4, 1, statement) executes the statement with the compile-time
-   constant W = 4 if four, otherwise with W = 1. The statement can be another STX__CHOOSE.
-   It selects the instance of a kernel:
+   constant W = 4 if `four` is nonzero, otherwise with W = 1. The statement can be another
+   STX__CHOOSE. It selects the instance of a kernel:
        STX__CHOOSE(W, four, 4, 1, STX__RUN_KERNEL(x, name, kernel<W>, ..)) */
 #define STX__CHOOSE(constant, condition, yes, no, ...) \
   do { \
@@ -889,7 +889,7 @@ static unsigned stx__grid(stx_ctx *x, size_t iterations) {
 
 /* Column sums, first stage. The N rows are divided into at most 1024 chunks. The number
    of chunks depends on N alone, so the result is the same on every GPU. The sums of a
-   chunk are stored in part (chunks,ld), and the second stage adds them. MODE selects
+   chunk are stored in `part` (chunks,ld), and the second stage adds them. MODE selects
    what is summed over the rows n of a chunk:
 
        STX__COLUMNS_SUM      dy                          ld = C
@@ -949,9 +949,9 @@ stx__columns_kernel(float *part, stx__array dy, stx__array f, stx__array mean, s
     }
 }
 
-/* Column sums, second stage: d (C) += part (chunks,ld) summed over the chunks. A block
-   of 32 x 32 threads handles 32 columns. Each thread adds every 32nd chunk in order,
-   then a warp adds the 32 sums of a column. sh: 32 * 33 floats. */
+/* Column sums, second stage: d (C) += `part` (chunks,ld) summed over the chunks. A
+   block of 32 x 32 threads handles 32 columns. Each thread adds every 32nd chunk in
+   order, then a warp adds the 32 sums of a column. `sh` holds 32 * 33 floats. */
 static __device__ __forceinline__ void stx__columns_add(const stx__array &d, const float *part,
                                                         size_t ld, size_t chunks, size_t C,
                                                         float *sh) {
@@ -971,8 +971,8 @@ static __device__ __forceinline__ void stx__columns_add(const stx__array &d, con
 }
 
 /* The second stage for up to three outputs in one launch: columns [k C, k C + C) of
-   part are summed and added to d[k] (C). Row k of the grid handles d[k]; d[k].p may be
-   NULL. */
+   `part` are summed and added to d[k] (C). Row k of the grid handles d[k]; d[k].p may
+   be NULL. */
 enum { STX__COLUMN_TARGETS = 3 };
 
 struct stx__column_targets {
@@ -1005,7 +1005,7 @@ enum { STX__DEFERRED_MAX = 24 };
   #define STX__SLICES_BYTES  ((size_t)1 << 19)
 #endif
 
-/* d (C) += part (chunks,ld) summed over the chunks */
+/* d (C) += `part` (chunks,ld), summed over the chunks */
 struct stx__column_sum {
     stx__array d;
     const float *part;
@@ -1016,7 +1016,7 @@ struct stx__column_sum_table {
     stx__column_sum s[STX__DEFERRED_MAX];
 };
 
-/* d (n) += the sum of the slices of part; slice k begins at part + k stride */
+/* d (n) += the sum of the slices in `part`; slice k begins at part + k stride */
 struct stx__slice_sum {
     stx__array d;
     const float *part;
@@ -1163,8 +1163,9 @@ static int stx__columns_defer(stx_ctx *x, stx_real *const *d, int count, const f
     return 1;
 }
 
-/* For k < count, d[k] (C) += columns [k C, k C + C) of part (chunks,ld), summed over
-   the chunks. d[k] may be NULL. deferred: the value set by stx__partial_sums. */
+/* For k < count, d[k] (C) += columns [k C, k C + C) of `part` (chunks,ld), summed over
+   the chunks. d[k] may be NULL. `deferred` is the value that stx__partial_sums returned
+   in *deferred. */
 static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count,
                              const float *part, size_t ld, size_t chunks, size_t C, int deferred) {
     const dim3 grid(stx__blocks(C, 32, 65535), (unsigned)count);
@@ -1296,7 +1297,7 @@ template <int T> static __device__ __forceinline__ float stx__row_max(float v, f
     return v;
 }
 
-/* y (1) = or += sum of part (n) / divisor. There is one block. Each thread adds every
+/* y (1) = or += sum of `part` (n) / divisor. There is one block. Each thread adds every
    1024th element in order, then the sums of the threads are added in a fixed tree. */
 STX__GLOBAL(1024)
 stx__total_kernel(stx__array y, const double *part, size_t n, double divisor, int accumulate) {
@@ -1322,10 +1323,10 @@ template <int MODE> static __device__ __forceinline__ double stx__term(float a, 
     }
 }
 
-/* part (chunks) = sums of the terms of a and b (n) over chunks of `each` elements, a
-   multiple of 4. There is one block per chunk. Each thread adds every 256th group of 4
-   elements (every 256th element if four is 0) in double, then the sums of the threads
-   are added in a fixed tree. */
+/* `part` (chunks) = sums of the terms of `a` and b (n) over chunks of `each` elements,
+   a multiple of 4. There is one block per chunk. Each thread adds every 256th group of
+   4 elements (every 256th element if `four` is 0) in double, then the sums of the
+   threads are added in a fixed tree. */
 template <int MODE>
 STX__GLOBAL(256)
 stx__sum_kernel(double *part, stx__array a, stx__array b, size_t n, size_t each, int four) {
@@ -1432,7 +1433,7 @@ void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, siz
                     accumulate);
 }
 
-/* y (rows, wa + wb) = the rows of a (rows,wa) and of b (rows,wb), concatenated row by
+/* y (rows, wa + wb) = the rows of `a` (rows,wa) and of b (rows,wb), concatenated row by
    row; n = rows (wa + wb). A thread copies W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
@@ -1460,7 +1461,7 @@ void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, s
 }
 
 /* Shifts each row of y (rows,n), with row stride ldy, left by w elements. Unless a.p is
-   NULL, copies the row of a (rows,w) into the last w elements. A thread owns the
+   NULL, copies the row of `a` (rows,w) into the last w elements. A thread owns the
    elements c, c + w, c + 2 w, .. of a row, for W adjacent columns c. No other thread
    reads or writes them, so rows are shifted in place, in n / w sequential steps. `all`
    is rows * w. */
@@ -1601,7 +1602,7 @@ static __device__ __forceinline__ float stx__act_slope(float g, float y, float a
     }
 }
 
-/* y (n) = act(a (n)); y may be a. A thread computes W adjacent elements at a time. */
+/* y (n) = act(a (n)); y may be `a`. A thread computes W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__act_fwd_kernel(stx__array y, stx__array a, size_t n, int act) {
@@ -1620,8 +1621,8 @@ void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int 
 }
 
 /* Gradient of y = act(a): da (n) = or += dy act'(a)
-   GELU reads a; the other activations read y. da may be dy. A thread computes W adjacent
-   elements at a time. */
+   GELU reads `a`; the other activations read y. da may be dy. A thread computes W
+   adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__act_bwd_kernel(stx__array da, stx__array dy, stx__array y, stx__array a, size_t n, int act,
@@ -1821,8 +1822,8 @@ static __device__ __forceinline__ size_t stx__row_head(const stx__array &a, size
     return h < n ? h : n;
 }
 
-/* Returns nonzero if the rows of a and b have the same head, so that groups of 4 can be
-   accessed in both. If not, kernels treat the whole row as the head. */
+/* Returns nonzero if the rows of `a` and b have the same head, so that groups of 4 can
+   be accessed in both. If not, kernels treat the whole row as the head. */
 static __device__ __forceinline__ int stx__same_head(const stx__array &a, const stx__array &b) {
     return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
 }
@@ -1909,7 +1910,7 @@ static __device__ __forceinline__ float stx__softmax_of(float v, float max, floa
 }
 
 /* y (N,C) = softmax over the C elements of each row of a (N,C), or with LOG, its
-   logarithm. y may be a. T threads handle a row in two passes: the first computes the
+   logarithm. y may be `a`. T threads handle a row in two passes: the first computes the
    maximum and the sum, the second the result. */
 template <int T, int LOG>
 STX__GLOBAL(STX__ROW_BLOCK(T))
@@ -2040,7 +2041,7 @@ void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, cons
     } \
   } while (0)
 
-/* Returns v as it will be read back from a: rounded to bfloat16 if a stores bfloat16.
+/* Returns v as it will be read back from `a`: rounded to bfloat16 if `a` stores bfloat16.
    Statistics are computed from this value, because the backward pass reads it. */
 static __device__ __forceinline__ float stx__as_stored(const stx__array &a, float v) {
     return a.half ? __bfloat162float(__float2bfloat16(v)) : v;
@@ -2220,9 +2221,9 @@ struct stx__norm_bwd_nums {
     int add_din, add_df;
 };
 
-/* Adds the sums of the 4 warps of a block in order and stores them in part
-   (blocks,S,C). `sums` holds S sums for each of the 4 Q columns of a lane; sh holds
-   4 * 128 Q floats. */
+/* Adds the sums of the 4 warps of a block in order and stores them in `part`
+   (blocks,S,C). `sums` holds S sums for each of the 4 Q columns of a lane; sh holds 4 *
+   128 Q floats. */
 template <int Q, int S>
 static __device__ __forceinline__ void stx__norm_bwd_store(float *part, float *sh,
                                                            const float (&sums)[S][Q][4], size_t C) {
@@ -2366,7 +2367,7 @@ stx__norm_bwd_any_kernel(stx__norm_bwd_nums v, size_t N, size_t C, stx__dropout 
     }
 }
 
-/* Computes all gradients in one pass over dy and in, for rows that fit in registers. */
+/* Computes all gradients in one pass over dy and `in`, for rows that fit in registers. */
 static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx_residual_norm_args *a,
                                const stx__norm_bwd_nums &v, const stx__dropout &d) {
     const size_t N = a->N, C = a->C, rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
@@ -2517,10 +2518,10 @@ stx__embedding_rank_kernel(int32_t *id, size_t *position, const uint64_t *keys, 
 }
 
 /* Sums, first stage: block (tile, columns) adds the rows of each run in its tile in
-   order. The sum of a run that is entirely inside the tile is added to dtable. Otherwise
-   it is a partial sum and is stored in part (tiles,2,C): in part[tile][0] if the run is
-   the first of the tile, else in part[tile][1]. A thread handles W adjacent columns and
-   loads eight rows before it adds the first. */
+   order. The sum of a run that is entirely inside the tile is added to dtable.
+   Otherwise it is a partial sum and is stored in `part` (tiles,2,C): in part[tile][0]
+   if the run is the first of the tile, else in part[tile][1]. A thread handles W
+   adjacent columns and loads eight rows before it adds the first. */
 template <int W>
 STX__GLOBAL(128)
 stx__embedding_tile_kernel(stx__array dtable, float *part, stx__array dy, const int32_t *id,
@@ -3029,7 +3030,7 @@ stx__scale_kernel(stx__array C, size_t ldc, size_t sc, size_t M, size_t N, size_
 }
 
 /* `to` (rows,cols) = a (batch,each,cols), converted to the type of `to`; rows = batch
-   each. ldt and lda are row strides, sa is the matrix stride of a. A block handles a
+   each. ldt and lda are row strides, sa is the matrix stride of `a`. A block handles a
    row at a time, a thread every 256th column. */
 STX__GLOBAL(256)
 stx__pack_kernel(stx__array to, size_t ldt, stx__array a, size_t lda, size_t sa, size_t each,
@@ -3530,10 +3531,10 @@ void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) {
 
 // >>linear
 
-/* y (N,O) = act(in W^T + b), in (N,Ci), W (O,Ci). GEMM, bias and ReLU take one pass.
-   GELU, tanh and sigmoid take another pass over the output of the GEMM, because
-   cublasLt only has the tanh approximation of GELU, and seqtx uses the exact one. The
-   GEMM writes to pre (N,O) if it is not NULL, else to y. */
+/* y (N,O) = act(`in` W^T + b), with `in` (N,Ci) and W (O,Ci). GEMM, bias and ReLU take
+   one pass. GELU, tanh and sigmoid take another pass over the output of the GEMM,
+   because cublasLt only has the tanh approximation of GELU, and seqtx uses the exact
+   one. The GEMM writes to pre (N,O) if it is not NULL, else to y. */
 void stx_linear_fwd_cuda(stx_ctx *x, const stx_linear_args *a) {
     const size_t N = a->N, O = a->O;
     const int act = a->act, relu = act == STX_ACT_RELU && !a->pre;
@@ -3547,10 +3548,10 @@ void stx_linear_fwd_cuda(stx_ctx *x, const stx_linear_args *a) {
     if (a->pre || (act && !relu)) stx_act_fwd_cuda(x, a->y, to, N * O, act);
 }
 
-/* da (N,O) = da act'(a), and part (chunks,O) = the column sums of the new da over chunks
-   of `rows` rows, in one pass over da. The blocks and the order of summation are the same
-   as in stx__columns_kernel: 8 rows of 32 lanes, where each lane sums W columns over
-   every 8th row. */
+/* da (N,O) = da act'(a), and `part` (chunks,O) = the column sums of the new da over
+   chunks of `rows` rows, in one pass over da. The blocks and the order of summation are
+   the same as in stx__columns_kernel: 8 rows of 32 lanes, where each lane sums W
+   columns over every 8th row. */
 template <int W>
 STX__GLOBAL(256)
 stx__slope_columns_kernel(float *part, stx__array da, stx__array y, stx__array pre, size_t N,
@@ -3651,9 +3652,9 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
 }
 
 /* Reorders blocks of n elements, see stx__heads_args: block i of y is block `of[i]` of
-   a if `of[i]` < `half`, else block `of[i]` - `half` of b. The same launch then copies
-   the memory rows of each group of heads, from `from` to `to`. The backward pass adds
-   the blocks of dy to da and db. */
+   `a` if `of[i]` < `half`, else block `of[i]` - `half` of b. The same launch then
+   copies the memory rows of each group of heads, from `from` to `to`. The backward pass
+   adds the blocks of dy to da and db. */
 typedef struct stx__heads {
     stx__array a, b, y, from[STX_HEAD_GROUPS], to[STX_HEAD_GROUPS];
     size_t n;           /* elements per block */
@@ -3795,7 +3796,7 @@ void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
 }
 
 /* Kernel arguments derived from stx_means_args. In the backward pass, a[k] is da[k].
-   Bit k of overwrite is set if da[k] is to be overwritten instead of incremented. */
+   Bit k of `overwrite` is set if da[k] is to be overwritten instead of incremented. */
 struct stx__means_nums {
     stx__array a[STX_MEANS], y0, y, dy;
     size_t n[STX_MEANS];
@@ -3859,12 +3860,12 @@ void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
 
 // >>cross_entropy
 
-/* The weights of a loss over tokens, see stx__loss_weights_args: w (N) = weights /
-   divisor and known (N) = targets, or w = 0 and known = -1 in ignored rows. If weights.p
-   is NULL, all weights are 1. If divisor is 0, the divisor is N mean[0], or if mean.p is
-   NULL, the sum of the weights of the rows that are not ignored. One block computes that
-   sum: each thread adds every 1024th row in order, then the sums of the threads are added
-   in a fixed tree. */
+/* The weights of a loss over tokens, see stx__loss_weights_args: w
+   (N) = weights / divisor and `known` (N) = targets, or w = 0 and `known` = -1 in
+   ignored rows. If weights.p is NULL, all weights are 1. If divisor is 0, the divisor
+   is N mean[0], or if mean.p is NULL, the sum of the weights of the rows that are not
+   ignored. One block computes that sum: each thread adds every 1024th row in order,
+   then the sums of the threads are added in a fixed tree. */
 STX__GLOBAL(1024)
 stx__loss_weights_kernel(stx__array w, int32_t *known, const int32_t *targets, stx__array weights,
                          size_t N, int ignore, int32_t ignored, double divisor, stx__array mean) {
@@ -3946,7 +3947,7 @@ void stx_token_loss_fwd_cuda(stx_ctx *x, const stx_token_loss_args *a) {
        dlogits[n,v] = or += g (e^(logits[n,v] - row_max[n]) inv_sum[n] - [v = target])
 
    Without accumulate, dlogits may be logits, because each element is read and written
-   by the same thread. The elements from V to ld are then set to 0. If known is 0, the
+   by the same thread. The elements from V to ld are then set to 0. If `known` is 0, the
    row has no target: the caller passes target >= V and g = 0, and dlogits is 0 even if
    logits contains a NaN. */
 template <int T>
@@ -6979,8 +6980,8 @@ typedef struct stx__attn_bwd_params {
                                       from rows of dR (blocks,tables,splits,columns,D) */
     int *used;                     /* (diagonals or blocks,tables,splits): 1 if the partial
                                       sum was written */
-    stx__bf16 *dr;                 /* rows of dR, or NULL. The rows of head h,
-                                      (B,tiles BQ,width), begin at B tiles BQ slot[h].at */
+    stx__bf16 *dr;                 /* rows of dR, or NULL. The rows of head h are
+                                      (B,tiles BQ,width) from B tiles BQ slot[h].at */
     const stx__attn_dr_slot *slot; /* (H), if there are rows of dR */
     int newest;                    /* 1 + j - i of the last column of a row of dR */
     int tiles;                     /* number of query tiles */
@@ -9912,7 +9913,7 @@ static __device__ __forceinline__ float stx__sru_states(float *state, const E *s
 }
 
 /* Walks a tile backward from e after the tile, computes all gradients and returns e
-   before the tile. Adds dvf, dvr, dbf and dbr of the tile to sum. */
+   before the tile. Adds dvf, dvr, dbf and dbr of the tile to `sum`. */
 template <class E, int PLAIN, int HASV, int TANH, int FULL>
 static __device__ __forceinline__ float stx__sru_steps_back(const float *state, const E *slot,
                                                             const stx__sru &p,
@@ -10211,7 +10212,7 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     } while (0)
 
 /* The rows and groups of a stream. Tap t of group i is row base + i step + t, if this
-   row is in [first,rows) and not marked in pad. `own` is G_b, the stream's number of
+   row is in [first,rows) and not marked in `pad`. `own` is G_b, the stream's number of
    groups. */
 typedef struct stx__comp_stream {
     ptrdiff_t base, first;
@@ -10368,7 +10369,7 @@ void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
 /* Copies the G_b most used rows of stream b, in chronological order, to the last G_b
    rows of y (B,groups,D). The rows of y before them become 0.
 
-   The first kernel sets kept (B,rows) to 1 for the most used rows and to 0 for the
+   The first kernel sets `kept` (B,rows) to 1 for the most used rows and to 0 for the
    others. The rank of a row is the number of rows that precede it. Existing rows
    precede missing ones; among existing rows, more used rows come first, and newer rows
    precede older ones that are used equally. One thread per row; the usages of the other
@@ -10473,13 +10474,13 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
    heads, to usage[b][j][0], and the number of queries to usage[b][j][1]. Each weight is
    recomputed from its logit and the statistics of the row.
 
-   The first kernel computes part (B,H,n), the sums over the queries of one head. A block
-   processes 64 keys of a unit (batch row and head) and walks its queries, 64 at a time. A
-   thread computes 4 x 4 logits; operands pass through shared memory, 16 channels at a
-   time. A tile uses 127 adjacent rows of pe, indexed by (query - key) + 63; the 16 logits
-   of a thread use 7 of them. Each thread adds its queries in ascending order, then the
-   sums of a key's 16 threads are added in order. The launch bound is 256 threads and 3
-   blocks per multiprocessor, which allows 80 registers per thread. */
+   The first kernel computes `part` (B,H,n), the sums over the queries of one head. A
+   block processes 64 keys of a unit (batch row and head) and walks its queries, 64 at a
+   time. A thread computes 4 x 4 logits; operands pass through shared memory, 16 channels
+   at a time. A tile uses 127 adjacent rows of pe, indexed by (query - key) + 63; the 16
+   logits of a thread use 7 of them. Each thread adds its queries in ascending order, then
+   the sums of a key's 16 threads are added in order. The launch bound is 256 threads and
+   3 blocks per multiprocessor, which allows 80 registers per thread. */
 enum { STX__USAGE_TILE = 64, STX__USAGE_STEP = 16, STX__USAGE_POSITIONS = 2 * STX__USAGE_TILE };
 
 typedef struct stx__comp_usage {
@@ -10695,8 +10696,8 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
 // >>error
 
 /* Computes loss (1) = sum (a - t)^2 / count and rel_error (1) = sum (a - t)^2 / sum t^2
-   (0 if sum t^2 is 0), over the rows of a, t (N,C) that are not marked in skip. The
-   first kernel stores the two sums of each row in work (N,2). One warp per row. */
+   (0 if sum t^2 is 0), over the rows of `a` and t (N,C) that are not marked in `skip`.
+   The first kernel stores the two sums of each row in `work` (N,2). One warp per row. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_error_kernel(double *work, stx__array a, stx__array t, const int32_t *skip, size_t N,
@@ -10754,7 +10755,7 @@ void stx_comp_error_fwd_cuda(stx_ctx *x, const stx_comp_error_args *e) {
 }
 
 /* Gradient of loss = sum (a - t)^2 / count: da = or += 2 (a - t) dloss / count, or 0 in
-   rows marked in skip. One warp per row. */
+   rows marked in `skip`. One warp per row. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_error_bwd_kernel(stx__array da, stx__array dloss, stx__array a, stx__array t,
@@ -10999,7 +11000,7 @@ template <int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
     stx__comp_gate_of_kind<W, 1>(a);
 }
 
-/* Backward pass that also computes part (chunks,P D): the sums of the planes' gradients
+/* Backward pass that also computes `part` (chunks,P D): the sums of the planes' gradients
    over `rows` rows per chunk. As in stx__columns_kernel, a block has 8 rows of 32 lanes
    and sums 32 W columns of a chunk; each lane sums W of them in all planes. */
 template <int W, int K>
@@ -11194,9 +11195,9 @@ static __device__ __forceinline__ void stx__par_gate_set_latency(const stx__par_
 }
 
 /* Computes y and w of each draw, and the latency. One thread per draw, T draws per
-   block. If the latency is computed from w and there are several blocks, each stores
-   its sum over draws in part (blocks). The launch bound is T threads and one block per
-   multiprocessor, because double arithmetic uses many registers. */
+   block. If the latency is computed from w and there are several blocks, each block
+   stores its sum over draws in `part` (blocks). The launch bound is T threads and one
+   block per multiprocessor, because double arithmetic uses many registers. */
 template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
     STX__SHARED(double, sh, 32);
     const size_t r = (size_t)blockIdx.x * T + threadIdx.x;
@@ -11314,7 +11315,7 @@ static __device__ __forceinline__ double stx__par_gate_dlat(const stx__par_gate 
 }
 
 /* Backward. A block sums over `each` draws, a thread over every T-th of them. If there
-   are several blocks, each stores its three sums in part (blocks,3), and
+   are several blocks, each stores its three sums in `part` (blocks,3), and
    stx__par_gate_sum_kernel adds them. */
 template <int T>
 STX__GLOBAL(T)
@@ -11669,8 +11670,9 @@ static __device__ __forceinline__ void stx__par_dots(float (&t)[STX__PAR_DOTS], 
     }
 }
 
-/* Computes k0 and k1 from the complete sums, which all lanes hold. The thread with
-   `first` set stores the dots of the row (dy with Y0, Y1 and h) in work. */
+/* Computes k0 and k1 from the complete sums, which all lanes hold. The thread whose
+   `first` is nonzero stores the dot products of the row (dy with Y0, Y1 and h) in
+   `work`. */
 template <int NORM>
 static __device__ __forceinline__ void stx__par_dots_end(stx__par_row &q,
                                                          const float (&t)[STX__PAR_DOTS],
@@ -11757,7 +11759,7 @@ static __device__ __forceinline__ void stx__par_mix_parts(const float (&sum)[4][
 /* Backward with layer norms. G warps share a row, which is read once and stays in
    registers. The sums over rows (dgain_0, dshift_0, dgain_1, dshift_1) are kept in
    registers too. A block of 4 warps processes `rows` rows, a number that depends on N
-   alone, and stores their sums in part (blocks,4,C). C must be a multiple of 4 and at
+   alone, and stores their sums in `part` (blocks,4,C). C must be a multiple of 4 and at
    most 128 Q G. The launch bound of 2 blocks per multiprocessor allows 255 registers
    per thread. */
 template <int Q, int G>
@@ -11826,7 +11828,7 @@ template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par
 }
 
 /* Computes the sums over rows that stx__par_mix_bwd_any_kernel omits, for branch
-   blockIdx.z, and stores them in part (chunks,4,C). Works like stx__columns_kernel. */
+   blockIdx.z, and stores them in `part` (chunks,4,C). Works like stx__columns_kernel. */
 template <int W>
 STX__GLOBAL(256)
 stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
@@ -11873,7 +11875,7 @@ stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
     }
 }
 
-/* Adds the sum of part (chunks,4,C) over the chunks to d[k] (C), for k = blockIdx.y. */
+/* Adds the sum of `part` (chunks,4,C) over the chunks to d[k] (C), for k = blockIdx.y. */
 typedef struct stx__par_norm_grads {
     stx__array d[4];
 } stx__par_norm_grads;
@@ -12190,7 +12192,7 @@ static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &
 }
 
 /* Calls `update` for all elements of a chunk, in groups of 4 if the arrays are aligned.
-   If ok is 0, skips the update and only sets g to 0. */
+   If `ok` is 0, skips the update and only sets g to 0. */
 template <class F>
 static __device__ __forceinline__ void stx__update_chunk(const stx_optim_chunk &q,
                                                          const stx__array &p, int ok, F update) {
@@ -12235,8 +12237,8 @@ stx__twin_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t)
     } \
   } while (0)
 
-/* Sets out (count) to the sum of g^2 over each chunk, in double. A block processes one
-   chunk at a time: a thread adds every 256th group of 4 in order, then a fixed tree
+/* Sets `out` (count) to the sum of g^2 over each chunk, in double. A block processes
+   one chunk at a time: a thread adds every 256th group of 4 in order, then a fixed tree
    adds the threads' sums. */
 STX__GLOBAL(256) stx__sum_squares_kernel(double *out, const stx_optim_chunk *chunk, size_t count) {
     STX__SHARED(double, sh, 32);
@@ -12328,11 +12330,12 @@ static __device__ __forceinline__ void stx__optim_decide(stx_update *u, double n
     if (d.no_correction) u->correction1 = u->correction2 = 1;
 }
 
-/* Computes the norm of the gradient from the sums of squares (count), decides whether
-   to update, and sets the lr of each chunk. The update is skipped if the norm is not
-   finite. For Adagrad, each tensor is clipped by its own norm. One block: a thread adds
-   every 1024th chunk, then a fixed tree adds the threads' sums. The CPU adds in order,
-   so the norms differ by the rounding of doubles. */
+/* Computes the norm of the gradient from `squares` (count), the sum of g^2 over each
+   chunk. Then decides whether to update, and sets the lr of each chunk. The update is
+   skipped if the norm is not finite. For Adagrad, each tensor is clipped by its own
+   norm. One block: a thread adds every 1024th chunk, then a fixed tree adds the
+   threads' sums. The CPU adds in order, so the norms differ by the rounding of doubles.
+   */
 STX__GLOBAL(1024, 1)
 stx__optim_prepare_kernel(stx_update *u, stx_optim_chunk *chunk, size_t count,
                           const double *squares, const stx__prepare_rule d) {
@@ -12467,7 +12470,7 @@ void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk
        v = beta2 v + rest2 d^2
        g = (m / c1) / (sqrt(v / c2) + eps) + decay p
 
-   Sets squares (count,2) to the sums of p^2 and of the new g^2 over each chunk, in
+   Sets `squares` (count,2) to the sums of p^2 and of the new g^2 over each chunk, in
    double. A block processes one chunk at a time: a thread adds every 256th element in
    order, then a fixed tree adds the threads' sums. */
 STX__GLOBAL(256)
