@@ -483,7 +483,7 @@ struct stx_gpu {
     uint64_t *shift;    /* in device memory; added to the stream number of every random
                            number, so that a replayed step draws new random numbers */
     stx__ring upload;   /* copies to the GPU; the caller may reuse its buffer on return */
-    stx__ring report;   /* copies of the results of a step to the host, see stx_cuda_report */
+    stx__ring report;   /* copies step results to the host, see stx_cuda_report */
 
     /* capture */
     int capturing;
@@ -581,7 +581,7 @@ static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
 
 /* STX__CHOOSE(W, four, 4, 1, statement) executes the statement with the compile-time
    constant W = 4 if `four` is nonzero, otherwise with W = 1. The statement can be another
-   STX__CHOOSE. It selects the instance of a kernel:
+   STX__CHOOSE. The macro selects the instance of a kernel:
        STX__CHOOSE(W, four, 4, 1, STX__RUN_KERNEL(x, name, kernel<W>, ..)) */
 #define STX__CHOOSE(constant, condition, yes, no, ...) \
   do { \
@@ -634,9 +634,9 @@ struct stx_graph {
     #error "SEQTX_NCCL requires NCCL 2.14 or newer (ncclCommInitRankConfig, ncclCommFinalize)"
   #endif
 
-/* A group of ranks, see >>group: one process and one GPU per rank. It is declared here
-   because every wait depends on it: if another rank has exited, work that needs data
-   from that rank never finishes. */
+/* A group of ranks, see >>group: one process and one GPU per rank. The struct is
+   declared here because every wait depends on it: if another rank has exited, work that
+   needs data from that rank never finishes. */
 typedef struct stx__group {
     ncclComm_t comm;        /* NULL before the rank has joined and after the group has ended */
     int rank, ranks;
@@ -1266,8 +1266,8 @@ void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, s
        n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
 
 /* Returns the sum or maximum over the T threads of a row, in all of these threads. The
-   tree is fixed: first the lanes of each warp, then the warps. sh: 32 elements of
-   shared memory. */
+   tree is fixed: first the lanes of each warp, then the warps. `sh` is shared memory for 32
+   elements. */
 template <int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
     if constexpr (sizeof v == 8)
         v = stx__warp_sum_f64(v);
@@ -3612,10 +3612,10 @@ static void stx__slope_columns(stx_ctx *x, const char *what, const stx_linear_bw
        dW (O,Ci) += da^T in
        db (O) += sum_n da
 
-   The epilogue BGRADB of cublasLt could compute db in the GEMM for dW. It is not used,
-   because it overwrites db instead of adding to it, requires db to have the type of dW,
-   and narrows the choice of algorithms. With an activation, da must be read and written
-   anyway, so summing it costs nothing more. */
+   The epilogue BGRADB of cublasLt could compute db in the GEMM for dW. This epilogue is
+   not used, because it overwrites db instead of adding to it, requires db to have the
+   type of dW, and narrows the choice of algorithms. With an activation, da must be read
+   and written anyway, so summing it costs nothing more. */
 void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     const size_t N = a->N, I = a->Ci, O = a->O;
     const int db = a->db && N && O;
@@ -5461,8 +5461,8 @@ template <int CH> static __device__ __forceinline__ unsigned stx__attn_swizzle(i
 
 /* Starts copies of rows r0 .. r0+n-1 of the array whose row 0 is at `from`, into a
    tile. Rows outside [lo,hi) are set to zeros. All threads of the block must call this
-   function; the data is visible after the next stx__cp_wait and barrier. ld: row stride
-   in bytes. bytes: size of a row in bytes, a multiple of 16. */
+   function; the data is visible after the next stx__cp_wait and barrier. `ld` is the
+   row stride in bytes, and `bytes` is the row size, a multiple of 16 bytes. */
 template <int CH, int THREADS>
 static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n, const void *from,
                                                       size_t ld, int bytes, int r0, int lo,
@@ -5484,9 +5484,9 @@ static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n
 }
 
 /* Where keys are stored. Key cached_rows and later keys belong to the current block and
-   are in k and v. Earlier keys are in the memory of the head's group, (B,rows,..). It
-   holds only keys `first` and later, because the heads of the group see no older ones.
-   A tile may contain keys from both places.
+   are in k and v. Earlier keys are in the memory of the head's group, (B,rows,..). This
+   memory holds only keys `first` and later, because the heads of the group see no older
+   ones. A tile may contain keys from both places.
 
    Returns 4 times the index of head h in its group, plus the group. */
 static __device__ __forceinline__ int stx__attn_head_place(const stx__attn_params &p, int h) {
@@ -5570,7 +5570,8 @@ static __device__ __forceinline__ void stx__attn_set_missing(float (&x)[NB][4], 
 }
 
 /* Fragments. In either precision, one step of the sum covers 32 bytes of a row: 16
-   bfloat16 or 8 tf32 elements. ldmatrix moves units of 4 bytes, so it can load both.
+   bfloat16 or 8 tf32 elements. ldmatrix moves units of 4 bytes, so it can load either
+   precision.
 
        frag_a    rows r0 .. r0+15 (r0 % 8 == 0) as the left factor, step k
        frag_b    the same rows, transposed, as two right factors of 8 columns each:
@@ -6453,9 +6454,9 @@ static __device__ __forceinline__ void stx__attn_fwd_edge_softmax(
 
 /* Processes an edge tile, which contains an end of the window, part of the ramp or the
    end of the persistent vectors. Sums are computed in the same order as in
-   stx__attn_fwd_interior, but skip the groups of 16 keys outside the bands of the
-   strips, whose weights would be 0. All conditions are uniform per warp. Loops are
-   unrolled because accumulators are in registers, which cannot be indexed. */
+   stx__attn_fwd_interior, but skip the groups of 16 keys outside the bands of the strips,
+   because the weights of these keys would be 0. All conditions are uniform per warp.
+   Loops are unrolled because accumulators are in registers, which cannot be indexed. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_edge(
     const stx__attn_params &p, const stx__attn_job &job, const stx__attn_fwd_tile &w,
@@ -6987,7 +6988,8 @@ typedef struct stx__attn_bwd_params {
     int tiles;                     /* number of query tiles */
     int first;                     /* key sweep: first key of tile 0; diagonal sweep: first
                                       key minus first query in diagonal 0 */
-    int splits;                    /* number of splits of the units; one partial sum per split */
+    int splits;                    /* number of splits that the units are divided into; one
+                                      partial sum per split */
     int units;                     /* batch rows, or batch rows x heads if all heads share
                                       a table */
     int persistent;                /* 1 if the key sweep processes persistent vectors */
@@ -7771,8 +7773,8 @@ static __device__ __forceinline__ int stx__attn_bwd_kv_bit(int value, int is_cac
 
 /* Like stx__attn_bwd_add_rows, for the gradients of keys (or values) `key` .. `key`+15
    of a head, current or cached. Keys that do not exist, or whose bit in `rows` is 0,
-   have a gradient of 0: it is stored if gradients are overwritten; otherwise the stored
-   values are left unchanged. */
+   have a gradient of 0. This 0 is stored if gradients are overwritten; otherwise the
+   stored values are left unchanged. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_store_kv(const stx__attn_bwd_params &a,
                                                               int value, int b, int h, int key,
@@ -8282,8 +8284,8 @@ static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
             stx__attn_bwd_key_sums<Sh>(dk, dv, wa, wg, m, k, group, column);
         return;
     }
-    /* skip strips whose bands do not include the warp's keys: they stored nothing
-       there */
+    /* skip strips whose bands do not include the warp's keys, because these strips have
+       stored nothing for these keys */
 #pragma unroll 1
     for (n = 0; n < Sh::BQ; n += 16) {
         const stx__attn_band band = stx__attn_band_of<Sh::BK>(a.p, t.persistent, t.max_delta,
@@ -9046,8 +9048,9 @@ static void stx__attn_bwd_plan_keys(const stx_attention_args *a, const stx__attn
         s->vector_splits = STX_MAX(1, STX_MIN(B, 512 / STX_MAX(1, H * s->vector_tiles)));
 }
 
-/* Returns the number of splits of the units for partial sums of dpe: at most `most`,
-   and no more than fit in STX__ATTN_BWD_PART_BYTES if each split takes `one` bytes. */
+/* Returns the number of splits that the units are divided into for partial sums of dpe:
+   at most `most`, and no more than fit in STX__ATTN_BWD_PART_BYTES if each split takes
+   `one` bytes. */
 static int stx__attn_bwd_splits(size_t one, int units, int most) {
     return (int)STX_MIN(STX_MAX((size_t)1, STX__ATTN_BWD_PART_BYTES / one),
                         (size_t)STX_MIN(units, most));
@@ -10415,7 +10418,7 @@ stx__comp_rank_kernel(int32_t *kept, stx__array usage, size_t usage_batch_stride
 }
 
 /* The second kernel copies the m-th kept row to the m-th of the last G_b places in y.
-   It counts the kept rows 32 at a time. One warp per place. */
+   The kernel counts the kept rows 32 at a time. One warp per place. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_pick_kernel(stx__array y, stx__array rows, const int32_t *kept, stx_comp_groups g) {
@@ -10798,9 +10801,9 @@ typedef struct stx__comp_gate {
     stx__array x, y, p[4], out, dout, dx, dy, dp[4];
 } stx__comp_gate;
 
-/* Returns the number of planes of a kind. A plane has rows of D elements; p[0] and p[1]
-   may each hold several planes side by side. GRU has r, z, n in p[0] and again in p[1].
-   In stx__comp_kind, X and Y are 1 if the kind uses x and y. */
+/* Returns the number of planes of a gate kind. A plane has rows of D elements; p[0] and
+   p[1] may each hold several planes side by side. GRU has r, z, n in p[0] and again in
+   p[1]. In stx__comp_kind, X and Y are 1 if the kind uses x and y. */
 static constexpr __host__ __device__ int stx__comp_planes(int kind) {
     switch (kind) {
     case STX_COMP_GATE_GRU: return 6;
@@ -12113,10 +12116,9 @@ void stx__metric_accumulate_cuda(stx_ctx *x, double *metric, const stx_real *a, 
 
 // >>optimisers
 
-/* A table of the twins of parameters, in which kernels look up the twin of a chunk by
-   the address of the chunk. If there are more allocations than the table holds,
-   stx__twin_kernel sets the other twins after the parameter update, one table at a
-   time. */
+/* A table of parameter twins. Kernels look up the twin of a chunk by the chunk's
+   address. If there are more allocations than the table holds, stx__twin_kernel sets
+   the other twins after the parameter update, one table at a time. */
 enum { STX__TWINS = 64 };
 
 typedef struct stx__twins {
