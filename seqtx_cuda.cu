@@ -1266,8 +1266,8 @@ void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, s
        n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
 
 /* Returns the sum or maximum over the T threads of a row, in all of these threads. The
-   tree is fixed: first the lanes of each warp, then the warps. `sh` is shared memory for 32
-   elements. */
+   tree is fixed: first the lanes of each warp, then the warps. `sh` is shared memory
+   for 32 elements. */
 template <int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
     if constexpr (sizeof v == 8)
         v = stx__warp_sum_f64(v);
