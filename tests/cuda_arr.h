@@ -5,7 +5,7 @@
 #include "cuda_test.h"
 
 static stx_ctx *cx, *gx; /* CPU and GPU */
-static int half;         /* whether gx is bf16 */
+static int half;         /* whether gx uses bf16 */
 static size_t off;       /* 1: arrays start one element after an aligned address */
 /* arr_check's tolerance is relative to the largest element or to this value, whichever
    is larger. It is set for sums that cancel. */
@@ -22,7 +22,7 @@ typedef struct arr {
     stx_real *base, *d;
 } arr;
 
-/* Abbreviations of the memory kinds. */
+/* Abbreviations for the memory kinds. */
 #define N_ STX_MEM_ACTIVATIONS
 #define P_ STX_MEM_PARAMS
 #define B_ STX_MEM_BYTES
@@ -102,7 +102,7 @@ static inline void bf16_copy_check(const char *name, const arr *a) {
     stx_cuda_free(gx, y);
 }
 
-/* The largest finite |c| of the CPU's elements, or `least` if that is larger. */
+/* Returns the largest finite |c| of the CPU's elements, or `least` if that is larger. */
 static inline double arr_largest(const arr *a) {
     double top = least;
     size_t i;

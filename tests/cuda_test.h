@@ -103,7 +103,7 @@ static inline float *cuda_fetch(stx_ctx *x, const stx_real *p, size_t n) {
 
 // >>comparisons
 
-/* The largest |a|, or floor_ if that is larger. */
+/* Returns the largest |a|, or floor_ if that is larger. */
 static inline double cuda_largest(const float *a, size_t n, double floor_) {
     size_t i;
     for (i = 0; i < n; i++)
@@ -111,8 +111,8 @@ static inline double cuda_largest(const float *a, size_t n, double floor_) {
     return floor_;
 }
 
-/* The largest |device - expected|, relative to the largest |expected| or floor_.
-   Infinity if a value is not finite. */
+/* Returns the largest |device - expected|, relative to the largest |expected| or to
+   floor_, whichever is larger. Returns infinity if a value is not finite. */
 static inline double cuda_error(stx_ctx *x, const stx_real *p, const float *expected, size_t n,
                                 double floor_) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
@@ -134,7 +134,7 @@ static inline uint64_t cuda_hash_bits(uint64_t h, const void *bits) {
     return (h ^ u) * 1099511628211u;
 }
 
-/* A hash of the bits of n elements. */
+/* Returns the hash h, updated with the bits of n elements. */
 static inline uint64_t cuda_hash(stx_ctx *x, const stx_real *p, size_t n, uint64_t h) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     size_t i;

@@ -7,16 +7,16 @@
    limits the relative difference of the parameters: the norm of all differences over
    the norm of all values. In addition, for each tensor, the largest difference over the
    largest value has a limit of 30 times PARAMS: a small tensor has rounding errors that
-   disappear in the norm of the list. STATE limits, in the same way for each tensor, the
-   memory of the streams, the state of the optimiser and gradients that are not applied
-   yet. Tensors that are not float, names, shapes and metadata must be equal, except for
-   computed metadata. Other values in the logs must agree to 0.2 %.
+   are negligible in the norm of all parameters. STATE limits, in the same way for each
+   tensor, the memory of the streams, the state of the optimiser and gradients that are
+   not applied yet. Names, shapes, tensors that are not float, and metadata that
+   training does not compute must be equal. All other values in the logs must agree to
+   0.2 %.
 
    Prints the differences. Exit code: 0 if all is within the limits, 1 if not (also for
    NaN or nothing to compare), 2 if a file cannot be read.
 
-   It has a separate reader of safetensors, which suffices for the files of the
-   trainers. */
+   It has a separate safetensors reader, which supports only what the trainers write. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -170,7 +170,7 @@ static int same_meta(file *a, file *b) {
     }
 }
 
-/* Sums over a list of tensors, and its worst tensor. */
+/* Sums over a list of tensors, and the tensor with the largest error. */
 typedef struct apart {
     double diff2, size2, worst;
     const char *name;
@@ -219,7 +219,8 @@ static int of_state(const char *name) {
            || begins(name, "grads");
 }
 
-/* A line of a log with a loss: of a training step ('t') or of an evaluation ('e'). */
+/* A log line that contains the loss of a training step ('t') or of an evaluation
+   ('e'). */
 typedef struct record {
     char event;
     double step, loss;
@@ -248,9 +249,10 @@ static int next_loss(char **at, record *r) {
 }
 
 /* Nonzero if two lines have the same values, apart from times and memory. The tolerance
-   is 0.2 %, because lists have four digits, and 5 % for the share of information that
-   compression loses ("ratio" of train_compressive): with --batch-split it is the mean
-   over parts of the batch, and ranks have other parts. */
+   is 0.2 %, because the values in lists are printed with four digits, and 5 % for the
+   fraction of the information that compression loses ("ratio" of train_compressive):
+   with --batch-split it is the mean over parts of the batch, and a group of ranks
+   divides the batch differently. */
 static int same_figures(char *p, char *q) {
     static const char *const skip[] = {"\"tokens_per_s\":", "\"seconds\":", "\"peak_bytes\":"};
     double within = 2e-3;

@@ -73,7 +73,7 @@ extern uint32_t inner_busy(const stx_ctx *x);
 /* Returns the number of GEMM plans of a context. */
 extern size_t inner_plans(const stx_ctx *x);
 /* Sets the algorithm of later plans: 0 is the heuristic's first one, 1 the fastest one,
-   -1 our kernel, and -2 is 0 with bias and ReLU in a separate pass. */
+   -1 our kernel, and -2 the same as 0, with bias and ReLU in a separate pass. */
 extern void inner_tune(stx_ctx *x, int tune);
 /* Sets the number of K slices for later GEMMs that can be split ("Split K" in
    seqtx_cuda.cu). If it is 0, the size of the GEMM determines it. */
@@ -116,7 +116,7 @@ extern stx_tensor *inner_sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_
 #endif
 
 #ifdef SEQTX_COMPRESSIVE_H
-/* The private ops of the family: a gate of in = x, y, p0 .. p3; the mean squared
+/* The private ops of the family: a gate of `in` = {x, y, p0 .. p3}; the mean squared
    difference; the sum of the overlapping taps of groups; zeros at padding; copies of
    keys and values for all heads of their group. */
 extern stx_tensor *inner_comp_gate(stx_ctx *x, int kind, stx_tensor *const *in);
@@ -128,8 +128,8 @@ extern stx_tensor *inner_comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_
 #endif
 
 #ifdef SEQTX_PAR_H
-/* The private ops of the family: the mixture of in = h, b0, b1, w, followed by gains and
-   shifts or NULLs; a gate; the latency penalty; rows of w elements widened to ld. */
+/* The private ops of the family: the mixture of `in` = {h, b0, b1, w, then gains and
+   shifts or NULLs}; a gate; the latency penalty; rows of w elements widened to ld. */
 extern stx_tensor *inner_par_mix(stx_ctx *x, stx_tensor *const *in, size_t period,
                                  size_t rows_per_draw, double eps);
 extern stx_tensor *inner_par_gate(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how,

@@ -7,7 +7,7 @@
 #endif
 #include <stdint.h>
 #include "../seqtx.h"
-#define STX_LOOPS /* the functions of the inner loops: exp, tanh and so on */
+#define STX_LOOPS /* declares the functions that inner loops use: exp, tanh and so on */
 #include "../seqtx.h"
 #include "test.h"
 #include "gemm_check.h"
@@ -20,7 +20,7 @@
 /* >>shared by the parts */
 
 /* An allocator that counts its calls. Call number fail_at fails, and so do all calls
-   from fail_from on (0: none). Memory is not zeroed. */
+   from number fail_from on; 0 disables either. Memory is not zeroed. */
 typedef struct counter {
     long calls, live, fail_at, fail_from;
     size_t bytes, most;
@@ -302,8 +302,8 @@ static stx_real zeros[4096];
 static const int32_t good_ids[6] = {0, 1, 2, 3, 4, 5}, high_ids[3] = {0, 7, 1},
                      negative_ids[3] = {0, 1, -1}, pad_flags[10] = {0, 1, 0, -1, 2, 7, 0, 0, 1, 1};
 
-/* Checks that a call failed: its result is NULL or 0, the text contains op, got and
-   expected, and a second error does not replace the first. */
+/* Checks that a call failed: its result is NULL or 0, its text contains `op`, `got` and
+   `expected`, and a second error does not replace the first. */
 static void expect_error(const void *result, const char *what, int code, const char *op,
                          const char *got, const char *expected) {
     const char *t = stx_error(ex);
@@ -321,7 +321,7 @@ static void expect_error(const void *result, const char *what, int code, const c
 }
 
 #define EXPECT(expr, code, op, got, expected) expect_error(expr, #expr, code, op, got, expected)
-/* For a call whose result does not show whether it failed. */
+/* Like EXPECT, for a call whose result does not show whether it failed. */
 #define EXPECT_OF(call, code, op, got, expected) \
   ((void)(call), expect_error(NULL, #call, code, op, got, expected))
 
@@ -480,7 +480,7 @@ static void errors_of_recompute(void) {
               "stx_record_results", "got 5", "1 to 4");
 }
 
-/* Constants, scalars, and functions that write parameters. */
+/* Errors of constants, of scalars, and of functions that write parameters. */
 static void errors_of_values(void) {
     EXPECT(stx_constant_create(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_constant_create", "NULL",
            "elements");
@@ -588,7 +588,7 @@ static stx_cached_rows cached_rows(void) {
     return past;
 }
 
-/* Several weights, and cached rows. */
+/* Errors of linear layers with several weights and with cached rows. */
 static void errors_of_linear_concat(void) {
     stx_tensor *wt[2], *b[2], *got[STX_HEAD_GROUPS];
     stx_cached_rows past = cached_rows();
@@ -778,7 +778,7 @@ static void errors_of_attention_padding(void) {
     }
 }
 
-/* qkv with cached rows. */
+/* Errors of attention with qkv and cached rows. */
 static void errors_of_attention_cache(void) {
     enum { PAD, WITH_Q, WITH_KV, QKV_SHAPE, CACHE_SHAPE, NOT_CAUSAL, NO_QKV, NO_SPAN, HEAD, CASES };
 
@@ -870,8 +870,8 @@ static void errors_of_attention_ranges(void) {
     }
 }
 
-/* Ways to break an adaptive set. The ways that concern the cluster logits apply only to
-   an output, and the scale only to an input. */
+/* Ways to break an adaptive set. Those that concern the cluster logits apply only to an
+   output set; a bad scale applies only to an input set. */
 enum {
     NO_CLUSTERS,
     MANY_CLUSTERS,
@@ -1000,7 +1000,8 @@ static void errors_of_optimisers(void) {
           "a parameter made after stx_optim_create: neither updated nor an error");
 }
 
-/* Every op must return NULL. t: (2,4), t3: (2,3,8), one: (1). */
+/* After an error, every op must return NULL. t has the shape (2,4), t3 (2,3,8), and
+   `one` (1). */
 static void ops_in_error(stx_tensor *t, stx_tensor *t3, stx_tensor *one, stx_ids *ids,
                          stx_adaptive *a) {
     stx_attention_desc d;
@@ -1141,7 +1142,7 @@ static int recompute_null(void) {
            && !stx_recompute(x, NULL, NULL, NULL, 0, NULL, 1);
 }
 
-/* Calls ops with a NULL tensor, and then without a context, where o is a tensor. */
+/* Calls ops that must return NULL: the tensor o or the context c is NULL. */
 static void null_ops(stx_ctx *c, stx_tensor *o, stx_tensor *t, stx_ids *ids, stx_real *r) {
     static const int32_t id[2] = {0, 1};
     stx_attention_in in;
@@ -1518,7 +1519,7 @@ static void contexts(void) {
         CHECK(la[0] != lb[0] && la[4] < la[0] + 0.5, "losses %g %g %g", la[0], lb[0], la[4]);
         CHECK(ma.o->step == 5 && ma.o->skipped == 0 && ma.o->grad_norm > 0,
               "the counts of the optimiser");
-        stx_destroy(a2); /* the other contexts continue */
+        stx_destroy(a2); /* the other contexts must continue unaffected */
         CHECK(model_step(b2, &mb2, 5, NULL, 1) > 0, "%s", stx_error(b2));
         stx_destroy(a);
         stx_destroy(b);
@@ -1526,7 +1527,8 @@ static void contexts(void) {
     }
 }
 
-/* All gradients of a step. The caller frees them. */
+/* Returns copies of all gradients of a step that `threads` threads compute. The caller
+   frees them. */
 static stx_real *threaded(int threads, size_t *n, double *loss) {
     stx_ctx *x = plain(7, threads);
     model m;
@@ -1542,7 +1544,7 @@ static stx_real *threaded(int threads, size_t *n, double *loss) {
     return g;
 }
 
-/* Every GEMM kernel of this processor. */
+/* Tests every GEMM kernel that this processor can run. */
 static void gemm_kernels(void) {
     stx_ctx *x1 = plain(1, 1), *x3 = plain(1, 3);
     inner_kernel list[INNER_F32S];
@@ -1792,8 +1794,8 @@ static stx_tensor *n_embedding(stx_ctx *x, stx_tensor **in) {
     return stx_embedding(x, in[0], stx_tokens(x, id, 1, 17));
 }
 
-/* The ops. The bits of a row state which of the inputs (17,17), (17,17) and (17) the op
-   reads. */
+/* The ops to test. The bits of `inputs` state which of the tensors (17,17), (17,17) and
+   (17) the op reads. */
 static const struct {
     const char *name;
     nan_op op;
@@ -1849,7 +1851,8 @@ static void nans_in_ops(stx_ctx *x) {
 
 enum { NAN_PARTS = 9, NAN_SPAN = 6 };
 
-/* Puts NaN number i of three in input `part` of attention. */
+/* Puts a NaN in input `part` of attention, at place i of three. eps: the eps of the
+   desc. */
 static void nan_in_attention(stx_ctx *x, int part, size_t i, double eps) {
     static const char *names[] = {"q",
                                   "k",
@@ -2003,7 +2006,7 @@ static void skipped_step(int kind, double bad) {
     stx_destroy(x);
 }
 
-/* Adagrad with the clipping of the references, for fixed values. */
+/* Compares Adagrad, with gradients clipped as in the references, with fixed values. */
 static void adagrad_reference(void) {
     static const double gp[5][3] = {{.3, -.4, 0},
                                     {.003, .001, -.002},
@@ -2085,7 +2088,7 @@ static void adam_formula(const stx_optim_desc *d, int n, const double *g, double
     for (i = 0; i < 2 && d->kind == STX_LAMB; i++) th[i] -= 0.05 * norm / sqrt(u2) * u[i];
 }
 
-/* Compares six updates of two parameters with the formulas in double. */
+/* Compares six updates of two parameters with the formulas, evaluated in double. */
 static void optimiser_formula(const stx_optim_desc *d, size_t number) {
     stx_ctx *x = plain(1, 1);
     stx_params *p = stx_params_create(x);
@@ -2143,7 +2146,7 @@ static void optimisers(void) {
     for (i = 0; i < sizeof formulas / sizeof *formulas; i++) optimiser_formula(&formulas[i], i);
 }
 
-/* An optimiser of one parameter with three elements. */
+/* An optimiser for one parameter with three elements. */
 typedef struct rule_run {
     stx_ctx *x;
     stx_params *p;
@@ -2293,8 +2296,8 @@ static void radams(void) {
         int stop;
     } cases[] = {{{.clip = 0}, 0},
                  {{.clip = 0.5, .weight_decay = 0.1}, 0},
-                 /* large enough to have an effect: eps is added to the root of v, which
-                    is not bias-corrected */
+                 /* eps is large enough to have an effect: it is added to the root of v,
+                    which is not bias-corrected */
                  {{.eps = 0.02, .weight_decay = 0.1}, 0},
                  {{.beta2 = 0.9, .weight_decay = 0.1}, 0},
                  {{.beta2 = 0.5, .weight_decay = 0.1}, 0}, /* rho_inf = 3, so updates
@@ -2375,7 +2378,7 @@ static void lambs(void) {
     stx_destroy(x[1]);
 }
 
-/* One element with betas b1 and b2, either of which may be 0. */
+/* Updates one element with betas b1 and b2, either of which may be 0. */
 static void beta_formula(int kind, double b1, double b2, int t, double g, double *th, double *m,
                          double *v) {
     double c1 = 1 - pow(b1, t), c2 = 1 - pow(b2, t);
@@ -2389,8 +2392,9 @@ static void beta_formula(int kind, double b1, double b2, int t, double g, double
         *th -= 0.1 * sqrt(c2 * radam_r2(b2, t)) / c1 * *m / (sqrt(*v) + 1e-8);
 }
 
-/* Betas of 0, which are selected by -1. Adam, AdamW and RAdam then have no memory of
-   gradients, of their squares, or of both. zero: 1 beta1, 2 beta2, 3 both. */
+/* Tests betas of 0, which a desc selects by -1. Adam, AdamW and RAdam then have no
+   memory of gradients, of their squares, or of both. zero: which betas are 0: 1 for
+   beta1, 2 for beta2, 3 for both. */
 static void zero_betas_case(int kind, int zero) {
     double b1 = zero & 1 ? 0 : 0.9, b2 = zero & 2 ? 0 : 0.999;
     radam_state s = {{0.5, 0.5, 0.5}, {0, 0, 0}, {0, 0, 0}};
@@ -2458,8 +2462,8 @@ static void clipped_infinity(void) {
     }
 }
 
-/* Checks that the learning rate of update n is within a relative or absolute tol of
-   `want`. */
+/* Checks that the learning rate of update n equals `want` within the relative or
+   absolute tolerance tol. */
 static void check_lr(const char *what, const stx_schedule *s, uint64_t n, double want, double tol) {
     double lr = stx_schedule_lr(s, n);
     CHECK(CLOSE(lr, want, tol), "%s, warm-up %d, update %d: expected %.12g, got %.12g", what,
@@ -2496,7 +2500,7 @@ static void literal_schedules(uint64_t W, uint64_t n) {
     check_lr("literal inverse root", &root, n, want, 1e-14);
 }
 
-/* Our schedules must peak at n = W and be continuous. */
+/* Schedules that are not literal must peak at n = W and be continuous. */
 static void our_schedules(uint64_t W, uint64_t n) {
     const stx_schedule constant = {.kind = STX_LR_CONSTANT, .lr = 0.07, .warmup = W},
                        start = {.kind = STX_LR_CONSTANT, .lr = 0.07, .lr_start = 0.01, .warmup = W},
@@ -2603,7 +2607,7 @@ static void recursive_schedules(void) {
           "a recursive cosine without a descent");
 }
 
-/* The decay that the reference uses for PTB. */
+/* Tests the Noam schedule, with the reference's settings for PTB. */
 static void noam_schedules(void) {
     const stx_schedule ptb = {.kind = STX_LR_NOAM, .lr = 3, .dim = 1024, .warmup = 32000},
                        plain_root = {.kind = STX_LR_NOAM, .lr = 3};
@@ -2657,7 +2661,7 @@ static void schedules(void) {
 /* >>random numbers, lifetimes */
 
 static void philox(void) {
-    /* kat_vectors of Random123, philox4x32-10. */
+    /* test vectors for philox4x32-10 from the file kat_vectors of Random123 */
     static const struct {
         uint64_t seed, hi, lo;
         uint32_t want[4];
@@ -2796,8 +2800,8 @@ static void check_block_norm(const stx_real *g, size_t n, stx_tensor *const *t) 
           sum);
 }
 
-/* Runs three steps with the gradients in one block or separate. w receives the
-   parameters. */
+/* Runs three steps with all gradients in one block if `one` is set, otherwise separate.
+   w receives the parameters. */
 static void grads_run(int one, stx_real **w) {
     static const char *const name[3] = {"a", "b", "c"};
     stx_ctx *x = plain(3, 1);
@@ -2918,7 +2922,8 @@ static moments moments_of(const stx_tensor *t) {
     return m;
 }
 
-/* The distributions of the initialisers. Bounds are about four standard errors. */
+/* Tests the distributions of the initialisers. Tolerances are about four standard
+   errors. */
 static void distributions(stx_params *p, const stx_tensor *a, const stx_tensor *u) {
     const double n = (double)a->size, root = sqrt(n);
     moments m = moments_of(a);
@@ -2950,7 +2955,7 @@ static double place_times(void *user, size_t i, double was) {
     return *(double *)user * (double)i;
 }
 
-/* Functions that write rows of a parameter after its creation. */
+/* Tests functions that write rows of a parameter after its creation. */
 static void written_rows(stx_params *p) {
     stx_ctx *x = p->ctx;
     stx_tensor *t = stx_param(p, STX_UNIFORM, 1, "rows", 5, 7, 0, 0);
@@ -3134,8 +3139,8 @@ static void math_errors_at(math_errors *w, int fma, stx_real v) {
         raise_worst(&w->sqrt, ulps((double)stx_fast_sqrt(fma, v), sqrt(d)));
 }
 
-/* Argument i of `rounds`. If i is even: a bit pattern; together, these cover all
-   exponents, both signs and NaN. If i is odd: first the special values, then values in
+/* Returns argument i of `rounds`. Even i give bit patterns that together cover all
+   exponents, both signs and NaN. Odd i give first the special values, then values in
    [-15,15]. */
 static stx_real math_argument(int i, int rounds) {
     static const double special[] = {0.0,      -0.0,  1e-45,  -1e-45, 1e-39, -1e-39, FLT_MIN,
@@ -3177,8 +3182,9 @@ static void maths(void) {
 
 
 /* >>kernels: each on every instruction set of this machine, against a plain loop in
-   double. One thread and three must agree bit-exactly. Outputs start with the values of
-   c, which shows whether they are added to or overwritten. */
+   double. Results with one thread and with three must be bit-identical. Outputs start
+   with the values of c, which shows whether a kernel adds to them or overwrites
+   them. */
 
 static double act_of(double v, int act) {
     switch (act) {
@@ -3234,7 +3240,7 @@ enum { WORDS = 7 };
 
 static const stx_real drop_rate = (stx_real)0.3, norm_eps = (stx_real)0.01;
 
-/* Data of one shape. The functions below do not change a, b, c and dy, except for
+/* Test data for one shape. The functions below do not change a, b, c and dy, except for
    kernels_update, which runs last. */
 typedef struct kernel_data {
     stx_ctx *one, *many;                             /* contexts with one thread and with three */
@@ -3527,8 +3533,8 @@ static void kernels_softmax(kernel_data *f) {
            (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
 }
 
-/* Tests a head, whose last columns are the logits of two more clusters, and one of
-   these clusters. It has two words, and its logits are in dy. */
+/* Tests a head, in which the last two columns are the logits of two more clusters, and
+   one of these clusters, which has two words. The cluster's word logits are in dy. */
 static void kernels_clusters(kernel_data *f) {
     const stx_real *a = f->a, *dy = f->dy;
     const size_t N = f->N, C = f->C;
@@ -3567,8 +3573,8 @@ static void kernels_dropout(kernel_data *f) {
            (double)(stx_real)(c[i] * mask[i]));
 }
 
-/* Arguments for which h is sm, with the values of c, and f is a. Result s is written to
-   v0. */
+/* Returns arguments with h = sm, which is set to the values of c, and f = a. The result
+   s is written to v0. */
 static stx_residual_norm_args residual_args(const kernel_data *f, stx_real drop) {
     stx_residual_norm_args k;
     memset(&k, 0, sizeof k);
@@ -3631,7 +3637,8 @@ static void kernels_residual_norm(kernel_data *f, stx_real drop) {
            (k.dshift = y, stx_residual_norm_bwd(x, &k)), (double)c[i] + w[i]);
 }
 
-/* The same with a bias. Also tests df if ds is added to, and if ds is not requested. */
+/* Like kernels_residual_norm, with a bias. Also tests df if the kernel adds to ds, and
+   if ds is not requested. */
 static void kernels_residual_norm_bias(kernel_data *f, stx_real drop) {
     stx_residual_norm_args k = residual_args(f, drop);
     const stx_real *a = f->a, *b = f->b, *c = f->c, *dy = f->dy;
@@ -3698,7 +3705,7 @@ static void kernels_means(kernel_data *f) {
 }
 
 /* One step of Adam with the constants of kernels_update, for parameter p, gradient g,
-   first moment m and second moment v. plain: without the second moment and the coupled
+   first moment m and second moment v. plain_: without the second moment and the coupled
    decay. */
 static double adam_step(double p, double g, double m, double v, int plain_) {
     double e = 0.5 * g + (plain_ ? 0 : 0.02 * p), kept = p * (1 - 0.1 * 0.03),
@@ -3804,7 +3811,7 @@ static const size_t chunk_size[] = {1, 4096, 4097, 3, 12289, 64, 30000, 1, 511};
 
 enum { CHUNK_PARAMS = sizeof chunk_size / sizeof *chunk_size };
 
-/* Three optimiser steps on parameters of many sizes. */
+/* Runs three optimiser steps on parameters of many sizes. */
 static stx_optim *chunk_run(int kind, int threads) {
     stx_params *p = stx_params_create(plain(5, threads));
     stx_optim *o;
@@ -3951,11 +3958,11 @@ static size_t packed_bytes(int kind, size_t R, size_t C) {
     return R * (kind == STX_WEIGHTS_BF16 ? 2 * C : C + (C + 31) / 32 * 4);
 }
 
-/* GEMMs with all of W and with parts of it. */
+/* Tests GEMMs with all of W and with parts of W. */
 static void packed_gemms(stx_ctx *x, stx_tensor *W, stx_real *copy, const char *what) {
     const size_t R = W->dim[0], C = W->dim[1], first = C > 32 ? 32 : 0;
     const part all = {0, R, 0, C}, rows = {3, R - 8, 0, C}, right = {3, R - 8, first, C - first},
-               /* contains no whole group, so the unpacked values are read */
+               /* `inside` contains no whole group, so the unpacked values are read */
         inside = {1, 9, 5, C - 7};
     size_t M;
     for (M = 1; M <= 4; M++) {
@@ -4025,8 +4032,8 @@ static int packed_is_read(stx_ctx *x, stx_tensor *W) {
 
 enum { PACKED_R = 40, PACKED_C = 50, PACKED_N = PACKED_R * PACKED_C };
 
-/* Nonzero if `now` is the value of the format that is nearest to `was`. most: the
-   largest |was| of the group. bf16 has 8 binary digits, int8 has steps of most / 127. */
+/* Nonzero if `now` is the packed format's value nearest to `was`. most: the largest
+   |was| of the group. bf16 has 8 binary digits, int8 has steps of most / 127. */
 static int is_nearest(int kind, double was, double now, double most) {
     double step = kind == STX_WEIGHTS_BF16 ? fabs(was) / 128 : most / 127, multiple;
     if (!(fabs(was - now) <= 0.5001 * step)) return 0;
@@ -4125,7 +4132,8 @@ static void packed_errors(stx_params *p, stx_tensor *W, int kind) {
     }
 }
 
-/* Packing runs out of memory: for the list, for the first copy, or for the second. */
+/* Packing runs out of memory while it allocates the list, the first copy or the second
+   copy. */
 static void packed_memory(int failing) {
     counter c;
     stx_ctx *x;
@@ -4256,8 +4264,8 @@ static void sampling_temperature(void) {
     check_draws("a huge temperature", &s, logits7, p);
 }
 
-/* Restricts p to the first k words, and of these to the first ones whose share reaches
-   top_p. */
+/* Restricts p to the first k words, then to the first of these whose total reaches the
+   fraction top_p of what remained. */
 static void truncated(double *p, size_t k, double top_p) {
     double total = 0, mass = 0;
     size_t i;
@@ -4285,7 +4293,7 @@ static void sampling_truncated(void) {
         check_draws("top_p", &s, logits7, p);
     }
     s.top_k = 3;
-    s.top_p = 0.7; /* a share of the probability that top_k leaves */
+    s.top_p = 0.7; /* a fraction of the probability that remains after top_k */
     truncated(p, 3, 0.7);
     check_draws("top_k, then top_p", &s, logits7, p);
     s.top_k = 0;
@@ -4306,7 +4314,7 @@ static void sampling_ties(void) {
         p[i] = 1;
     }
     check_draws("all equal", &s, m, p);
-    s.top_p = 0.5; /* equal words are all kept or all removed */
+    s.top_p = 0.5; /* words with equal logits are all kept or all removed */
     check_draws("all equal, top_p", &s, m, p);
     m[2] = m[4] = 3;
     s.top_p = 0;
@@ -4320,7 +4328,7 @@ static void sampling_ties(void) {
           "temperature 0 with a tie");
 }
 
-/* Impossible words, and invalid logits. */
+/* Tests words whose probability is 0, and invalid logits. */
 static void sampling_infinite(void) {
     static const size_t top_k[] = {0, 6, 0, 5};
     static const double top_p[] = {0, 0, 0.9999, 0.9999};
@@ -4429,7 +4437,7 @@ static const test_part parts[] = {{"versions", versions},
                                   {"views", views},
                                   {"sampling", sampling}};
 
-/* test_api [PART ..] */
+/* Usage: test_api [PART ..] */
 int main(int argc, char **argv) {
     test_run(parts, sizeof parts / sizeof *parts, argc, argv);
     return test_end();

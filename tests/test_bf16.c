@@ -73,7 +73,7 @@ static stx_ctx *new_context(const kernel *k, int threads) {
     return x;
 }
 
-/* Contexts of each kernel with 1, 2, .. threads, created when first used. */
+/* Contexts for each kernel with 1, 2, .. threads, created when first used. */
 static stx_ctx *contexts[INNER_F32S + INNER_BF16S][MOST_THREADS + 1];
 
 static stx_ctx *context_of(const kernel *k, int threads) {
@@ -96,10 +96,10 @@ static size_t choose(size_t n) {
     return (state >> 16) % n;
 }
 
-/* Nonzero if a case runs with kernel k. The fast program runs each case with all
-   kernels. If kernels are slow, each case runs with one of them, chosen at random, and
-   also with the emulated one, which no other program runs. The fastest f32 kernel is
-   the reference for the others. */
+/* Nonzero if a case runs with kernel k. The fast build runs each case with all kernels.
+   In a slow build, each case runs with one f32 kernel and one bf16 kernel, both chosen
+   at random, and with the emulated one, which no other build runs. The reference is
+   always the fastest f32 kernel. */
 static int takes_part(const kernel *k, size_t chosen_f32, size_t chosen_bf16) {
     return !SLOW || k->emulated || k == f32s + chosen_f32 || k == bf16s + chosen_bf16;
 }
@@ -501,7 +501,7 @@ static void gemms(void) {
     gemm_small(&turn);
     gemm_large(&turn);
     gemm_few_rows(&turn);
-    /* Added to C. With two threads, rows are divided inside the tiles of a thread. */
+    /* These cases add to C. With two threads, the rows of C are divided inside a tile. */
     for (t = 0; t < 4; t++) gemm_run_with(1, t, cut, 1, 1, t % 3, 0);
     for (t = 0; t < (SLOW ? 80 : 400); t++) {
         size_t gap;
@@ -522,7 +522,7 @@ static void gemms(void) {
 
 // >>attention: cases
 
-/* The inputs, which also have gradients as outputs, and y. */
+/* The inputs, whose gradients are outputs, and the output y. */
 enum { A_Q, A_K, A_V, A_PE, A_U, A_VB, A_Z, A_PK, A_PV, IN, A_Y = IN, OUT };
 
 static const char *const out_name[OUT] = {"dq", "dk", "dv", "dpe", "du",
@@ -778,7 +778,8 @@ typedef struct sums {
 typedef struct dense_work {
     const attn *a;
     stx_attention_args args;
-    size_t C, zero, W;  /* C: channels; zero: keys before the sequence; W: keys per query */
+    size_t C, zero, W;  /* C: channels; zero: number of zero keys before the sequence; W:
+                           keys per query */
     double *w, *um, *g; /* (W): weights, m', g_n */
     int32_t *pad;       /* (B,S) */
     sums out[OUT];
@@ -795,7 +796,7 @@ static double ramp(double um) {
     return um > 1 ? 1 : um;
 }
 
-/* Adds a term to an element. size: the term with its parts counted separately. */
+/* Adds a term to an element. size: the term's magnitude if its parts do not cancel. */
 static void term(sums s, size_t at, double value, double size) {
     s.sum[at] += value;
     s.squares[at] += size * size;
@@ -835,7 +836,7 @@ static size_t dense_persistent(const dense_work *d, dense_at p) {
     return (p.h * d->a->N + (size_t)p.j - d->a->S) * d->a->D;
 }
 
-/* Adds key n to y, dv, dpv and g. */
+/* Adds the contribution of key n to y, dv, dpv and g. */
 static void dense_value(dense_work *d, dense_at p, size_t n) {
     const attn *a = d->a;
     int persistent = p.j >= (ptrdiff_t)a->S;
@@ -855,7 +856,7 @@ static void dense_value(dense_work *d, dense_at p, size_t n) {
     }
 }
 
-/* Adds a persistent key to dq and dpk. */
+/* Adds the contribution of a persistent key to dq and dpk. */
 static void dense_logit_persistent(dense_work *d, dense_at p, double ds, double size) {
     const attn *a = d->a;
     size_t row = dense_query(d, p), at = dense_persistent(d, p), c;
@@ -867,7 +868,7 @@ static void dense_logit_persistent(dense_work *d, dense_at p, double ds, double 
     }
 }
 
-/* Adds a key to dq, dk, du, dpe and dvb. */
+/* Adds the contribution of a key to dq, dk, du, dpe and dvb. */
 static void dense_logit(dense_work *d, dense_at p, double ds, double size) {
     const attn *a = d->a;
     size_t row = dense_query(d, p), head = p.h * a->D, at, c;
@@ -892,7 +893,8 @@ static void dense_logit(dense_work *d, dense_at p, double ds, double size) {
     }
 }
 
-/* Computes the gradients of the logit of key n and of the span. G: the sum of a g. */
+/* Computes the gradients of the logit of key n and of the span. G: the sum of `a g`
+   over all keys. */
 static void dense_gradient(dense_work *d, dense_at p, size_t n, double G) {
     const attn *a = d->a;
     double w = d->w[n], g = d->g[n], m = ramp(d->um[n]), scale = (double)d->args.scale;
@@ -1551,8 +1553,8 @@ static void zone_alone(const kernel *k, const attn *a, size_t gap, size_t j, flo
     raw_free(alone);
 }
 
-/* The op must give the same y as the direct call, whose gradients must be 1 plus those
-   of the op. */
+/* The op must give the same y as the direct call. The direct call's gradients must be
+   the op's plus 1. */
 static void zone_op(const kernel *k, const attn *a, float **raw) {
     float **op = outputs(a);
     size_t j, i;

@@ -40,7 +40,7 @@ static stx_comp_desc small(void) {
     return d;
 }
 
-/* Sizes for models that differ in all their options. */
+/* Layer and size lists for the variants, which together cover all options. */
 static const size_t some_layers[] = {1, 3}, sizes_m[] = {4, 0, 14}, sizes_c[] = {3, 2, 0};
 
 enum { VARIANTS = 26 };
@@ -295,8 +295,9 @@ static stx_real *by_steps(const char *name, stx_comp_gen *g, const int32_t *t, s
     return all;
 }
 
-/* A generator continues from a memory of four segments, then from a prompt of several
-   segments. whole: the hidden states of the text. t: 2 streams of n tokens. */
+/* A generator must continue correctly from a memory of four segments, then from a
+   prompt of several segments. whole: the hidden states of the text. t: 2 streams of n
+   tokens. */
 static void continued_steps(const char *name, stx_comp_gen *g, const int32_t *t, size_t n,
                             stx_real *whole) {
     enum { B = 2, W = 2 * S + 1 };
@@ -582,10 +583,10 @@ static void ages(void) {
     }
 }
 
-/* The same for gradients. Joining streams of different ages drops the rows from which
-   the newest compressed rows were computed, because the streams group them differently.
-   The expected gradient is therefore computed from single streams, with the same source
-   rows dropped. */
+/* Like ages(), for gradients. Joining streams of different ages drops the rows from
+   which the newest compressed rows were computed, because the streams group them
+   differently. The expected gradient is therefore computed from single streams, with
+   the same source rows dropped. */
 static void ages_and_gradients(void) {
     int k, tried = 0;
     for (k = 0; k < 3 * VARIANTS; k++) {
@@ -633,8 +634,8 @@ static void ages_and_gradients(void) {
     CHECK(tried >= 6, "%d cases", tried);
 }
 
-/* A memory with more positions than the context's limit is an error, and the model
-   keeps its positions. */
+/* A memory whose positions exceed the context's memory limit is an error, and the model
+   must keep its table of positions. */
 static void limit(void) {
     const size_t most[LAYERS] = {1 << 20, 1 << 20, 1 << 20};
     stx_comp_desc d = small();
@@ -849,7 +850,7 @@ static void got_and_set(const char *name, stx_comp_state *s, stx_comp_state *to)
     CHECK(states_differ(s, to) == 0, "%s: a state from the caller's arrays", name);
 }
 
-/* Uses states in training, evaluation, copies and files. */
+/* Tests states in training and evaluation, their copies, and their files. */
 static void states(void) {
     char path[1024];
     int k;
@@ -1840,7 +1841,7 @@ static void reset_midway(void) {
     }
 }
 
-/* Compares the kernel that adds up the attention that rows received with the
+/* Compares the kernel that sums the attention that each row received with the plain
    definition, with and without positions, biases and padding. */
 static void usage(void) {
     int k;

@@ -52,7 +52,7 @@ typedef struct attn {
                                    applied after normalisation */
     size_t span;                /* 0: all keys are seen */
     int dmin, not_causal;
-    int loose; /* whether span may exceed the rows of pe; missing rows count as zero */
+    int loose; /* whether span may exceed the number of rows of pe; missing rows count as zero */
     ptrdiff_t first;
     /* 0 selects 1/sqrt(D), 150, 32, 0, 0 and 1. big: the magnitude of q and k */
     double scale, L, R, eps, drop, big;
@@ -809,7 +809,8 @@ static size_t rows_needed(const data *d, size_t h) {
     return reach + 1 < d->c->past ? reach + 1 : d->c->past;
 }
 
-/* Returns the group of a head that needs `need` rows. Empty groups are still included. */
+/* Returns the group of a head that needs `need` rows. The index counts groups that are
+   empty, too. */
 static size_t group_of(const data *d, size_t need) {
     size_t past = d->c->past;
     if (d->c->sets < 3) return d->c->sets == 2 && need * 2 <= past;
@@ -1406,7 +1407,7 @@ static void devices(int half) {
 /* The backward pass prefetches the next tile if there is enough shared memory, which
    depends on the GPU. Prefetching must not change the bits. If a kernel needs few
    registers, so many blocks share a multiprocessor that the memory is never sufficient;
-   if it needs very many, the memory always is. */
+   if it needs very many, the memory is always sufficient. */
 static void ahead(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 150, .S = 290, .H = 2, .D = 16, .P = 290, .shared = 1, .dmin = 1, .z = 1,
@@ -1551,8 +1552,8 @@ static void counted_groups(void) {
     }
 }
 
-/* The same for a model with few streams. There, groups cost more than they save,
-   because each step reorders their weights. */
+/* Like counted_groups, for a model with few streams. There, groups cost more than they
+   save, because each step reorders their weights. */
 static void counted_streams(void) {
     size_t B, l, h, cut[4] = {0, 0, 0, 0};
     config c = configs[2];
@@ -1689,7 +1690,7 @@ static void rows_of_dR(void) {
 
 /* Windows that end inside or next to every 16-key group of a tile, for various first
    keys and last queries, with positions and persistent vectors. If a strip of queries
-   skips a key group that it sees, the results here are wrong. If it computes an
+   skips a key group that its queries see, the results here are wrong. If it computes an
    unnecessary group, counted() fails. */
 static void edges(int half) {
     static const size_t spans[] = {3, 8, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65, 80, 97, 129},
@@ -1767,8 +1768,8 @@ static void padded_op(int half) {
     free(dy);
 }
 
-/* TF32 has 11 binary digits, between bf16 and f32. With padded keys, some head sizes
-   use f32 in the query sweep. */
+/* TF32 has 11 binary digits: more than bf16, fewer than f32. With padded keys, some
+   head sizes use f32 in the query sweep. */
 static void tf32(void) {
     static const attn cases[] = {
         {.B = 2, .T = 33, .S = 70, .H = 2, .D = 72, .P = 70, .u = 1, .z = 1, .L = 60, .R = 8},
@@ -1849,8 +1850,8 @@ static void scratch_bounds(void) {
           "scratch of version 0: expected less than 280 MiB, got %zu and %zu bytes", forward,
           plain);
 
-    /* The backward pass has more 32-query tiles than fit an int. The forward pass, with
-       64-query tiles, does not. Version 0 computes the gradients. */
+    /* The backward pass has more 32-query tiles than fit in an int. The forward pass,
+       with 64-query tiles, does not. Version 0 computes the gradients. */
     memset(&a, 0, sizeof a);
     a.B = 64;
     a.H = 256;

@@ -221,8 +221,8 @@ static void test_pick(void) {
 
 // >>usage
 
-/* A case in which the usage of the keys first .. first + n - 1 is counted. pad: 0 no
-   key is padded, 1 some are, 2 some and all keys of stream 0. */
+/* A case in which the usage of the keys first .. first + n - 1 is counted. pad: 0: no
+   key is padded; 1: some keys; 2: some keys, and all keys of stream 0. */
 typedef struct looked {
     size_t B, T, S, H, D, first, n;
     int pe, u, pad, dmin;
@@ -645,7 +645,7 @@ static void test_gates(void) {
         }
 }
 
-/* The backward pass with bias gradients. */
+/* Tests the backward pass with bias gradients. */
 static void test_gate_biases(void) {
     static const size_t many[] = {1, 7, 64, 65, 150, 0};
     size_t n, i;

@@ -350,7 +350,7 @@ static void layer_make(layer_run *r, stx_ctx *x, const layer *l) {
         cuda_round(r->dx, N * I);
     }
     for (i = R * I; i < O * I; i++) r->W[i] = 0;
-    /* a loss would set dy to 0 in the padding; 5 reveals any wrong use of it */
+    /* a loss sets dy to 0 in the padding; the value 5 reveals any read of the padding */
     for (i = 0; i < n; i++)
         if (i % O >= R) r->dy[i] = 5;
     for (i = R; i < O; i++) r->b[i + l->off] = 0;
@@ -401,8 +401,8 @@ static void layer_forward(layer_run *r, stx_ctx *x) {
               N, I, O, l->act, l->bias);
         free(got);
     }
-    /* a separate activation pass reads a rounded argument, and all slopes are below
-       1.13 */
+    /* 2 HALF, because a separate activation pass reads a rounded argument, and all
+       slopes are below 1.13 */
     got = cuda_fetch(x, r->gy, n);
     CHECK(near(got, r->y, n, half, is_bf16(x) && l->act ? 2 * HALF : small),
           "y of linear N %zu I %zu O %zu act %d bias %d pre %d", N, I, O, l->act, l->bias, l->pre);
@@ -542,7 +542,7 @@ static void layers(stx_ctx *x) {
         layer_case(x, &l);
     }
     l.pad = 0;
-    /* y = act(b) */
+    /* without inputs, y = act(b) */
     l.N = 5;
     l.I = 0;
     l.O = 8;
@@ -557,7 +557,7 @@ static void layers(stx_ctx *x) {
     l.I = 4;
     layer_case(x, &l);
     l.N = 4;
-    l.O = 0; /* dx = 0 */
+    l.O = 0; /* without outputs, dx = 0 */
     layer_case(x, &l);
 }
 
@@ -588,7 +588,8 @@ static void plans(stx_ctx *x) {
 }
 
 /* Moving rows within their buffer or in the arena must not result in another kind of
-   matmul. cublasLt might choose another algorithm for it, with other bits. */
+   matmul. cublasLt might choose another algorithm for it, whose results have other
+   bits. */
 static void plans_of_moved_rows(stx_ctx *x) {
     static const size_t widths[] = {40, 10, 7};
 
@@ -734,8 +735,8 @@ static void sliced_pass(sliced_run *r, stx_ctx *x, size_t from) {
     for (i = 0; i < r->n; i++) r->exact[i] += r->sum[i];
 }
 
-/* Compares dW with the CPU. It is computed in slices or as a whole, for R of the O
-   rows. In f32, it must be bit-identical to the slices added to dW in order. */
+/* Compares dW with the CPU. The GPU computes R of the O rows of dW, in slices or as a
+   whole. In f32, dW must be bit-identical to the slices added to dW in order. */
 static void slices_case(stx_ctx *x, const sliced *p, uint64_t *hash) {
     sliced_run r;
     float *got;
@@ -783,7 +784,7 @@ static void slices(stx_ctx *x, int own) {
                                    {512, 24, 40, 0, 4, 1, 1, 1},
                                    {512, 24, 40, 0, 4, 1, 3, 1},
                                    {60, 7, 9, 0, 5, 0, 2, 1},
-                                   {60, 7, 9, 0, 5, 1, 2, 1}, /* operands without alignment */
+                                   {60, 7, 9, 0, 5, 1, 2, 1}, /* unaligned operands */
                                    {96, 16, 64, 23, 3, 1, 1, 1},
                                    {96, 16, 64, 23, 3, 0, 2, 1},
                                    /* with padding, and a single slice, which needs no
@@ -810,9 +811,9 @@ static void slices(stx_ctx *x, int own) {
     }
 }
 
-/* The same for streams with gaps between them, as in a memory. One sum covers the rows
-   of all streams, which are packed. It is not split, or its slices need not coincide
-   with the streams. */
+/* Like slices_case, for streams with gaps between them, as in a memory. One sum covers
+   the rows of all streams, which are packed. The sum is either not split, or split into
+   slices that need not coincide with the streams. */
 static void slices_of_streams(stx_ctx *x) {
     enum { B = 6, N = 40, I = 24, O = 40, GAP = 48 };
 
@@ -999,7 +1000,7 @@ static void call_refused(int precision, const float *values, int how, int status
     stx_destroy(own);
 }
 
-/* After any other status, the context has an error. */
+/* If cublasLt returns any other status, the context gets an error. */
 static void calls_refused(int precision, const float *values) {
     enum { NOT_SUPPORTED = 15, INVALID_VALUE = 7, ARCH_MISMATCH = 8 };
 

@@ -40,7 +40,8 @@ static int groups, first_port, gpus = MAX_RANKS;
 /* train_job.uncaptured: how NCCL fails during a capture */
 enum { REFUSES = 1, REFUSES_RANK_1, ENDS };
 
-/* die: the rank that ends. family: 0 span, 1 SRU; other jobs select a variant with it. */
+/* die: the rank that ends. family: in training jobs, 0 span, 1 SRU; in other jobs, the
+   variant of the job. */
 
 typedef struct job {
     int family, precision, overlap, shard, ranks, rank, die, uncaptured;
@@ -215,7 +216,7 @@ static void exchange_sum(stx_ctx *x, const job *j, double *v, size_t n) {
         for (r = 0; r < j->ranks; r++) s += value(r, i);
         bad += !(fabs(v[i] - s) <= 1e-9);
         j->out->hash = (j->out->hash ^ (uint64_t)(int64_t)(v[i] * 1048576)) * 1099511628211u;
-        /* includes some of the last bits */
+        /* the hash includes a low-order bit of each value */
         j->out->hash += (uint64_t)(v[i] * 1e10 - floor(v[i] * 1e10) > 0.5);
     }
     CHECK(!bad && v[n] == 77, "sum of %zu at rank %d of %d: %zu are wrong", n, j->rank, j->ranks,
@@ -244,7 +245,7 @@ static void exchange_max(stx_ctx *x, const job *j, double *v, size_t n) {
     CHECK(!bad, "maximum of %zu at rank %d of %d: %zu are wrong", n, j->rank, j->ranks, bad);
 }
 
-/* Byte i of the data of a rank. */
+/* Returns byte i of a rank's data. */
 static unsigned char byte_of(int rank, size_t i) {
     return (unsigned char)(i * 7 + i / 251 + 31 * (size_t)rank);
 }
@@ -367,7 +368,7 @@ static void named_job(job *j) {
     CHECK(stx_cuda_group_join(x, id, j->rank, 2) && stx_cuda_group_reduce(x, &v, 1, 0) && v == 3,
           "%g, %s", v, stx_error(x));
     CHECK(stx_cuda_group_reduce(x, &v, 0, 0) && v == 3, "0 elements: %s", stx_error(x));
-    stx_destroy(x); /* without leaving */
+    stx_destroy(x); /* without leaving the group first */
 }
 
 /* Tests the group's address, which is derived from MASTER_ADDR, MASTER_PORT and SLURM's

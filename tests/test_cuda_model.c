@@ -877,8 +877,8 @@ static long batches_so_far(void) {
    deferred to the end of the backward pass. */
 static void pieces_case(int which, int half) {
     const char *name = model_names[which];
-    /* batched matmuls of the last launched step (batches) and of the captured step
-       (most) */
+    /* numbers of batched matmuls: `batches` in the last launched step, `most` in the
+       captured step */
     long batches = 0, most = 0, replays = cuda_replays(), before;
     model a, b;
     int n;
@@ -1874,7 +1874,7 @@ static void status_of_refusals(void) {
 }
 #endif
 
-/* Every step takes its tokens from the host. */
+/* Checks the status if every step takes its tokens from the host. */
 static void status_of_fresh(void) {
     model b;
     fresh_user u;
@@ -2154,8 +2154,8 @@ static void test_nan(void) {
 
 // >>two GPUs
 
-/* One model on each of two GPUs in one process. It runs alone on GPU 0, alone on its
-   GPU, or alternating with the other model. */
+/* One model on each of two GPUs in one process. Each model runs alone on GPU 0, alone
+   on its own GPU, or alternating with the other model. */
 enum { ALONE_ON_0, ALONE, ALTERNATING, TURNS };
 
 static void two_gpus_run(int half, int turn, uint64_t hash[2], double loss[2]) {

@@ -798,7 +798,7 @@ static void test_token_loss(size_t N, size_t V, size_t ld) {
     token_loss_free(&t);
 }
 
-/* Cluster c has the ids end[c - 1] <= id < end[c]. */
+/* Cluster c has the ids from cluster_end[c - 1] (0 if c = 0) to cluster_end[c] - 1. */
 static const size_t cluster_end[4] = {10, 12, 500, 2000};
 
 /* Fills ids, every fifth of which is -1, and counts the ids of each cluster. */

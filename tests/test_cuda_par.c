@@ -213,8 +213,8 @@ typedef struct mix {
     stx_par_mix_args c, d;
 } mix;
 
-/* Sets the arguments of the CPU (i = 0) and of the GPU to the arrays. NULL pointers
-   stay NULL. */
+/* Sets the array pointers in the arguments for the CPU (i = 0) and for the GPU (i = 1).
+   NULL pointers stay NULL. */
 static void mix_point(mix *t) {
     size_t i;
     for (i = 0; i < 2; i++) {
@@ -243,7 +243,8 @@ static void mix_point(mix *t) {
     }
 }
 
-/* The number of elements of array k, which has N rows, and its memory kind in *kind. */
+/* Returns the number of elements of array k for N rows. *kind receives its memory
+   kind. */
 static size_t mix_size(int k, size_t N, size_t C, size_t draws, int *kind) {
     *kind = B_;
     if (k == H || k == B0 || k == B1 || k == OUT || (k >= DY && k <= DB1)) {
@@ -308,7 +309,7 @@ static void mix_check(const char *what, mix *t, int from, int to, double tol) {
 }
 
 
-/* Case n: some gradients are not requested. */
+/* Selects the gradients that case n does not request. */
 static void mix_request(mix *t, size_t n, int norm) {
     stx_par_mix_args *c = &t->c;
     if (n % 9 == 5) c->dh = NULL;
@@ -357,7 +358,7 @@ static void test_mix(void) {
         mix_request(&t, n, norm);
         BOTH(stx_par_mix_fwd, (cx, &t.c), (gx, &t.d));
         mix_check("forward", &t, OUT, OUT, (whole && !norm) || how == 3 ? 0 : 3e-6);
-        least = 1; /* sums that cancel */
+        least = 1; /* because the sums cancel */
         if (norm) mix_check("forward", &t, MEAN0, RSTD1, 2e-6);
         for (k = 0; k < 2 && how != 4; k++) mix_backward(&t, norm, whole, k);
         least = 0;
@@ -508,7 +509,8 @@ static const char *const model_names[MODELS] = {
 
 static size_t model_blocks = 2;
 static const char *model_pattern = "sfisf"; /* the pattern of the models FIXED and FORMS */
-/* all models except SOFT and HARD, which use the fused attention with 16-channel heads */
+/* dim of all models except SOFT and HARD, whose 16-channel heads use the fused
+   attention */
 static size_t model_dim = 20;
 
 static void model_options(stx_par_desc *d, int which) {

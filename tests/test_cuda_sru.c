@@ -10,8 +10,8 @@ static int brief; /* "short" was given, because sanitizers are slow */
 
 typedef struct shape {
     size_t B, T, H, D, k;
-    /* pad: 1 some tokens are padded, 2 all are. dxr: 2 the gradient is added to. c0: 2
-       it is an activation */
+    /* pad: 1: some tokens are padded; 2: all are. dxr = 2: the kernel adds to the
+       gradient. c0 = 2: c0 is an activation */
     int tanh, xr, v, V, c0, m, pad, dh, dlast, dxr, dv, dc0;
     int odd; /* the memory kind of u differs from that of the other inputs */
 } shape;
@@ -205,7 +205,7 @@ static void compare(const shape *s) {
 
 static const shape base = {1, 1, 1, 1, 3, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0};
 
-/* All sizes, with alternating options. */
+/* Tests all sizes, with alternating options. */
 static void test_sizes(void) {
     static const size_t wide[] = {1, 3, 31, 32, 33, 64, 70, 130},
                         lengths[] = {1, 31, 32, 33, 65, 200};
@@ -274,7 +274,7 @@ static void test_options(void) {
     }
 }
 
-/* There are so many columns that time is not divided among threads. */
+/* Tests so many columns that time is not divided among threads. */
 static void test_wide(void) {
     size_t n;
     for (n = 0; n < 4 && !brief && !off; n++) {

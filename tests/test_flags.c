@@ -170,7 +170,7 @@ static stx_lm make_par(stx_ctx *x) {
     return stx_par_as_lm(stx_par_create(x, &d));
 }
 
-/* losses: those of every sixth step of the double build */
+/* losses: from every sixth step of the double build */
 static const struct family {
     const char *name;
     stx_lm (*make)(stx_ctx *x);
@@ -271,7 +271,7 @@ static void masks(stx_ctx *x) {
     CHECK(zero, "a row without keys is not 0");
 }
 
-/* Returns whether a value is not NaN, judged by its bits. */
+/* Returns whether any of n values is not NaN, judged by its bits. */
 static int lost(const stx_real *y, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {

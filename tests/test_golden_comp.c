@@ -171,7 +171,7 @@ static int frozen(const stx_comp *m, const stx_tensor *t) {
     return 0;
 }
 
-/* Reads the sizes of the memories in the evaluation of a file. */
+/* Reads the memory sizes that a file's evaluation uses. */
 static void eval_sizes(const stx_comp *m, const stx_file *f, lists *k) {
     size_t l;
     for (l = 0; l < m->desc.layers; l++) {
@@ -206,8 +206,8 @@ static void aux_losses(stx_comp *m, const stx_file *f, const char *name, size_t 
     }
 }
 
-/* Runs segment i from state s to o and compares its results. Returns whether it was
-   computed. */
+/* Runs segment i, which reads state s and writes state o, and compares its results.
+   Returns whether the segment was computed. */
 static int segment(stx_comp *m, const stx_file *f, const char *name, size_t i, int eval,
                    stx_comp_state *s, stx_comp_state *o) {
     stx_ctx *x = m->ctx;

@@ -258,7 +258,7 @@ static void set_noise(stx_par *m, const stx_file *f, size_t s, stx_real **u) {
     stx_par_set_uniforms(m, *u, n);
 }
 
-/* Compares an evaluation in a mode of a search, or an evaluation of a fixed network. */
+/* Compares an evaluation of a search in the given mode, or of a fixed network. */
 static void evaluate(stx_par *m, const stx_file *f, const char *file, const char *mode, size_t B,
                      size_t steps) {
     stx_ctx *x = m->ctx;
@@ -411,7 +411,7 @@ static void train_steps(stx_par *m, const stx_file *f, const char *name, size_t 
     stx_par_set_uniforms(m, NULL, 0);
 }
 
-/* Compares p of a search, and the network that it selects. */
+/* Compares the probabilities p of a search, and the network that the search selects. */
 static void selected(stx_par *m, const stx_file *f, const char *name) {
     size_t n;
     double *p = (double *)malloc(3 * m->desc.blocks * sizeof *p), *expected = entry(f, "p", &n);

@@ -303,7 +303,7 @@ static void memories(stx_ctx *x, const stx_file *f, const char *name, const stx_
     }
 }
 
-/* Returns columns [t0, t0 + t) of (B,n,C). The caller frees them. */
+/* Returns a copy of the times [t0, t0 + t) of v (B,n,C). The caller frees it. */
 static stx_real *columns(const stx_real *v, size_t B, size_t n, size_t t0, size_t t, size_t C) {
     stx_real *r = (stx_real *)malloc((B * t * C + 1) * sizeof *r);
     size_t b;
@@ -339,8 +339,8 @@ static void free_sequences(sequences *q) {
     free(q->all);
 }
 
-/* Returns the input of times [t0, t0 + T), as a variable or without a gradient, and its
-   padding. */
+/* Returns the input of times [t0, t0 + T), as a variable or without a gradient. *pad
+   receives its padding. */
 static stx_tensor *input_at(stx_ctx *x, const sequences *q, const stx_sru *m, size_t t0, size_t T,
                             int variable, stx_ids **pad) {
     const size_t I = m->desc.input;

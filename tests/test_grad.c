@@ -519,9 +519,9 @@ static void row_linear_heads(void) {
 
 enum { WIDTH = 64, PAST = 8 }; /* sizes in linear_contiguous */
 
-/* Three weights and biases, contiguous or separate. Contiguous weights are created in
-   the order 0, 1, 2, but draw their values in the order 0, 2, 1, like the separate
-   ones. */
+/* Creates three weights and biases, contiguous or separate. Contiguous weights are
+   created in the order 0, 1, 2, but draw their values in the order 0, 2, 1, like the
+   separate ones. */
 static void contiguous_params(stx_params *p, int separate, stx_tensor **w, stx_tensor **b) {
     static const char *const names[] = {"b0", "b1", "b2"};
     int k;
@@ -572,7 +572,7 @@ static size_t append(double *out, size_t at, const stx_real *a, size_t n) {
 }
 
 /* Writes results and gradients to out. Returns the number of results; *all receives the
-   number of all values. */
+   total number of values. */
 static size_t contiguous_run(int separate, double *out, size_t *all) {
     stx_real v[15 * WIDTH], m[PAST * WIDTH];
     stx_ctx *x;
@@ -787,8 +787,8 @@ static stx_tensor *make_mul(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_mul(x, in[0], user ? in[0] : in[1]);
 }
 
-/* Tests y = op(a, b), where b has the shape of a or of its last dimensions, and op(a,
-   a). */
+/* Tests y = op(a, b) and y = op(a, a). b has the shape of `a` or of the last dimensions
+   of `a`. */
 static void binary(const char *label, op_make make) {
     static const size_t s[][2][4] = {{{3, 7, 5}, {3, 7, 5}},
                                      {{3, 7, 5}, {7, 5}},
@@ -986,15 +986,15 @@ static void row_dropout_replicated(void) {
 
 enum { DROPPED = 100003 };
 
-/* Dropout of a in context x, at step index `step`. */
+/* Returns dropout of `a` in context x, at step index `step`. */
 static stx_tensor *dropped(stx_ctx *x, const stx_real *a, double p, uint64_t step) {
     stx_set_step_index(x, step);
     stx_begin(x, STX_TRAIN);
     return stx_dropout(x, stx_input(x, a, DROPPED, 0, 0, 0), p);
 }
 
-/* Checks the share of kept elements, their scale, and the mask in the backward pass. y
-   receives the result. */
+/* Checks the fraction of kept elements, their scale, and the mask in the backward pass.
+   y receives the result. */
 static void dropout_mask(double p, const stx_real *a, const stx_real *dy, stx_real *y) {
     const double n = DROPPED, keep = floor((1 - p) * 65536 + 0.5) / 65536;
     double kept = 0;
@@ -1139,7 +1139,7 @@ static void token_options(token_user *u, int options, size_t B, size_t T, size_t
     u->weights = options & WEIGHTS ? random_values(B * T) : NULL;
     if (options & WEIGHTS) {
         u->weights[0] = 0;
-        /* a mean divides by the sum of the weights */
+        /* for a mean, positive weights, because it divides by their sum */
         for (i = 0; i < B * T; i++) u->weights[i] += options & MEAN ? 1.5 : 0;
     }
     u->how.ignore = (options & IGNORE) != 0;
@@ -1154,7 +1154,7 @@ static int is_ignored(const token_user *u, size_t i) {
     return u->how.ignore && u->id[i] == u->how.ignored_id;
 }
 
-/* The loss of N targets with the negative log-likelihoods nll. */
+/* Returns the loss of N targets with the negative log-likelihoods nll. */
 static double token_sum(const token_user *u, const double *nll, size_t N) {
     double sum = 0, weights = 0;
     size_t i;
@@ -1501,7 +1501,7 @@ static stx_tensor *constant_block(stx_ctx *x, void *user, stx_tensor **in, stx_t
 }
 
 /* Runs two steps of three layers. mode: 0 without recomputation, 1 with recomputation,
-   2 nested. */
+   2 with nested recomputation. */
 static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads) {
     stx_desc d = {0};
     stx_ctx *x;
@@ -1752,7 +1752,7 @@ static stx_tensor *make_recompute(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_recompute(x, inner_block, user, in, 1, NULL, 0);
 }
 
-/* The backward function of an op with two results: 2 a, and 3 a in *save. */
+/* The backward function of an op with the results y = 2 a and *save = 3 a. */
 static void pair_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     const stx_tensor *second = *(stx_tensor **)save;
     stx_real *d = stx_grad(x, in[0], NULL);
@@ -1895,7 +1895,8 @@ static void recompute_differences(void) {
     check(&p);
 }
 
-/* A function that returns its input, and one whose result requires no gradient. */
+/* Recomputes a function that returns its input, and one whose result requires no
+   gradient. */
 static void recompute_trivial(const stx_real *a, const stx_real *dy) {
     stx_tensor *t, *y;
     stx_begin(ctx1, STX_TRAIN);
@@ -1983,7 +1984,7 @@ enum { PAD_NONE, PAD_SCATTERED, PAD_START, PAD_END, PAD_ROW, PAD_SPARSE };
 typedef struct attn {
     size_t B, T, S, H, D;
     size_t P;     /* number of rows of pe; 0: no pe */
-    int pe_heads; /* whether each head has its pe */
+    int pe_heads; /* whether each head has a separate pe */
     int bias, z;
     int z_shared; /* whether all heads share one z */
     size_t N;
@@ -2021,7 +2022,7 @@ static int key_is_padded(const attn *a, size_t b, size_t j) {
     }
 }
 
-/* The padding of a. Any nonzero value marks a padded key. */
+/* Returns the padding (B,S) of case `a`. Any nonzero value marks a padded key. */
 static int32_t *padding_of(const attn *a) {
     static const int32_t mark[4] = {1, 1, 1 << 30, -5};
     int32_t *pad = (int32_t *)calloc(a->B * a->S, sizeof *pad);
@@ -2169,9 +2170,11 @@ static const char *attn_label(const attn *a) {
     return t;
 }
 
-enum { ATTN_IN = 9, ATTN_ALL }; /* the inputs of make_attention; these and the output */
+enum { ATTN_IN = 9, ATTN_ALL }; /* number of inputs of make_attention, and of its inputs
+                                   and output together */
 
-/* Array n of a pass: the gradient of input n, or NULL. For n = ATTN_IN, the output y. */
+/* Returns array n of a pass: the gradient of input n, or NULL; for n = ATTN_IN, the
+   output y. */
 static const stx_real *attn_array(stx_tensor *const *in, const stx_tensor *y, size_t n) {
     if (n == ATTN_IN) return y->data;
     return in[n] ? in[n]->grad : NULL;
@@ -2294,8 +2297,8 @@ static problem unit_values(attn *a) {
 }
 
 /* Reads the mask (B,H,T,zero keys + S + N) from the output y of unit_values. Kept
-   weights must be scaled by 1/keep, their share must be near keep, and no query may see
-   a later key. */
+   weights must be scaled by 1/keep, the fraction of kept weights must be near `keep`,
+   and no query may see a later key. */
 static void read_mask(const attn *a, const stx_tensor *y, double keep, stx_real *mask) {
     size_t S = a->S, N = a->N, b, h, i, n, kept = 0, all = 0,
            zero = a->d.first_key < 0 ? (size_t)-a->d.first_key : 0;
@@ -2503,7 +2506,7 @@ static void attn_wide(void) {
     fd_step = 1e-5;
 }
 
-/* Each option alone and in pairs. */
+/* Tests each option alone and in pairs. */
 static void attn_options(void) {
     static const attn cases[] = {
         {.pad = 0},
@@ -2531,7 +2534,7 @@ static void attn_options(void) {
         {.N = 3},
         {.N = 1, .bias = CONTENT},
         {.N = 3, .z = Z_INSIDE, .d.eps = 0.05},
-        /* first_key; with 20 there is no key */
+        /* first_key; with first_key = 20, there is no key */
         {.d.first_key = -9},
         {.d.first_key = -9, .P = 30, .d.delta_min = 1},
         {.d.first_key = 4},
@@ -2613,7 +2616,7 @@ static void attn_tiles(void) {
         }
 }
 
-/* Many keys, many zero keys, many persistent vectors, and wide heads. */
+/* Tests many keys, many zero keys, many persistent vectors, and wide heads. */
 static void attn_large(void) {
 #define SPANS(span) .z = Z_INSIDE, .d.delta_min = 1, .d.max_span = span, .d.ramp = 32
 
@@ -2693,7 +2696,7 @@ static void attn_hidden_maximum(void) {
 
 #define PICK(list) list[random_index(sizeof list / sizeof *list)]
 
-/* Random combinations of options. */
+/* Tests random combinations of options. */
 static void attn_random(void) {
     static const size_t T[] = {1, 2, 7, 31, 33, 65}, more[] = {0, 0, 1, 5, 31, 64}, H[] = {1, 2, 3},
                         D[] = {1, 3, 5, 16}, N[] = {0, 0, 1, 3, 7}, span[] = {0, 0, 1, 6, 40, 200},
@@ -2867,7 +2870,7 @@ static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int proj
     if (output) add(p, 3, ROWS / 3, DIM, 0);
 }
 
-/* The cluster of an id. *first receives the first id of the cluster. */
+/* Returns the cluster of an id. *first receives the first id of the cluster. */
 static size_t cluster_of(const stx_adaptive *a, size_t id, size_t *first) {
     size_t c = 0;
     while (id >= a->end[c]) c++;
@@ -2896,7 +2899,7 @@ static int adaptive_input_is(const problem *p, const adaptive_user *u, const stx
     return 1;
 }
 
-/* drop: 0 no dropout; 1 and 2 dropout and another scale. */
+/* drop: 0: no dropout and the default scale; 1 and 2: dropout and scale[drop]. */
 static void adaptive_input_case(int k, int projected, int drop) {
     static const double scale[] = {0, 1, -0.7}; /* 0: the default, sqrt(DIM) */
     adaptive_user u;
@@ -2959,7 +2962,7 @@ static size_t adaptive_logits(const problem *p, size_t k, size_t c, const stx_re
     return n;
 }
 
-/* -log softmax of logit `target` */
+/* Returns -log softmax of logit `target` */
 static double nll_of(const double *logits, size_t n, size_t target) {
     double top = -1e300, s = 0;
     size_t v;
@@ -2968,8 +2971,8 @@ static double nll_of(const double *logits, size_t n, size_t target) {
     return top + log(s) - logits[target];
 }
 
-/* -log p(id) of row h, by its definition. mask0 and mask: dropout of the row in the
-   head and in the id's cluster, or NULL. */
+/* Returns -log p(id) of row h, by its definition. mask0 and mask: dropout of the row in
+   the head and in the id's cluster, or NULL. */
 static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_real *h, size_t id,
                            const stx_real *mask0, const stx_real *mask) {
     size_t k = u->a.clusters, first, c = cluster_of(&u->a, id, &first), n, column;
@@ -3328,7 +3331,8 @@ static size_t comp_gate_width(int kind, size_t D) {
 
 static void row_comp_gate(void) {
     static const size_t s[][3] = {{2, 3, 5}, {1, 2, 67}};
-    /* for each kind: whether there is a y, and the number of p */
+    /* for each kind: whether the gate has an input y, and how many inputs p0, p1, .. it
+       has */
     static const int y[] = {0, 0, 1, 1, 1, 0, 0, 0, 0, 0}, count[] = {0, 2, 1, 1, 1, 2, 4, 2, 1, 1};
     comp_user u;
     problem p;
@@ -3561,7 +3565,7 @@ static stx_tensor *make_attention_kv(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_attention(x, &a, d);
 }
 
-/* Attention of q (B,T,C) over k and v (B,S,C), all in host memory. */
+/* Computes attention of q (B,T,C) over k and v (B,S,C), all in host memory. */
 static stx_tensor *separate_attention(const stx_attention_desc *d, const stx_real *q,
                                       const stx_real *k, const stx_real *v, size_t B, size_t T,
                                       size_t S, size_t C) {
@@ -4235,7 +4239,7 @@ static const test_part parts[] = {
     {"par_widen", row_par_widen},
     {"par_latency", row_par_latency}};
 
-/* test_grad [PART ..] */
+/* Usage: test_grad [PART ..] */
 int main(int argc, char **argv) {
     stx_desc d = {0};
     d.threads = 1;

@@ -3,7 +3,7 @@
 
    mpirun --oversubscribe -np 3 build/test_group [-v]
 
-   Without mpirun it is a group of one. N ranks, each with its share of a batch, are
+   Without mpirun, the group has one rank. N ranks, each with its share of a batch, are
    compared with a context of the same process that has not joined the group and has the
    whole batch. All values are double, so that rounding hides no error. The test fails
    if a check fails on any rank; rank 0 prints the last line. -v prints the largest
@@ -67,7 +67,7 @@ static int same_as_rank0(const void *bytes, size_t n) {
     return same;
 }
 
-/* The same as same_as_rank0, for the values of a tensor. */
+/* Like same_as_rank0, for the values of a tensor. */
 static int tensor_as_rank0(const stx_tensor *t) {
     return same_as_rank0(t->data, t->size * sizeof(stx_real));
 }
@@ -94,7 +94,7 @@ static double hashed(uint64_t a, uint64_t b) {
 
 // >>exchange of values and bytes on the host
 
-/* The value of rank r at index i in the tests below. */
+/* Returns the value of rank r at index i in the tests below. */
 static double value_of(size_t i, int r) {
     return hashed(i, (uint64_t)r) - 0.5;
 }
@@ -121,8 +121,8 @@ static void sum(double *v, size_t n) {
     CHECK(same_value(v[n], value_of(n, rank)), "sum of %zu: writes past its end", n);
 }
 
-/* The value of rank r at index i, including NaN and infinities. `one`: the rank whose
-   value is special. */
+/* Returns the value of rank r at index i, including NaN and infinities. `one`: the rank
+   whose value is special. */
 static double special_of(size_t i, int r) {
     const int one = (int)(i % (size_t)ranks);
     if (i % 35 == 5) return r == one ? HUGE_VAL : (double)NAN;
@@ -135,7 +135,8 @@ static double special_of(size_t i, int r) {
     }
 }
 
-/* The maximum of n values: a NaN on any rank wins, and infinities are values. */
+/* Tests the maximum of n values. A NaN on any rank makes the result NaN; infinities are
+   ordinary values. */
 static void maximum(double *v, size_t n) {
     size_t i, bad = 0;
     int r;
@@ -361,7 +362,7 @@ static void launchers(void) {
     started("SLURM_PROCID=9 SLURM_STEP_NUM_TASKS=16 SLURM_LOCALID=1 "
             "SLURM_STEP_TASKS_PER_NODE=8(x2)",
             9, 16, 1, 8, "SLURM_STEP_NUM_TASKS");
-    /* a batch script starts its programs without ranks */
+    /* in a batch script, SLURM sets these variables although it has started no ranks */
     started("SLURM_PROCID=0 SLURM_NTASKS=6 SLURM_LOCALID=0", 0, 1, 0, 1, NULL);
     started("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", 3, 4, 1, 2, "WORLD_SIZE");
     started("RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, NULL);
@@ -745,8 +746,8 @@ static void losses(void) {
     loss_in_evaluation();
 }
 
-/* The number of elements of rank r in case i: different on each rank, nonzero only on
-   the last rank, or zero. */
+/* Returns the number of elements of rank r in case i: different on each rank, nonzero
+   only on the last rank, or zero. */
 static double part_of(int i, int r) {
     if (i == 0) return 3 + r;
     return i == 1 && r == ranks - 1 ? 7 : 0;
@@ -1078,7 +1079,7 @@ static void overlapped(void) {
 // >>parameters
 
 static void parameters(void) {
-    stx_ctx *x = context(100 + (uint64_t)rank, 1, 0, 0); /* another seed on each rank */
+    stx_ctx *x = context(100 + (uint64_t)rank, 1, 0, 0); /* a different seed on each rank */
     stx_params *p = small_params(x);
     stx_real mine[72 * 72], expected[72 * 72];
     size_t i;
@@ -1398,8 +1399,8 @@ static const family families[] = {{"span", make_span, 0.5, 1, 0, 1},
 
 enum { FAMILIES = sizeof families / sizeof *families, STEPS = 200, SHORT = 12 };
 
-/* The number of updates of a model. In a group of one rank, results are bit-exact, so
-   the first steps suffice. */
+/* Returns the number of updates of a model. In a group of one rank, results are
+   bit-exact, so the first steps suffice. */
 static int steps(void) {
     return ranks > 1 ? STEPS : 2 * SHORT;
 }
@@ -1495,8 +1496,8 @@ static void run_end(run *r) {
     done(r->x);
 }
 
-/* The largest deviation of the values in two files, or infinity if their entries do not
-   match. */
+/* Returns the largest deviation between the values in two files, or infinity if their
+   entries do not match. */
 static double files_apart(const stx_file *a, const stx_file *b) {
     double worst = 0, e;
     size_t i;

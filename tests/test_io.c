@@ -706,7 +706,7 @@ static void test_damaged(void) {
 
 // >>writing
 
-/* Writes a file with one tensor "v" of n elements, all equal to v. */
+/* Writes a file with one tensor, named "v", of n elements that all have the value v. */
 static int save(const char *path, float v, size_t n) {
     float *p = (float *)malloc((n + 1) * sizeof *p);
     size_t i, d[1];
@@ -1277,7 +1277,7 @@ static const char *pieces(const stx_vocab *v) {
     return out;
 }
 
-/* Returns the pieces of a corpus's tokens in the same form. */
+/* Returns the pieces of a corpus's tokens in the form of pieces(). */
 static const char *tokens(const stx_vocab *v, const stx_corpus *c) {
     static char out[4096];
     size_t i, n, at = 0;
@@ -1335,8 +1335,8 @@ static size_t put_utf8(char *o, uint32_t c) {
     return n;
 }
 
-/* Writes the word "acb", where c is a code point, and a blank to o. Returns the length
-   of the word. */
+/* Writes to o a word that consists of "a", code point c and "b", and then a blank.
+   Returns the length of the word. */
 static size_t put_word(char *o, uint32_t c) {
     size_t n;
     o[0] = 'a';
@@ -2043,8 +2043,8 @@ static void check_records(size_t first, size_t N, size_t B, size_t T) {
 static void test_records(void) {
     static const size_t shapes[][3] = {{103, 3, 5}, {40, 4, 3},   {8, 2, 3},
                                        {2, 1, 1},   {300, 7, 13}, {83, 4, 2}};
-    /* Tokens and records of WikiText-2 in the original's pieces, and of a minimal
-       corpus. */
+    /* Numbers of tokens and records: of WikiText-2 in the original's pieces, and of a
+       minimal corpus. */
     static const size_t size[3][2] = {{314913, 304}, {357981, 369}, {33 * 32, 1}};
     static int32_t one[1];
     size_t k;
@@ -2190,7 +2190,8 @@ static void test_pieces_errors(void) {
     d.pieces = in_dir("list.vocab");
     CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
 #ifndef SEQTX_SENTENCEPIECE
-    ERROR(STX_ERR_ARG, "no SentencePiece library; rebuild with make SENTENCEPIECE=1");
+    ERROR(STX_ERR_ARG,
+          "this build has no SentencePiece library; rebuild with make SENTENCEPIECE=1");
 #else
     ERROR(STX_ERR_FORMAT, "is not a SentencePiece model");
 #endif
@@ -2242,7 +2243,7 @@ static void test_lists(void) {
                                         "-5", "1e+10", "-6",   "-7",     "-8"};
     static const char *const plain[] = {"a", " b", "c d", "\xe2\x96\x81"};
     static const char *const counts[] = {"1", "two", "3\t4", "x"};
-    static const char *const split[] = {"a", "b\nc", "d"}; /* or "b" without a score */
+    static const char *const split[] = {"a", "b\nc", "d"}; /* the newline splits piece 1 */
     static const char *const none[] = {"a", "", "d"};
     const char *const marks[2] = {"", "\xEF\xBB\xBF"};
     size_t i;
@@ -2386,8 +2387,8 @@ static void test_marks(void) {
     CHECK(!stx_text_encoding("\xE5\x65\x2C\x67\x9E\x8A\x01\0", 8));
     CHECK(!stx_text_encoding("\xE5\x65\x2C\xE7\x9E\x8A\x0A\0", 8));
     CHECK(!stx_text_encoding("\xE5\x65\x2C\x67\x9E\x8A\x0A\x41", 8));
-    /* UTF-8 in other scripts, texts with few zero bytes, zero bytes at irregular
-       positions, and a single letter. */
+    /* Not recognised as UTF-16 or UTF-32: UTF-8 in other scripts, texts with few zero
+       bytes, zero bytes at irregular positions, and a single letter. */
     CHECK(!stx_text_encoding("", 0) && !stx_text_encoding("a", 1));
     CHECK(!stx_text_encoding("\0a", 2) && !stx_text_encoding("abc\0", 4));
     CHECK(!stx_text_encoding("\xd0\xb0\xd0\xb1 \xd0\xb2", 7));

@@ -253,7 +253,7 @@ static void words_token_loss(const words_test *s) {
     free(rows);
 }
 
-/* Scores are log p plus a constant per row. */
+/* Scores must be log p plus a constant per row. */
 static void words_scores(const words_test *s) {
     stx_tensor *scores = stx_vocab_io_scores(s->w, s->h);
     double worst = 0;
@@ -502,7 +502,7 @@ static void words_adaptive_errors(void) {
     words_refused("proj_biases: expected .. got 1", &d);
 }
 
-/* Default cutoffs, large counts, and NULL. */
+/* Tests default cutoffs, large counts, and NULL. */
 static void words_limits(void) {
     stx_vocab_io_desc plain = words_of(&words_cases[0]), d = words_of(&words_cases[5]);
     d.cutoffs = 0;
@@ -659,15 +659,15 @@ static void check_evicted(stx_memory *s, const history *t, size_t keep, size_t h
     }
 }
 
-/* The number of rows to keep in a step. */
+/* Returns the number of rows to keep in a step. */
 static size_t random_keep(size_t step) {
     if (step % 5 == 3) return 4;
     if (step % 7 == 5) return 0;
     return 11 + step % 9;
 }
 
-/* Random pushes, resets and reads, with many block and window lengths. A push writes to
-   the same memory or, if `two` is set, to another one. */
+/* Tests random pushes, resets and reads, with many block and window lengths. A push
+   writes to the same memory or, if `two` is set, to another one. */
 static void rows_random(void) {
     int kind;
     for (kind = 0; kind < 8; kind++) {
@@ -760,7 +760,7 @@ static void rows_streams(void) {
     }
 }
 
-/* Rows that are stored and read as float in every precision. */
+/* Tests rows that are stored and read as float in every precision. */
 static void rows_full(void) {
     stx_ctx *x = context(4);
     stx_memory_desc d;
@@ -793,7 +793,7 @@ static void rows_full(void) {
     stx_destroy(x);
 }
 
-/* A memory that holds one row per stream, as a state does. */
+/* Tests a memory that holds one row per stream, as a state does. */
 static void rows_fixed(void) {
     stx_ctx *x = context(4);
     stx_memory_desc d;
@@ -899,8 +899,8 @@ static void rows_file(int as_one) {
     stx_destroy(x);
 }
 
-/* Damaged files: the row count of "c." is too large, the mask of "d." has a wrong
-   shape, and "e." has more present rows than rows. */
+/* Damaged files must be refused: the row count of "c." is too large, the mask of "d."
+   has a wrong shape, and "e." has more present rows than rows. */
 static void rows_damaged(int as_one) {
     stx_ctx *x = context(5);
     stx_memory *s = rows_of(x, RB, 2, as_one, 0, !as_one, 0),
@@ -2036,7 +2036,7 @@ static double lm_step(const stx_lm *lm, stx_optim *o, void *state, size_t step, 
     return v;
 }
 
-/* Two copies of a model: a is trained, and b resumes from a file. */
+/* Two copies of a model: `a` is trained, and `b` resumes from a file. */
 typedef struct lm_pair {
     int kind;
     stx_lm a, b;
@@ -2107,7 +2107,7 @@ static void lm_evaluate(lm_pair *p) {
           p->kind, again, stx_error(a->ctx));
 }
 
-/* -log p of a token, computed from its logits. */
+/* Returns -log p of a token, computed from its logits. */
 static double lm_nll(const stx_real *logits, int32_t token) {
     double top = -1e300, z = 0;
     size_t v;
@@ -2148,7 +2148,7 @@ static void lm_generate(const lm_pair *p) {
     a->gen_free(gen);
 }
 
-/* NULL tokens must be refused, although there was no earlier error. */
+/* NULL tokens must be refused, even if there was no earlier error. */
 static void lm_no_tokens(const stx_lm *lm) {
     int32_t text[LB * LT] = {0};
     stx_ids *ids;
@@ -2203,7 +2203,7 @@ static void lm_whole(void) {
     }
 }
 
-/* Calls functions that take a desc or write through pointers with NULL. */
+/* Passes NULL to functions that take a desc or write through pointers. */
 static void nulls(void) {
     stx_ctx *x = context(1);
     stx_vocab_io_desc d;

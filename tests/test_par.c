@@ -29,7 +29,7 @@ static stx_par_desc small(void) {
     return d;
 }
 
-/* Models that differ in all their options. */
+/* Variants of the model, which together cover all options. */
 enum { VARIANTS = 26, FIRST_GATED = 16 };
 
 static stx_par_desc variant(int k, const char **name) {
@@ -323,8 +323,8 @@ static int has_memory(stx_par *m, char letters[16]) {
     return strchr(letters, 's') || m->desc.gate_eval == STX_PAR_EVAL_SOFT;
 }
 
-/* Calls of many lengths; causality. Every stream must have the same output as it has
-   alone. */
+/* Tests calls of many lengths, and causality. Every stream must have the same output in
+   a batch as alone. */
 static void segments(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -970,7 +970,7 @@ static size_t mix_draws(const mix_case *c) {
     return c->N / c->period * ((c->period + c->rows_per_draw - 1) / c->rows_per_draw);
 }
 
-/* The number of elements of all arrays together. */
+/* Returns the total number of elements of all arrays. */
 static size_t mix_size(const mix_case *c) {
     return 8 * c->N * c->C + 6 * mix_draws(c) + 8 * c->C + 4 * c->N;
 }
@@ -1138,7 +1138,7 @@ static double expected_latency(const stx_par *m, const double *p) {
     return lat;
 }
 
-/* The total loss, by its definition. */
+/* Returns the total loss, by its definition. */
 static double expected_total(int kind, double nll, double lat) {
     if (kind == STX_PAR_LATENCY_ADD) return nll + 0.4 * lat;
     if (kind == STX_PAR_LATENCY_HINGE) return nll + 0.4 * (lat > 2 ? lat / 2 - 1 : 0);
@@ -1322,7 +1322,7 @@ static void short_same_length(stx_par *m, const int32_t *t) {
     }
 }
 
-/* Penalties, a frozen search, temperatures, keys. */
+/* Tests penalties, a frozen search, temperatures and keys. */
 static void searching(void) {
     stx_par_desc d = small();
     stx_ctx *x = context(1, 3);
@@ -1442,7 +1442,7 @@ static void rule(void) {
           "a rule without capacity or without attention");
 }
 
-/* The branch of a letter: its position in "sfi". */
+/* Returns the branch of a letter, which is its position in "sfi". */
 static size_t branch_of(char letter) {
     return (size_t)(strchr("sfi", letter) - "sfi");
 }
@@ -1498,8 +1498,8 @@ static double product_time(void *user, size_t columns, size_t inner, double shar
     return t > 20 ? t : 20;
 }
 
-/* Returns the cost of cluster k of K. It consists of words [from, to), which are
-   `count` of the F tokens, and its projection has width h. */
+/* Returns the cost of cluster k. The cluster has `size` words, which are `count` of the
+   F tokens, and its projection has width h. */
 static double cluster_cost(const trial *t, size_t k, size_t h, double size, double count,
                            double F) {
     const size_t K = t->d.clusters, dim = t->d.dim;
@@ -1516,7 +1516,7 @@ static double cluster_cost(const trial *t, size_t k, size_t h, double size, doub
     }
 }
 
-/* The cost of the cutoffs t->at according to the definition. */
+/* Returns the cost of the cutoffs t->at according to the definition. */
 static double cost_of(const trial *t) {
     double F = 0, count, cost = 0;
     size_t K = t->d.clusters, k, i;

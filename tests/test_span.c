@@ -661,8 +661,8 @@ static void evaluation_is_separate(void) {
 }
 
 /* Returns all parameters after some training steps. The batch of 4 streams is divided
-   into `parts` parts. *size receives their number, *loss the loss of the last part. The
-   caller frees the result. */
+   into `parts` parts. *size receives the number of elements, and *loss the loss of the
+   last part. The caller frees the result. */
 static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t parts, int steps,
                          size_t *size, double *loss) {
     stx_ctx *x = context(threads, 21);
@@ -1282,7 +1282,7 @@ static void ramp_is_covered(const ramp_case *c, int compare) {
     stx_destroy(x);
 }
 
-/* Ramps that are not integers. */
+/* Tests ramps that are not integers. */
 static void ramps(void) {
     static const size_t L[] = {1, 2, 3, 64, 65, 66, 67, 100, 129, 130, 200};
     static const double span[] = {0, 0.25, 0.6, 0.999999, 1, 1.4, 5, 31.5, 62.75, 63.1, 64, 1e9},
@@ -1564,7 +1564,8 @@ static void groups_case(size_t pers, double dropout_, int recompute_layers) {
     stx_destroy(x);
 }
 
-/* Heads with three different windows: the past keys and values are computed by groups. */
+/* Tests heads with three different windows, whose past keys and values are computed in
+   groups. */
 static void groups(void) {
     cheapest_groups();
     groups_memory();

@@ -20,7 +20,7 @@ static stx_real *random_of(size_t n, uint64_t seed) {
     return random_values(n);
 }
 
-/* Returns time steps [t0, t0 + t) of v (B,n,C). The caller frees them. */
+/* Returns a copy of time steps [t0, t0 + t) of v (B,n,C). The caller frees it. */
 static stx_real *columns(const stx_real *v, size_t B, size_t n, size_t t0, size_t t, size_t C) {
     stx_real *r = (stx_real *)malloc((B * t * C + 1) * sizeof *r);
     size_t b;
@@ -137,7 +137,7 @@ static void segments(void) {
                  *sb = random_of(3 * B * 12, 2);
         size_t w;
         CHECK(m && !strncmp(p->name[0], "deep.", 5), "%s: %s", name, stx_error(x));
-        /* windows: all earlier tokens, shorter than a segment, and over several
+        /* windows: over all earlier tokens, shorter than a segment, and over several
            segments */
         for (w = 0; w < 3; w++) {
             static const size_t window[] = {0, 5, 33};
@@ -179,8 +179,8 @@ static void segments(void) {
 
 enum { RECOMPUTED_B = 3, RECOMPUTED_T = 20 };
 
-/* The desc of case k of recomputed(): a stack; if k >= STACKS, with padding; if k >
-   STACKS, with two directions. */
+/* Returns the desc of case k of recomputed(): a stack; if k >= STACKS, with padding; if
+   k > STACKS, with two directions. */
 static stx_sru_desc recomputed_desc(int k, int drop, const char **name) {
     stx_sru_desc d = stack(k % STACKS, name);
     if (k >= STACKS) d.tanh = 1;
@@ -556,8 +556,8 @@ typedef struct chunk_case {
     int32_t *pad;
 } chunk_case;
 
-/* Runs the recurrence. result receives h, du, dbias and the last state, which have n
-   elements. The caller frees them. */
+/* Runs the recurrence. `result` receives copies of h, du, dbias and the last state, of
+   n[0] to n[3] elements. The caller frees them. */
 static void chunk_run(const chunk_case *k, int threads, const size_t n[4], stx_real *result[4]) {
     const size_t B = k->B, T = k->T, O = k->H * k->D;
     stx_ctx *x = context(threads, 1);
@@ -687,8 +687,8 @@ static void cell_plain(stx_sru_args *a) {
     free(state);
 }
 
-/* If gradients of xr are added to, they must differ from overwritten gradients by the
-   previous values. */
+/* If a kernel adds to the gradient of xr, the result must differ from an overwritten
+   gradient by the previous value. */
 static void cell_adds(stx_ctx *x, stx_sru_args a) {
     const size_t n = a.B * a.T * a.H * a.D;
     const stx_real *written = a.dxr;
@@ -705,7 +705,7 @@ static void cell_adds(stx_ctx *x, stx_sru_args a) {
     free(before);
 }
 
-/* options: 1 tanh, 2 v, 4 V */
+/* options: a bit mask: 1 tanh, 2 v, 4 V */
 static void kernel_case(size_t B, size_t T, size_t H, size_t D, size_t k, int options) {
     const size_t O = H * D;
     stx_ctx *x = context(3, 1);
@@ -776,7 +776,7 @@ static void kernels_alone(void) {
                 kernel_case(size[i][0], size[i][1], size[i][2], size[i][3], k, options);
 }
 
-/* Language models. */
+/* Returns the desc of language model k of those that are tested. */
 static stx_sru_lm_desc model(int k, const char **name) {
     stx_sru_lm_desc d;
     memset(&d, 0, sizeof d);
@@ -1070,8 +1070,8 @@ static void training(void) {
     }
 }
 
-/* Which dropouts have an effect: in a model with one plain layer, only the dropouts of
-   the embedding and of the output. */
+/* Checks which dropouts have an effect: in a model with one plain layer, only the
+   dropouts of the embedding and of the output. */
 static void dropouts(void) {
     static const double set[5][3] = {
         /* dropout, io_dropout, whether there is an effect with one layer */
@@ -1105,8 +1105,8 @@ static void dropouts(void) {
         }
 }
 
-/* Computes the attention of an SRU++ layer with single ops and with its dropouts. y:
-   its input (2,12,8). */
+/* Computes the attention of an SRU++ layer with single ops and with the layer's
+   dropouts. y: the layer's input (2,12,8). */
 static stx_tensor *attention_by_hand(stx_ctx *x, const stx_sru_layer *p, stx_tensor *y,
                                      stx_tensor *memory) {
     stx_attention_in a;
@@ -1725,10 +1725,11 @@ static stx_real *padded_run(const stx_sru_desc *d, const char *name, size_t wind
     return all;
 }
 
-/* Padding before, between and after the tokens, and in whole rows, in the segment and
-   in the memory, with and without a window. Other values there, and thus other queries,
-   keys and values, must not change a bit of any output, state or gradient. The gradient
-   of padding must be 0. Therefore, queries that see only padding need no mask. */
+/* Tests padding before, between and after the tokens, and in whole rows, in the segment
+   and in the memory, with and without a window. Other values there, and thus other
+   queries, keys and values, must not change a bit of any output, state or gradient. The
+   gradient of padding must be 0. Therefore, queries that see only padding need no
+   mask. */
 static void padded_queries(void) {
     int k;
     size_t window;
@@ -1870,7 +1871,7 @@ static stx_sru_lm_desc small_lm(void) {
     return d;
 }
 
-/* Numbers of parameters near the limit of size_t and beyond it. */
+/* Tests parameter counts near the limit of size_t and beyond it. */
 static void large_counts(void) {
     stx_sru_desc d = small();
     stx_sru_lm_desc lm;
@@ -2349,8 +2350,8 @@ static void write_damaged(const stx_sru_state *s, const char *path) {
     CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
 }
 
-/* States in files, with padding. Files of another model or batch, and damaged files,
-   must be refused and leave an empty state. */
+/* Tests states in files, with padding. Files of another model or batch, and damaged
+   files, must be refused and leave an empty state. */
 static void files(void) {
     stx_ctx *x = context(1, 1);
     const char *name;

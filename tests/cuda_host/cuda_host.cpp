@@ -174,7 +174,7 @@ static struct {
     const cuda_host_kernel *kernel;
     cuda_host_place place;
     int running; /* whether a fiber is running */
-    int entered; /* AddressSanitizer knows that a fiber of the block has started */
+    int entered; /* whether AddressSanitizer was notified that a fiber of the block has started */
     cudaError_t launch_error;
     /* the running block */
     fiber *self;
@@ -1621,7 +1621,7 @@ struct graph_node {
     std::unique_ptr<cuda_host_kernel> kernel;
     std::function<void()> work;
     bool host; /* work runs on the host, not on the device */
-    std::function<queued(CUstream_st *)> exchange; /* creates a new one for each run */
+    std::function<queued(CUstream_st *)> exchange; /* creates a new exchange for each run */
     const char *what; /* for cuda_host_graph_node; NULL for an exchange */
 };
 
@@ -2862,8 +2862,8 @@ static long lt_calls, lt_batches, lt_unaligned;
 static int lt_refuse;
 static cublasStatus_t lt_refuse_with = CUBLAS_STATUS_NOT_SUPPORTED;
 
-/* Returns whether cuda_host_refuse applies to this matmul, in the heuristic (plans) or
-   in the call. */
+/* Returns whether cuda_host_refuse applies to this matmul, in the heuristic (if `plans`
+   is set) or in the call. */
 static bool lt_refuses(bool plans, int batch, uint32_t epilogue) {
     switch (lt_refuse) {
     case CUDA_HOST_REFUSE_PLANS: return plans && batch > 1;

@@ -82,11 +82,11 @@ void cuda_host_quiet(int yes);
 /* Checks the canaries around device memory now, as synchronisations and cudaFree do. */
 void cuda_host_check(void);
 
-long cuda_host_launches(void); /* kernels that ran, including those of graphs */
-long cuda_host_mmas(void);     /* mma instructions, one per warp */
+long cuda_host_launches(void); /* number of kernels that ran, including those of graphs */
+long cuda_host_mmas(void);     /* number of mma instructions, one per warp */
 /* Returns the total dynamic shared memory of all kernels that ran, in bytes. */
 size_t cuda_host_shared_requested(void);
-long cuda_host_allocs(void);   /* successful calls of cudaMalloc */
+long cuda_host_allocs(void);   /* number of successful calls of cudaMalloc */
 /* Returns the number of times that the host waited: stream, device and event
    synchronisations, blocking copies, and cudaMemset. */
 long cuda_host_syncs(void);
@@ -125,14 +125,15 @@ int cuda_host_is_device(const void *p); /* 1: p is in the range of device addres
 
 /* The next query of a communicator's state returns this ncclResult_t. 0 has no effect. */
 void cuda_host_nccl_fail(int state);
-/* Until the setting is changed, each exchange on a capturing stream fails with this
-   ncclResult_t. A state of 0 has no effect. If later is 0, the call returns state and
-   has no other effect. If it is 1, the call succeeds, but then the capture is invalid,
-   and the communicator remains in this state until it is destroyed. */
+/* Until the setting is changed, each exchange on a capturing stream fails with the
+   ncclResult_t `state`. A `state` of 0 has no effect. If `later` is 0, the call returns
+   `state` and has no other effect. If `later` is 1, the call succeeds, but then the
+   capture is invalid, and the communicator remains in this state until it is
+   destroyed. */
 void cuda_host_nccl_fail_captured(int state, int later);
 /* Returns the number of finished NCCL exchanges, including those of graphs. */
 long cuda_host_exchanges(void);
-long cuda_host_comms(void); /* communicators that exist now */
+long cuda_host_comms(void); /* number of live communicators */
 
 #ifdef __cplusplus
 }

@@ -876,7 +876,7 @@ void matmul_test::find_algorithm(void) {
           "%d algorithms", found);
 }
 
-/* Returns element (i,j) of op of matrix q. */
+/* Returns element (i,j) of op(matrix q). */
 double matmul_test::elem(const byte_vector &v, size_t q, size_t stride, size_t ld, int trans,
                          size_t i, size_t j, int type) const {
     if (trans) std::swap(i, j);
