@@ -141,7 +141,8 @@ static void check_cut(stx_ctx *x, const stx_vocab *v, const stx_corpus *c, uint6
     stx_corpus_close(b);
 }
 
-/* The input is one byte of settings, one byte for a cut, and text. */
+/* Tests an input that consists of a byte of settings, a byte that selects the cut, and
+   a text. */
 static void fuzz_text(stx_ctx *x, const unsigned char *s, size_t n) {
     stx_vocab_desc d;
     stx_vocab *v;

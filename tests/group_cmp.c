@@ -200,8 +200,8 @@ static void add(apart *s, const tensor *a, const tensor *b) {
     s->tensors++;
 }
 
-/* The norm of the differences divided by the norm of the values. NaN if a difference is
-   not finite. */
+/* Returns the norm of the differences divided by the norm of the values, or NaN if a
+   difference is not finite. */
 static double norm(const apart *s) {
     if (s->nan) return (double)NAN;
     return s->diff2 > 0 ? sqrt(s->diff2 / s->size2) : 0;

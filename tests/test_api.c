@@ -333,7 +333,7 @@ static stx_tensor *gives_null(stx_ctx *x, void *user, stx_tensor **in, stx_tenso
     return NULL;
 }
 
-/* A variable filled with zeros. */
+/* Returns a variable filled with zeros. */
 static stx_tensor *T_(size_t a, size_t b, size_t c, size_t d) {
     return stx_variable(ex, zeros, a, b, c, d);
 }
@@ -525,7 +525,7 @@ static void errors_of_token_losses(void) {
            STX_ERR_SHAPE, "stx_cross_entropy_tokens", "requires no gradient", "stx_detach");
 }
 
-/* A valid adaptive set with 2 clusters (5 + 7 words, 4 channels). */
+/* Returns a valid adaptive set with 2 clusters (5 + 7 words, 4 channels). */
 static stx_adaptive adaptive(void) {
     stx_adaptive a;
     memset(&a, 0, sizeof a);
@@ -579,7 +579,7 @@ static void errors_of_persistent_ids(void) {
               "position 1: expected 0 to 4");
 }
 
-/* Three cached rows of 4 channels for each of two streams. */
+/* Returns three cached rows of 4 channels for each of two streams. */
 static stx_cached_rows cached_rows(void) {
     stx_cached_rows past;
     past.data = zeros;
@@ -684,8 +684,8 @@ static void errors_of_backward(void) {
     stx_begin(ex, STX_TRAIN);
 }
 
-/* Attention of q (2,3,8) over k (2,5,8), unless `in` contains other tensors. v defaults
-   to k. */
+/* Calls attention of q (2,3,8) over k (2,5,8), unless `in` contains other tensors. v
+   defaults to k. */
 static stx_tensor *attend(const stx_attention_in *in, const stx_attention_desc *d) {
     stx_attention_in a = *in;
     if (!a.q) a.q = T_(2, 3, 8, 0);
@@ -1081,7 +1081,7 @@ static void nothing_in_error(void) {
         CHECK(ew->grad[i] == (i ? 0 : 3), "a call in error changes the gradient");
 }
 
-/* A long error text is truncated. */
+/* A long error text must be truncated. */
 static void long_error(void) {
     char longer[2000];
     memset(longer, 'n', sizeof longer);
@@ -1353,8 +1353,8 @@ static int is_aligned(const void *p) {
     return p && (uintptr_t)p % 64 == 0;
 }
 
-/* Blocks and persistent memory are zeroed, aligned and counted, and stx_destroy frees
-   them. */
+/* Blocks and persistent memory must be zeroed, aligned and counted, and stx_destroy
+   must free them. */
 static void blocks(void) {
     counter c;
     stx_ctx *x;
@@ -1607,7 +1607,7 @@ static stx_ctx *with_precision(int precision, int threads) {
     return x;
 }
 
-/* A layer with N rows, I inputs and O outputs. A large GEMM is tested with every
+/* Tests a layer with N rows, I inputs and O outputs. A large GEMM is tested with every
    activation, always with a bias and a stored pre-activation; other combinations are
    tested once. */
 static void linear_fused_case(stx_ctx *x, size_t N, size_t I, size_t O) {
@@ -1822,7 +1822,7 @@ static const struct {
                {"concat", n_concat_channels, 3},
                {"embedding", n_embedding, 1}};
 
-/* Puts a NaN at element `at` of input `part` of op k. */
+/* Puts a NaN at element `at` of input `part` of op k. negative: the sign of the NaN. */
 static void nan_in_op(stx_ctx *x, size_t k, int part, size_t at, int negative) {
     stx_real *d[3];
     stx_tensor *in[3], *y;
@@ -2063,8 +2063,8 @@ static void sgd_formula(const stx_optim_desc *d, int n, const double *g, double 
     }
 }
 
-/* One update by Adam, AdamW or LAMB. Weight decay is part of the gradient in Adam,
-   separate in AdamW, and part of the direction in LAMB. */
+/* Computes one update by Adam, AdamW or LAMB. Weight decay is part of the gradient in
+   Adam, separate in AdamW, and part of the direction in LAMB. */
 static void adam_formula(const stx_optim_desc *d, int n, const double *g, double *th, double *m,
                          double *v) {
     double c1 = d->no_correction ? 1 : 1 - pow(0.9, n),
@@ -2316,8 +2316,9 @@ static void radams(void) {
         }
 }
 
-/* LAMB: norms are taken over a whole tensor, even if it is divided into chunks; tensors
-   of zeros move by the direction alone; a saved run continues bit-identically. */
+/* In LAMB, norms must be those of a whole tensor, even if it is divided into chunks;
+   tensors of zeros must move by the direction alone; and a saved run must continue
+   bit-identically. */
 static void lambs(void) {
     stx_optim_desc d;
     stx_ctx *x[2];
@@ -2472,8 +2473,8 @@ static void check_lr(const char *what, const stx_schedule *s, uint64_t n, double
 
 static const double pi = 3.14159265358979323846;
 
-/* The literal schedules of the references: the first update has the full learning rate,
-   and update n uses n - 1 in the formulas. */
+/* Tests the literal schedules of the references: the first update has the full learning
+   rate, and update n uses n - 1 in the formulas. */
 static void literal_schedules(uint64_t W, uint64_t n) {
     const stx_schedule constant = {.kind = STX_LR_CONSTANT, .literal = 1, .lr = 2, .warmup = W},
                        cosine = {.kind = STX_LR_COSINE,
@@ -2622,8 +2623,8 @@ static void noam_schedules(void) {
     }
 }
 
-/* A decay by 0.98 per epoch of 40 updates, starting after update 160; a single decay;
-   and no decay. */
+/* Tests a decay by 0.98 per epoch of 40 updates, starting after update 160; a single
+   decay; and no decay. */
 static void decayed_schedule(int kind, uint64_t n) {
     stx_schedule s = {
         .kind = kind, .lr = 2, .warmup = 10, .total = 500, .decay_from = 160, .decay_every = 40};
@@ -2684,8 +2685,8 @@ static void philox(void) {
     }
 }
 
-/* Constants and scalars persist across steps. One backward pass starts from several
-   tensors. */
+/* Constants and scalars must persist across steps, and one backward pass must be able
+   to start from several tensors. */
 static void persistent_tensors(void) {
     static const stx_real table[6] = {1, -2, 3, 0.5, 4, -1}, v[6] = {2, 1, -1, 3, 0.25, 1},
                           dy[6] = {1, 0, 2, -1, 3, 0.5};
@@ -3226,8 +3227,8 @@ static void cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const s
     inner_cluster_log_probs(x, &k);
 }
 
-/* The definition of dropout: element e of a group of 8 uses 16 bits of the group's Philox
-   call. */
+/* Computes a mask by the definition of dropout: element e of a group of 8 uses 16 bits
+   of the group's Philox call. */
 static void mask8(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16,
                   stx_real inv) {
     uint32_t r[4];
@@ -3338,12 +3339,12 @@ static void check_kernel(const kernel_data *f, const char *what, size_t count, d
     check_kernel(f, what, count, units); \
   } while (0)
 
-/* The number of roundings in a sum of n terms. A float build sums in double. */
+/* Returns the number of roundings in a sum of n terms. A float build sums in double. */
 static double sum_units(size_t n) {
     return (double)(sizeof(stx_real) / 8 * n);
 }
 
-/* q[j] = sum over rows of a[j] b[j], or of a[j] if b is NULL. */
+/* Computes q[j] as the sum over rows of a[j] b[j], or of a[j] if b is NULL. */
 static void column_sums(const kernel_data *f, double *q, const stx_real *a, const stx_real *b) {
     size_t j, r;
     for (j = 0; j < f->C; j++)
@@ -3704,9 +3705,9 @@ static void kernels_means(kernel_data *f) {
            (double)c[i] - 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
 }
 
-/* One step of Adam with the constants of kernels_update, for parameter p, gradient g,
-   first moment m and second moment v. plain_: without the second moment and the coupled
-   decay. */
+/* Computes one step of Adam with the constants of kernels_update, for parameter p,
+   gradient g, first moment m and second moment v. plain_: without the second moment and
+   the coupled decay. */
 static double adam_step(double p, double g, double m, double v, int plain_) {
     double e = 0.5 * g + (plain_ ? 0 : 0.02 * p), kept = p * (1 - 0.1 * 0.03),
            step = 0.1 / 0.4 * (0.9 * m + 0.1 * e);
@@ -3953,7 +3954,8 @@ static const char *kind_name(int kind) {
     return kind == STX_WEIGHTS_BF16 ? "bf16" : "int8";
 }
 
-/* The size, in bytes, of the packed copy of a weight with R rows and C columns. */
+/* Returns the size, in bytes, of the packed copy of a weight with R rows and C
+   columns. */
 static size_t packed_bytes(int kind, size_t R, size_t C) {
     return R * (kind == STX_WEIGHTS_BF16 ? 2 * C : C + (C + 31) / 32 * 4);
 }
@@ -4071,7 +4073,7 @@ static void packed_rounding(stx_params *p, stx_tensor *W, stx_tensor *small, int
     CHECK(!bad, "%s: packing again changes %zu values", kind_name(kind), bad);
 }
 
-/* Saves and reloads the list. */
+/* Saves and reloads the parameter list. */
 static void reload(stx_params *p) {
     stx_ctx *x = p->ctx;
     stx_writer *w = stx_writer_create(x);
@@ -4132,8 +4134,8 @@ static void packed_errors(stx_params *p, stx_tensor *W, int kind) {
     }
 }
 
-/* Packing runs out of memory while it allocates the list, the first copy or the second
-   copy. */
+/* Tests packing that runs out of memory while it allocates the list, the first copy or
+   the second copy. */
 static void packed_memory(int failing) {
     counter c;
     stx_ctx *x;

@@ -56,7 +56,7 @@ static void find_kernels(void) {
     printf("\n");
 }
 
-/* Kernel i of the list of all kernels: f32 first, then bf16. */
+/* Returns kernel i of the list of all kernels: f32 first, then bf16. */
 static const kernel *kernel_at(size_t i) {
     return i < nf ? f32s + i : bf16s + i - nf;
 }
@@ -88,8 +88,8 @@ static void close_contexts(void) {
         for (t = 0; t <= MOST_THREADS; t++) stx_destroy(contexts[i][t]);
 }
 
-/* A random index below n. It comes from a separate generator, so that the contents of
-   the cases do not depend on which kernels are chosen. */
+/* Returns a random index below n. It comes from a separate generator, so that the
+   contents of the cases do not depend on which kernels are chosen. */
 static size_t choose(size_t n) {
     static unsigned state = 1;
     state = state * 1664525u + 1013904223u;
@@ -104,18 +104,18 @@ static int takes_part(const kernel *k, size_t chosen_f32, size_t chosen_bf16) {
     return !SLOW || k->emulated || k == f32s + chosen_f32 || k == bf16s + chosen_bf16;
 }
 
-/* Number of bf16 kernels that are not emulated */
+/* Returns the number of bf16 kernels that are not emulated. */
 static size_t fast_bf16s(void) {
     return nb && bf16s[nb - 1].emulated ? nb - 1 : nb;
 }
 
-/* A random number below n */
+/* Returns a random number below n. */
 static size_t pick(size_t n) {
     return (size_t)((test_rand() + 1) * 0.5 * (double)n) % n;
 }
 
-/* The largest |a - b| divided by the largest |b| or by `unit`, whichever is larger.
-   Infinity if a difference is not finite. */
+/* Returns the largest |a - b| divided by the largest |b| or by `unit`, whichever is
+   larger. Returns infinity if a difference is not finite. */
 static double error_of(const float *a, const float *b, size_t n, double unit) {
     double worst = 0, top = unit;
     size_t i;
@@ -143,10 +143,10 @@ static uint32_t as_bits(float f) {
     return b;
 }
 
-/* The definition of rounding, by arithmetic: the nearest multiple of the unit in the
-   last place, and of two equally near ones the even one. Results have 8 binary digits;
-   below 2^-126 the unit in the last place is 2^-133. From 2^128 on, the result is
-   infinity. A NaN keeps its sign and upper digits and becomes quiet. */
+/* Rounds by arithmetic, according to the definition: the nearest multiple of the unit
+   in the last place, and of two equally near ones the even one. Results have 8 binary
+   digits; below 2^-126 the unit in the last place is 2^-133. From 2^128 on, the result
+   is infinity. A NaN keeps its sign and upper digits and becomes quiet. */
 static uint32_t nearest(float f) {
     uint32_t sign = as_bits(f) >> 16 & 0x8000u;
     double v = fabs((double)f), unit, n, rest;
@@ -419,7 +419,7 @@ static void gemm_run(const gemm_case *c) {
     gemm_close(&d);
 }
 
-/* t: bit 0 transposes A, bit 1 B */
+/* Runs a case. t: bit 0 transposes A, bit 1 transposes B. */
 static void gemm_run_with(size_t batch, size_t t, const size_t MNK[3], double alpha, double beta,
                           size_t gap, int special) {
     gemm_case c;
@@ -439,7 +439,7 @@ static void gemm_run_with(size_t batch, size_t t, const size_t MNK[3], double al
 static const double gemm_scales[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1},
                                         {0, 0}, {2, 0.25}, {-0.75, 1}, {0, -0.5}};
 
-/* *turn counts the cases and selects their other parameters */
+/* Tests small matrices. *turn counts the cases and selects their other parameters. */
 static void gemm_small(size_t *turn) {
     static const size_t sizes[] = {1, 3, 4, 5, 14, 15, 17, 31, 33};
     static const size_t depths[] = {1, 2, 3, 16, 31, 32, 33, 65};
@@ -457,8 +457,8 @@ static void gemm_small(size_t *turn) {
                 }
 }
 
-/* Matrices larger than one block along K (1024), N (768 at the largest K) and M; thin
-   remainders; shapes that are divided among threads. */
+/* Tests matrices larger than one block along K (1024), N (768 at the largest K) and M;
+   thin remainders; shapes that are divided among threads. */
 static void gemm_large(size_t *turn) {
     static const size_t shapes[][3] = {
         {170, 257, 385}, {337, 33, 800}, {17, 17, 1541}, {43, 31, 769}, {4, 513, 390},
@@ -482,7 +482,7 @@ static void gemm_large(size_t *turn) {
     }
 }
 
-/* x W^T with few rows */
+/* Tests x W^T with few rows. */
 static void gemm_few_rows(size_t *turn) {
     static const size_t shapes[][3] = {
         {4, 37, 300}, {5, 1, 257}, {6, 70, 3048}, {7, 34, 2500}, {8, 35, 2061}, {9, 33, 1915},
@@ -543,7 +543,7 @@ typedef struct attn {
     size_t size[OUT], dim[IN][4];
 } attn;
 
-/* The span fraction of head h. Only with Z_ENDS is it at a kink of the ramp. */
+/* Returns the span fraction of head h. Only with Z_ENDS is it at a kink of the ramp. */
 static float span_fraction(const attn *a, size_t h) {
     double max_span = a->d.max_span, f = 0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11;
     if (a->z == Z_ENDS) return (float)(h % 2);
@@ -713,7 +713,7 @@ static void attn_compare(const attn *a, float **got, float **expected, const dou
     }
 }
 
-/* The arguments that stx_attention passes to its kernels. pad: (B,S). */
+/* Returns the arguments that stx_attention would pass to its kernels. pad: (B,S). */
 static stx_attention_args attn_args(const attn *a, const int32_t *pad) {
     stx_attention_args g;
     memset(&g, 0, sizeof g);
@@ -822,8 +822,8 @@ static dense_work dense_open(const attn *a) {
     return d;
 }
 
-/* Offsets of the first element of a query, of a key or value, and of a persistent key
-   or value. */
+/* The three functions below return the offset of the first element of a query, of a key
+   or value, and of a persistent key or value. */
 static size_t dense_query(const dense_work *d, dense_at p) {
     return (p.b * d->a->T + p.i) * d->C + p.h * d->a->D;
 }
@@ -1089,8 +1089,8 @@ static void attention(void) {
     }
 }
 
-/* One long head among short ones, with windows that are much longer than the spans: the
-   keys of the long head are divided into several work units. */
+/* Tests one long head among short ones, with windows that are much longer than the
+   spans: the keys of the long head are divided into several work units. */
 static void attention_cut(void) {
     size_t i;
     for (i = 0; i < (SLOW ? 2 : 6); i++) {
@@ -1130,8 +1130,9 @@ static void attention_cut(void) {
     }
 }
 
-/* If the keys can be divided into whole tiles, there is one work unit per part: one
-   head of 3072 keys on two threads has four, and a head shorter than a tile has one. */
+/* If the keys can be divided into whole tiles, there must be one work unit per part:
+   one head of 3072 keys on two threads has four, and a head shorter than a tile has
+   one. */
 static void attention_units(void) {
     stx_ctx *x = context_of(f32s, 2);
     stx_attention_args g;
@@ -1225,7 +1226,7 @@ static void attn_ignored(const attn *a, const char *what) {
     }
 }
 
-/* Keys before first_key do not exist. */
+/* Keys before first_key must be treated as if they did not exist. */
 static void attention_missing_keys(void) {
     static const ptrdiff_t firsts[] = {1, 2, 13, 31, 32, 33, 127, 128, 256, 383, 384, 385};
     size_t i;
@@ -1244,8 +1245,8 @@ static void attention_missing_keys(void) {
     }
 }
 
-/* Short segments, and tiles that are wider than the number of persistent keys. Work
-   units use the same work space one after another. */
+/* Tests short segments, and tiles that are wider than the number of persistent keys.
+   Work units use the same work space one after another. */
 static void attention_margins(void) {
     size_t i;
     test_state = 4711;
@@ -1259,7 +1260,7 @@ static void attention_margins(void) {
     }
 }
 
-/* The random cases with padding, where padded keys are NaN. */
+/* Repeats the random cases with padding. Padded keys are NaN. */
 static void attention_pads(void) {
     size_t i;
     test_state = 777;
@@ -1283,8 +1284,8 @@ static void attention_pads(void) {
     }
 }
 
-/* Numbers of queries and keys near tile borders: 32, 64 and 128 queries, 384 keys, and
-   groups of 512 keys. */
+/* Tests numbers of queries and keys near tile borders: 32, 64 and 128 queries, 384
+   keys, and groups of 512 keys. */
 static void attention_borders(void) {
     static const size_t Ts[] = {63, 64, 65, 127, 129, 511, 512, 513},
                         more[] = {0, 1, 31, 33, 255, 257, 383, 384, 600};

@@ -199,7 +199,7 @@ static stx_comp_desc variant(int k, const char **name) {
     return d;
 }
 
-/* A model with perturbed parameters. */
+/* Returns a model with perturbed parameters. */
 static stx_comp *model(stx_ctx *x, const stx_comp_desc *d) {
     stx_comp *m = stx_comp_create(x, d);
     CHECK(m != NULL, "%s", stx_error(x));
@@ -1094,7 +1094,7 @@ static void overfit(void) {
     CHECK(!stx_comp_as_lm(NULL).model, "no model");
 }
 
-/* The example of the manual: one channel, two rows 0 and ln 3, and a convolution that
+/* Tests the manual's example: one channel, two rows 0 and ln 3, and a convolution that
    computes their mean. */
 static void by_hand(void) {
     stx_ctx *x = context(1, 1);
@@ -1598,7 +1598,8 @@ static void bad_state_sizes(stx_ctx *x) {
     fails(x, "no compressed memory in this");
 }
 
-/* m, s: a model with a vocabulary and a state of two streams. t: (2,40). */
+/* Invalid calls of a generator must be refused. m, s: a model with a vocabulary and a
+   state of two streams. t: tokens (2,40). */
 static void bad_generation(stx_comp *m, stx_comp_state *s, const int32_t *t) {
     stx_ctx *x = m->ctx;
     static const stx_real v[6 * 16];
@@ -1950,7 +1951,7 @@ static void one_step(void *user) {
     stx_backward(x, stx_comp_total(r->m, r->nll));
 }
 
-/* nll receives the nll of four steps of a variant, each run by stx_step_run. */
+/* Runs four steps of variant k with stx_step_run. nll (4) receives their losses. */
 static void repeated_steps(int k, int precision, double *nll) {
     const char *name;
     stx_comp_desc d = variant(k, &name);

@@ -276,8 +276,8 @@ static float z_of(const attn *c, size_t h) {
     return (float)((floor(f * L) + 0.37) / L);
 }
 
-/* half: rounds the inputs to values that bf16 can represent. add: gives the gradients
-   nonzero initial values. */
+/* Creates the arrays of a case. half: rounds the inputs to values that bf16 can
+   represent. add: gives the gradients nonzero initial values. */
 static void data_open(data *d, const attn *c, int half, int add) {
     size_t i, h, b;
     memset(d, 0, sizeof *d);
@@ -358,8 +358,8 @@ static void on_cpu(stx_ctx *x, data *d) {
 
 enum { FORWARD_ONLY = 1 << 16 };
 
-/* without: bit mask of the gradients that are not requested. Bit GRADS omits dv but not
-   dk; FORWARD_ONLY skips the backward pass. */
+/* Runs a case on the GPU. without: bit mask of the gradients that are not requested.
+   Bit GRADS omits dv but not dk; FORWARD_ONLY skips the backward pass. */
 static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     stx_attention_args a;
     stx_real *in[INS], *grad[GRADS], *y, *top, *inv;
@@ -534,7 +534,7 @@ static size_t versions_of(int half) {
     return half ? 6 : 3;
 }
 
-/* which: bit mask of the elements of `versions` to run */
+/* Tests one case. which: bit mask of the elements of `versions` to run. */
 static void one_case(const attn *c, int half, int add, unsigned which) {
     data d;
     float **got;
@@ -1688,10 +1688,10 @@ static void rows_of_dR(void) {
 
 // >>edges
 
-/* Windows that end inside or next to every 16-key group of a tile, for various first
-   keys and last queries, with positions and persistent vectors. If a strip of queries
-   skips a key group that its queries see, the results here are wrong. If it computes an
-   unnecessary group, counted() fails. */
+/* Tests windows that end inside or next to every 16-key group of a tile, for various
+   first keys and last queries, with positions and persistent vectors. If a strip of
+   queries skips a key group that its queries see, the results here are wrong. If it
+   computes an unnecessary group, counted() fails. */
 static void edges(int half) {
     static const size_t spans[] = {3, 8, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65, 80, 97, 129},
                         sizes[] = {16, 64, 96, 128};

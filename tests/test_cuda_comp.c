@@ -17,8 +17,9 @@ typedef struct grouped {
     int32_t *first, *pad, *dfirst, *dpad;
 } grouped;
 
-/* how: bit 0 selects separate first rows for the streams. how >> 1: 0 if no row is
-   missing, 1 if some are, 2 if all are. There may be gaps between streams. */
+/* Chooses the groups of a case. Bit 0 of `how` selects separate first rows for the
+   streams; how >> 1 is 0 if no row is missing, 1 if some are, and 2 if all are. There
+   may be gaps between streams. */
 static void grouped_make(grouped *t, size_t B, size_t rows, size_t groups, size_t taps, size_t step,
                          size_t D, ptrdiff_t at, int how) {
     size_t b, i;
@@ -551,8 +552,8 @@ static void gate_extremes(arr *a, int kind, int i) {
     arr_upload(a);
 }
 
-/* Elements of the planes p are in (-most, most); if most is above 50, some are
-   extreme. */
+/* Creates the arrays of a gate. Elements of the planes p are in (-most, most); if most
+   is above 50, some are extreme. */
 static void gate_make(gate *t, int kind, size_t N, size_t D, double most) {
     int i;
     memset(t, 0, sizeof *t);

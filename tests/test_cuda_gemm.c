@@ -188,8 +188,8 @@ static void matmuls_of_all_kinds(stx_ctx *x) {
     }
 }
 
-/* All matmuls of a batch add to one C, with all memory kinds and transpositions. The
-   rows are consecutive, or there are gaps between matrices. */
+/* Tests batches in which all matmuls add to one C, with all memory kinds and
+   transpositions. The rows are consecutive, or there are gaps between matrices. */
 static void matmuls_with_one_C(stx_ctx *x) {
     const size_t n = COUNT(matmul_size);
     matmul p;
@@ -926,7 +926,7 @@ static void slices_again(void *user, uint64_t *hash) {
 // >>refusals
 
 /* If cublasLt has no plan for the slices or refuses the call, or if there is no memory
-   for the slices, one matmul computes the result without an error. */
+   for the slices, one matmul must compute the result, without an error. */
 static void slices_refused(int precision) {
     static const sliced p = {512, 24, 40, 0, 4, 0, 2, 0}, padded = {96, 16, 64, 23, 3, 1, 1, 0},
                         cut = {512, 24, 40, 0, 4, 0, 2, 1};
@@ -968,7 +968,7 @@ static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, s
 }
 
 /* If cublasLt has algorithms but refuses the call with a status that guarantees that
-   nothing ran, our kernel takes over permanently. */
+   nothing ran, our kernel must take over permanently. */
 static void call_refused(int precision, const float *values, int how, int status, int all_layers) {
     enum { N = 50, I = 40, O = 24 };
 
@@ -1000,7 +1000,7 @@ static void call_refused(int precision, const float *values, int how, int status
     stx_destroy(own);
 }
 
-/* If cublasLt returns any other status, the context gets an error. */
+/* If cublasLt returns any other status, the context must get an error. */
 static void calls_refused(int precision, const float *values) {
     enum { NOT_SUPPORTED = 15, INVALID_VALUE = 7, ARCH_MISMATCH = 8 };
 
@@ -1027,8 +1027,8 @@ static void calls_refused(int precision, const float *values) {
 }
 #endif
 
-/* A matmul can be captured, even when it is called for the first time. Each replay
-   accumulates once. */
+/* It must be possible to capture a matmul, even when it is called for the first time.
+   Each replay must accumulate once. */
 static void captured(stx_ctx *x) {
     size_t M = 19, N = 24, K = 37, i, before = inner_plans(x);
     float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1),
@@ -1082,7 +1082,7 @@ static void refused(int precision) {
 }
 
 #ifdef SEQTX_CUDA_HOST
-/* If a device fails, the error names the operation, its shape and the status. */
+/* If a device fails, the error must name the operation, its shape and the status. */
 static void failing(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision), *y = cuda_ctx(STX_CUDA, precision);
     stx_real *a = cuda_array(x, NULL, 64, STX_MEM_ACTIVATIONS),
@@ -1147,8 +1147,8 @@ static void again(void *user, uint64_t *hash) {
     stx_cuda_free(x, gdb);
 }
 
-/* tune: 0 selects the heuristic's first algorithm, 1 the fastest one, -1 our own
-   kernel. */
+/* Runs all tests of one precision. tune: 0 selects the heuristic's first algorithm, 1
+   the fastest one, -1 our own kernel. */
 static void run_all(int precision, int tune, float *values) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision);
     if (!stx_ok(x)) {

@@ -732,8 +732,8 @@ static void test_uncaptured(void) {
         }
 }
 
-/* The communicator fails during a later capture, so existing graphs cannot be replayed
-   any more. */
+/* The communicator fails during a later capture. Existing graphs can then no longer be
+   replayed, so the step must report an error. */
 static void late_failure_job(job *j) {
     model m;
     int n;
@@ -796,7 +796,8 @@ static void absent_job(job *j) {
 /* Ways in which a rank waits for one that has ended. */
 enum { WAIT_IN_SUM, WAIT_IN_LEAVE, WAIT_IN_DOWNLOAD, WAIT_IN_SYNC, WAITS };
 
-/* One of two ranks ends. j->family: how the remaining rank waits for it. */
+/* Tests what happens when one of two ranks ends. j->family: how the remaining rank
+   waits for it. */
 static void gone_job(job *j) {
     stx_ctx *x = joined(j);
     float a[64] = {0};
@@ -839,7 +840,8 @@ static void gone_job(job *j) {
     stx_destroy(x);
 }
 
-/* NCCL reports an error (j->family 0), or the program aborts the group (1). */
+/* Tests what happens when NCCL reports an error (j->family = 0) or when the program
+   aborts the group (j->family = 1). */
 static void error_job(job *j) {
     model m;
     int n;
@@ -903,8 +905,8 @@ static void test_ends(void) {
   #endif
 }
 #else
-/* In a build without NCCL, a process that was started as one of several ranks gets an
-   error that names the missing build option. */
+/* In a build without NCCL, a process that was started as one of several ranks must get
+   an error that names the missing build option. */
 static void none_job(job *j) {
     stx_ctx *x = context(j);
     CHECK(!stx_group_join(x, NULL) && strstr(stx_error(x), "SEQTX_NCCL"), "%s", stx_error(x));
@@ -914,7 +916,7 @@ static void none_job(job *j) {
 
 
 // >>alone
-/* A context without a group, and a group of one rank. */
+/* Tests a context without a group, and a group of one rank. */
 static void alone_job(job *j) {
     model m;
     double v = 5;

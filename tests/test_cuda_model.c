@@ -164,7 +164,7 @@ static stx_tensor *op_cross_entropy_over(stx_ctx *x, stx_tensor **in) {
     return cross_entropy(x, in[0], 1);
 }
 
-/* An adaptive softmax or embedding with two clusters: 11 words with 16-element
+/* Returns an adaptive softmax or embedding with two clusters: 11 words with 16-element
    embeddings and 8 words with 4-element embeddings. in: the tables, the projection of
    the second cluster, its row in the head, and h. */
 static stx_adaptive adaptive(stx_tensor **in, int output) {
@@ -280,7 +280,8 @@ static stx_tensor *op_linear_many(stx_ctx *x, stx_tensor **in) {
     return stx_linear_concat(x, in[0], in + 1, in + 3, 2);
 }
 
-/* Cached rows in two parts. Between the streams of the first part are unused rows. */
+/* A linear layer on cached rows in two parts. Between the streams of the first part are
+   unused rows. */
 static stx_tensor *op_linear_past(stx_ctx *x, stx_tensor **in) {
     stx_tensor *m = stx_detach(x, in[0]), *y;
     const size_t C = m->dim[2];
@@ -298,7 +299,7 @@ static stx_tensor *op_linear_past(stx_ctx *x, stx_tensor **in) {
                             stx_linear(x, in[0], in[2], in[4], STX_ACT_NONE)));
 }
 
-/* Three heads in two groups, whose results are concatenated. */
+/* A linear layer for three heads in two groups, whose results are concatenated. */
 static stx_tensor *op_linear_heads(stx_ctx *x, stx_tensor **in) {
     stx_tensor *m = stx_detach(x, in[0]), *out[STX_HEAD_GROUPS], *a, *b;
     stx_head_groups g;
@@ -1035,8 +1036,8 @@ static void test_turns(void) {
     }
 }
 
-/* Memories with spare capacity. Ops either read their rows in place or copy them. Each
-   step starts at the same address. */
+/* Tests memories with spare capacity. Ops either read the rows of a memory in place or
+   copy them. Each step starts at the same address. */
 static void test_room(void) {
     stx_desc cd;
     stx_memory_desc d;
@@ -1105,7 +1106,7 @@ static void scaled_make(scaled *u, int precision, int no_graph) {
     u->scale = stx_scalar_create(u->x, 1);
 }
 
-/* The mean square of softmax(scale table w^T). */
+/* The loss of a step is the mean square of softmax(scale table w^T). */
 static void scaled_step(void *user) {
     scaled *u = (scaled *)user;
     stx_tensor *y;
@@ -1235,8 +1236,8 @@ static void clustered_step(void *user) {
     stx_optim_step(u->o, 0.01);
 }
 
-/* The id at position k of a batch, from cluster 1, 2 or 0; `many` of the ids are from
-   cluster 1. */
+/* Returns the id at position k of a batch, from cluster 1, 2 or 0; `many` of the ids
+   are from cluster 1. */
 static int32_t clustered_id(int i, int n, int k, int many) {
     if (k < many) return 11 + (i + n) % 14;
     if (k < many + 8) return 25 + (i * n) % 16;
@@ -1326,7 +1327,7 @@ static void test_clusters(void) {
    ends. */
 enum { LATE_N = 70, LATE_C = 36, LATE_OPS = 17 };
 
-/* Layer i: one or two linear layers and a normalisation. */
+/* Computes layer i: one or two linear layers and a normalisation. */
 static stx_tensor *late_layer(stx_ctx *x, stx_tensor *h, size_t i, stx_tensor *w, stx_tensor *b,
                               stx_tensor *gain, stx_tensor *both, stx_tensor *own[][2]) {
     stx_tensor *f;
@@ -1405,8 +1406,8 @@ enum { WORDS_B = 3, WORDS_T = 7, WORDS_N = 21, WORDS_V = 205, WORDS_D = 32 };
 /* Kinds of vocabularies */
 enum { WORDS_PLAIN, WORDS_TIED, WORDS_ADAPTIVE, WORDS_SHARED_MAJOR, WORDS_SHARED, WORDS_KINDS };
 
-/* The padding of parameter i of WORDS_PLAIN on a GPU. The parameters are the input
-   table, the output table and the bias. */
+/* Returns the number of padding elements of parameter i of WORDS_PLAIN on a GPU. The
+   parameters are the input table, the output table and the bias. */
 static size_t worded_padding(size_t i) {
     if (i == 0) return 0;
     return i == 1 ? 51 * WORDS_D : 51;
@@ -1892,8 +1893,8 @@ static void status_of_fresh(void) {
     model_free(&b);
 }
 
-/* The keys are new or alternate at first. Then the key stays the same, and its step is
-   captured immediately. */
+/* At first, the keys are new or alternate. Then the key stays the same, and the step
+   must be captured immediately. */
 static void status_of_keys(void) {
     model b;
     int n, keys;
@@ -2008,8 +2009,8 @@ static void test_generation(void) {
     }
 }
 
-/* If a gradient is not finite, the device skips the update, and stx_optim_sync reports
-   this to the host. */
+/* If a gradient is not finite, the device must skip the update, and stx_optim_sync must
+   report this to the host. */
 static void test_skip(void) {
     model r;
     uint64_t before;
@@ -2034,7 +2035,8 @@ static void test_skip(void) {
     model_free(&r);
 }
 
-/* A bad token in a replayed step: replays do not check tokens, so stx_tokens_set must. */
+/* A bad token in a replayed step must be an error. Replays do not check tokens, so
+   stx_tokens_set must check them. */
 static void test_bad_token(void) {
     model r;
     int32_t *id;
@@ -2232,8 +2234,8 @@ static void errors_of_devices(void) {
           cuda_host_bytes_in_use());
 }
 
-/* Run n: up to n = 59, on a device whose memory grows with n; then on one where
-   allocation n - 59 fails, after which arenas retry with a smaller size. Returns
+/* Performs run n: up to n = 59, on a device whose memory grows with n; then on one
+   where allocation n - 59 fails, after which arenas retry with a smaller size. Returns
    nonzero if the run ended with an error. */
 static int short_of_memory(long n) {
     stx_span_desc sd;
@@ -2299,7 +2301,7 @@ static void errors_of_memory(void) {
     CHECK(refused > 5, "%ld of 99 runs short of memory ended with an error", refused);
 }
 
-/* desc.max_bytes also limits device memory. */
+/* desc.max_bytes must also limit device memory. */
 static void errors_of_max_bytes(void) {
     stx_desc d;
     stx_ctx *x;

@@ -87,7 +87,7 @@ static void test_activation(const arr *pa, size_t n, int act) {
     arr_free(&g);
 }
 
-/* Overwrites the array a of f with 1. */
+/* Tests dropout, and overwrites the array a of f with 1. */
 static void test_dropout(const flat *f) {
     const uint64_t seed = 0x9e3779b97f4a7c15u, stream = (uint64_t)1 << 63 | 5;
     const arr y = f->y, a = f->a, b = f->b;
@@ -365,7 +365,7 @@ static void test_row_vectors(const rows *r) {
     arr_free(&t);
 }
 
-/* The tolerance of gradients of a normalisation over C elements. */
+/* Returns the tolerance for gradients of a normalisation over C elements. */
 static double norm_tol(size_t C) {
     return C < 4 ? 1e-3 : 4e-6;
 }
@@ -437,7 +437,8 @@ static double dbias_tol(size_t C) {
     return C < 4 ? 1e-3 : 8e-6;
 }
 
-/* ds is either added to or not requested (NULL). */
+/* Tests residual_norm with a bias. The kernel either adds to ds or does not compute it
+   (ds = NULL). */
 static void test_residual_norm_bias(const rows *r) {
     const arr *d = &r->a[R_D], *df = &r->a[R_DF], *dgain = &r->a[R_DGAIN],
               *dshift = &r->a[R_DSHIFT], *db = &r->a[R_DBIAS];
@@ -578,7 +579,7 @@ static void test_rows(void) {
 
 // >>embedding
 
-/* Ids in [0,V). how: 0 all equal; 1 all different, which requires n <= V; 2
+/* Returns ids in [0,V). how: 0 all equal; 1 all different, which requires n <= V; 2
    Zipf-distributed. */
 static int32_t *make_ids(size_t n, size_t V, int how) {
     int32_t *ids = (int32_t *)malloc(n * sizeof *ids);
@@ -636,7 +637,7 @@ static void test_embedding(void) {
 
 // >>losses
 
-/* Logits (N,V) with a row stride of ld. The padding is NaN. */
+/* Returns logits (N,V) with a row stride of ld. The padding is NaN. */
 static arr logits_of(size_t N, size_t V, size_t ld) {
     float *v = cuda_random(N * ld, 8, 0);
     arr a;
@@ -813,8 +814,8 @@ static void cluster_ids(int32_t *ids, size_t n, size_t count[4]) {
     }
 }
 
-/* The capacity of cluster c, which has `count` ids. tight: the capacity of cluster 2 is
-   too small. */
+/* Returns the capacity of cluster c, which has `count` ids. tight: the capacity of
+   cluster 2 is too small. */
 static size_t cluster_capacity(size_t c, size_t count, int head, int tight) {
     if (head && c == 0) return 0;
     return tight && c == 2 ? count / 2 : count + 3 * c;
@@ -893,8 +894,8 @@ static void test_cluster_sorts(void) {
             for (tight = 0; tight < 2; tight++) test_cluster_sort(count[k], head, tight);
 }
 
-/* Rows that contain some -infinity, only -infinity, one +infinity, one NaN, only NaN,
-   or only finite values. */
+/* Tests rows that contain some -infinity, only -infinity, one +infinity, one NaN, only
+   NaN, or only finite values. */
 static void test_infinities(void) {
     enum { V = 530, R = 6 };
 
@@ -934,7 +935,7 @@ static void test_infinities(void) {
     free(v);
 }
 
-/* An adaptive softmax: the head, with two gates, then a cluster. */
+/* Tests an adaptive softmax: the head, with two gates, then a cluster. */
 static void test_cluster_log_probs(int forward) {
     const size_t N = 7, V = 900, K = 3, size0 = 300, size1 = 500;
     arr out = arr_of(N * V, 1, 0, N_), gate = arr_of(N * K, 1, 0, B_),
@@ -1350,7 +1351,7 @@ static sum_arrays sum_arrays_make(void) {
     return t;
 }
 
-/* The GPU memory is freed with the context. */
+/* Frees the host memory. The GPU memory is freed with the context. */
 static void sum_arrays_free(sum_arrays *t) {
     int i;
     t->r.a[R_F].c = t->r.a[R_DBIAS].c = NULL; /* shared with R_G and loss */

@@ -42,14 +42,14 @@ static void gate_point(gate *t) {
 /* How the parameters and the noise of a gate are initialised. */
 enum { GATE_RANDOM, GATE_EQUAL, GATE_FAR, GATE_NAN };
 
-/* The number of elements of array i of a gate with R draws. */
+/* Returns the number of elements of array i of a gate with R draws. */
 static size_t gate_size(int i, size_t R) {
     if (i == W || i == Y || i == DW) return 3 * R;
     return i == DAL ? 3 : 1;
 }
 
-/* GATE_EQUAL: all parameters and all noise values are equal, so the first branch wins.
-   GATE_FAR: the parameters are far apart. */
+/* Creates the arrays of a gate. With GATE_EQUAL, all parameters and all noise values
+   are equal, so the first branch wins. With GATE_FAR, the parameters are far apart. */
 static void gate_make(gate *t, size_t R, int form, int how, int injected) {
     static const float far_[3] = {-90, 60, 88}, equal[3] = {0.5f, 0.5f, 0.5f},
                        costs[3] = {1.7f, 0.6f, 0};
@@ -257,8 +257,9 @@ static size_t mix_size(int k, size_t N, size_t C, size_t draws, int *kind) {
     return C;
 }
 
-/* how: 0 random weights; 1 + k: only branch k has a nonzero weight; 4: branch 1 has
-   weight 0 and contains NaN. whole: integers, whose products and sums are exact. */
+/* Creates the arrays of a mixture. how: 0: random weights; 1 + k: only branch k has a
+   nonzero weight; 4: branch 1 has weight 0 and contains NaN. whole: integers, whose
+   products and sums are exact. */
 static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int norm, int how,
                      int whole) {
     const size_t N = streams * T, draws = streams * ((T + run - 1) / run);

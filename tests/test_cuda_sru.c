@@ -26,7 +26,7 @@ typedef struct recurrence {
     stx_sru_args on; /* the GPU's arguments */
 } recurrence;
 
-/* Array i on the CPU. args_of calls this function or of_gpu. */
+/* Returns array i on the CPU. args_of calls this function or of_gpu. */
 static stx_real *of_cpu(const recurrence *t, int i) {
     return t->a[i].c;
 }
@@ -236,7 +236,8 @@ static void test_sizes(void) {
         }
 }
 
-/* Rows of 37 elements are not a multiple of 16 bytes. */
+/* Returns the width of case n. The size of a row of 37 elements is not a multiple of 16
+   bytes. */
 static size_t option_width(size_t n) {
     if (n % 12 == 5) return 37;
     return n % 2 ? 40 : 72;

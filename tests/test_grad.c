@@ -96,7 +96,7 @@ static void finish(problem *p) {
     for (i = 0; i < p->n; i++) free(p->data[i]);
 }
 
-/* Input k as a leaf of the current step. */
+/* Returns input k as a leaf of the current step. */
 static stx_tensor *leaf(stx_ctx *x, const problem *p, int k) {
     const size_t *d = p->dim[k];
     if (p->absent[k]) return NULL;
@@ -143,7 +143,7 @@ static int gradients(stx_ctx *x, const problem *p, const stx_real *dy, int uses,
     return 1;
 }
 
-/* A random index below n */
+/* Returns a random index below n. */
 static size_t random_index(size_t n) {
     return (size_t)((test_rand() + 1) / 2 * (double)n) % n;
 }
@@ -266,7 +266,7 @@ static void check(problem *p) {
     finish(p);
 }
 
-/* n random ids below V, with repetitions. If n > 1, both 0 and V - 1 occur. */
+/* Returns n random ids below V, with repetitions. If n > 1, both 0 and V - 1 occur. */
 static int32_t *ids_of(size_t n, size_t V) {
     int32_t *id = (int32_t *)malloc((n + 1) * sizeof *id);
     size_t i;
@@ -1627,7 +1627,7 @@ static stx_tensor *outer_attention(stx_ctx *x, stx_tensor *q, stx_tensor *k, stx
     return stx_attention(x, &in, &d);
 }
 
-/* An op that is defined by this test: y = 2 o. */
+/* Applies an op that this test defines: y = 2 o. */
 static stx_tensor *outer_double(stx_ctx *x, stx_tensor *o) {
     stx_tensor *y = stx_new(x, 2, 3, 4, 0);
     if (!y) return NULL;
@@ -1864,7 +1864,7 @@ static void several_results(void) {
         for (used = FIRST; used < 2 * THIRD; used += FIRST) several_case(what, used);
 }
 
-/* Neither the chunk size nor nesting may change a bit. */
+/* Neither the chunk size nor nesting of recomputations may change a bit. */
 static void recompute_bits(void) {
     enum { VALUES = 2 * 31 * 6, GRADS = 2 * VALUES + 13 * 6 * 2 + 13 + 27 + 36 };
 
@@ -2065,7 +2065,8 @@ static void attn_inputs(problem *p, attn *a) {
         for (i = 0; i < p->size[0]; i++) p->data[0][i] *= 0.2;
 }
 
-/* The kernel arguments that stx_attention would pass for these inputs. y: (B,T,H D). */
+/* Returns the kernel arguments that stx_attention would pass for these inputs. y:
+   (B,T,H D). */
 static stx_attention_args attn_args(const problem *p, const attn *a, stx_real *y) {
     stx_attention_args g;
     size_t zero_keys = a->d.first_key < 0 ? (size_t)-a->d.first_key : 0;
@@ -2280,8 +2281,8 @@ static void attn_case(const attn *spec, int entries) {
     free(a.is_pad);
 }
 
-/* An attention whose output shows which keys dropout keeps: all weights are equal, and
-   the values are unit vectors (D = S + N). */
+/* Returns an attention problem whose output shows which keys dropout keeps: all weights
+   are equal, and the values are unit vectors (D = S + N). */
 static problem unit_values(attn *a) {
     problem p = start("unit values", make_attention, a);
     size_t C = a->H * a->D, i, h, n;
@@ -2416,8 +2417,8 @@ static void attn_small(attn a, int entries) {
     attn_case(&a, entries);
 }
 
-/* Padding combined with each option, with few queries, and with queries that attend to
-   no key. */
+/* Tests padding combined with each option, with few queries, and with queries that
+   attend to no key. */
 static void attn_pads(void) {
     static const attn cases[] = {
         {.pad = 0},
@@ -2449,8 +2450,8 @@ static void attn_pads(void) {
         }
 }
 
-/* Padding at tile borders. In case 1, the ramp is so steep that dz is too small for
-   differences. */
+/* Tests padding at tile borders. In case 1, the ramp is so steep that dz is too small
+   for differences. */
 static void attn_pads_tiles(void) {
 #define LONG_SPAN .bias = BOTH, .d.max_span = 400, .d.ramp = 32
     static const attn cases[] = {
@@ -2472,8 +2473,8 @@ static void attn_pads_tiles(void) {
         }
 }
 
-/* Heads as wide as a model. Sizes 130 and 400 exceed one tile of queries and one of
-   keys. */
+/* Tests heads as wide as a model. Sizes 130 and 400 exceed one tile of queries and one
+   of keys. */
 static void attn_wide(void) {
     static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 130};
     size_t d, t;
@@ -2585,7 +2586,7 @@ static void attn_options(void) {
     for (i = 0; i < sizeof cases / sizeof *cases; i++) attn_small(cases[i], 200);
 }
 
-/* The borders of query tiles (128) and key tiles (384). */
+/* Tests the borders of query tiles (128) and key tiles (384). */
 static void attn_tiles(void) {
     static const size_t T[] = {1, 63, 65, 128, 129}, S[] = {0, 1, 255, 319, 320, 471};
     size_t t, s;
@@ -2741,7 +2742,7 @@ static void attn_random(void) {
     }
 }
 
-/* One tensor is query, key and value at the same time. */
+/* Tests attention in which one tensor is query, key and value. */
 static void attn_self(void) {
     attn a = {0};
     problem p = start("self-attention of one tensor", make_self_attention, &a);
@@ -3033,7 +3034,8 @@ static stx_tensor *make_adaptive_softmax_tokens(stx_ctx *x, stx_tensor **in, voi
                                        stx_tokens(x, u->id, u->B, u->T), &u->how);
 }
 
-/* biased: the projections have biases. */
+/* Tests adaptive token losses with k clusters. biased: whether the projections have
+   biases. */
 static void adaptive_tokens_case(int k, int options, int biased) {
     adaptive_user au;
     token_user u;
@@ -3204,7 +3206,7 @@ typedef struct recurrence {
     double alpha;
 } recurrence;
 
-/* y: h followed by the last states, or only one of them. */
+/* Calls the op and returns h followed by the last states, or only one of the two. */
 static stx_tensor *make_recurrence(stx_ctx *x, stx_tensor **in, void *user) {
     const recurrence *u = (const recurrence *)user;
     stx_sru_recurrence_in c;
@@ -3323,7 +3325,7 @@ static stx_tensor *make_comp_gate_biased(stx_ctx *x, stx_tensor **in, void *user
     return u->d.glu ? stx_add(x, in[0], y) : y;
 }
 
-/* The width of the gate's parameters p for D channels. */
+/* Returns the width of the gate's parameters p for D channels. */
 static size_t comp_gate_width(int kind, size_t D) {
     if (kind == STX_COMP_GATE_GRU) return 3 * D;
     return kind == STX_COMP_GATE_GLU ? 2 * D : D;
@@ -3577,8 +3579,8 @@ static stx_tensor *separate_attention(const stx_attention_desc *d, const stx_rea
     return stx_attention(ctx1, &a, d);
 }
 
-/* Keys and values in one tensor: checks the gradients, and that the result is
-   bit-identical to that of separate tensors. */
+/* Tests keys and values in one tensor: the gradients must be right, and the result must
+   be bit-identical to that of separate tensors. */
 static void attention_kv(void) {
     /* B, T, S, H, D */
     static const size_t s[][5] = {{2, 5, 9, 2, 3}, {1, 1, 70, 1, 16}, {2, 33, 65, 3, 8}};
@@ -4086,9 +4088,10 @@ static stx_tensor *normal(stx_params *p, const char *name, size_t d0, size_t d1,
     return stx_param(p, STX_NORMAL, 0.5, name, d0, d1, d2, 0);
 }
 
-/* A parameter's gradient accumulates over passes: after two passes it is twice that of
-   one. With few rows, each pass adds once to each element, so this holds exactly. Sums
-   that are added in parts (over 64 rows, or over a depth of 384) are rounded. */
+/* A parameter's gradient must accumulate over passes: after two passes, it must be
+   twice the gradient of one pass. With few rows, each pass adds once to each element,
+   so this holds exactly. Sums that are added in parts (over 64 rows, or over a depth of
+   384) are rounded. */
 static void two_passes(size_t N, int exactly) {
     stx_ctx *x = stx_create(NULL);
     stx_params *p = stx_params_create(x);
@@ -4141,7 +4144,7 @@ static void two_passes(size_t N, int exactly) {
     stx_destroy(x);
 }
 
-/* A parameter is the output itself: dy is added to its gradient. */
+/* If the output is itself a parameter, dy must be added to its gradient. */
 static void output_is_parameter(void) {
     stx_ctx *x = stx_create(NULL);
     stx_params *p = stx_params_create(x);

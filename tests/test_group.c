@@ -83,8 +83,8 @@ static void report(const char *what, const char *more, double v) {
     if (verbose && !rank) printf("%-26s %-60s %.1e\n", what, more, v);
 }
 
-/* A value in [0, 1) that depends only on (a, b), so that all ranks compute the same
-   value. */
+/* Returns a value in [0, 1) that depends only on (a, b), so that all ranks compute the
+   same value. */
 static double hashed(uint64_t a, uint64_t b) {
     uint32_t r[4];
     stx_philox(0x67726f7570, a, b, r);
@@ -220,7 +220,7 @@ static void sums(void) {
     done(alone);
 }
 
-/* Arguments that are invalid in a group with more than one rank. */
+/* Arguments that are invalid in a group with more than one rank must be refused. */
 static void bad_arguments(stx_ctx *x) {
     double v = 1;
     CHECK(!stx_group_sum(x, NULL, 1), "sum without memory");
@@ -368,7 +368,7 @@ static void launchers(void) {
     started("RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, NULL);
 }
 
-/* If several launchers set variables, the first one with more than one rank takes
+/* If several launchers set variables, the first one with more than one rank must take
    precedence. An exception is torchrun inside srun, with one task per machine that
    starts several ranks: it takes precedence over srun. */
 static void nested_launchers(void) {
@@ -385,7 +385,7 @@ static void nested_launchers(void) {
             1, 2, 0, 1, "SLURM_STEP_NUM_TASKS");
 }
 
-/* Invalid variables are ignored. */
+/* Invalid variables must be ignored. */
 static void invalid_variables(void) {
     started("RANK=4 WORLD_SIZE=4", 0, 1, 0, 1, NULL);
     started("RANK=5 WORLD_SIZE=4", 0, 1, 0, 1, NULL);
@@ -708,7 +708,7 @@ static void loss_of_case(const loss_case *c) {
     done(w);
 }
 
-/* In evaluation, a loss exchanges nothing, so that one rank may compute it alone. */
+/* In evaluation, a loss must exchange nothing, so that one rank may compute it alone. */
 static void loss_in_evaluation(void) {
     stx_ctx *x = context(9, 1, 0, 0);
     stx_params *p = lossy_params(x);
@@ -991,7 +991,7 @@ static void optimisers(void) {
 
 static const small_case adam = {"", {STX_ADAM, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0.01, -1};
 
-/* A loss that depends on all parameters. */
+/* Returns a loss that depends on all parameters. */
 static stx_tensor *any_loss(stx_ctx *x, const stx_params *p) {
     stx_real in[D] = {1};
     return stx_sum(x, stx_linear(x, stx_input(x, in, 1, D, 0, 0), p->tensor[0], p->tensor[1],
@@ -1117,7 +1117,7 @@ static unsigned char *write_params(stx_ctx *x, const stx_params *p, const char *
     return NULL;
 }
 
-/* Truncated and damaged files in memory are refused. */
+/* Truncated and damaged files in memory must be refused. */
 static void damaged_bytes(stx_ctx *x, unsigned char *bytes, size_t n) {
     stx_file *f;
     size_t cut;
@@ -1436,7 +1436,7 @@ static void run_begin(run *r, const family *f, int joined, size_t bucket, int sh
     r->state = r->lm.state_create(r->lm.model, r->n, 0);
 }
 
-/* Token `at` of stream b. Low ids are frequent. */
+/* Returns token `at` of stream b. Low ids are frequent. */
 static int32_t word(size_t b, size_t at) {
     double u = hashed(b, 5000 + at);
     return (int32_t)(u * u * V);

@@ -568,7 +568,8 @@ static void test_headers(void) {
     stx_file_close(f);
 }
 
-/* Invalid length fields: incomplete, beyond the file, beyond the limit, all ones. */
+/* Invalid length fields must be refused: incomplete, beyond the file, beyond the limit,
+   all ones. */
 static void test_lengths(void) {
     unsigned char b[64];
     size_t i;

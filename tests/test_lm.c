@@ -1223,8 +1223,8 @@ static void rows_alternating(void) {
     }
 }
 
-/* Capacity grows by half, up to a limit, or to the requested size. If it is reserved
-   beforehand, addresses do not change. */
+/* Capacity must grow by half, up to a limit, or to the requested size. If it is
+   reserved beforehand, addresses must not change. */
 static void rows_capacity(void) {
     stx_ctx *x = context(6);
     stx_memory *s = rows_of(x, RB, 1, 0, 0, 0, 12), *r = rows_of(x, RB, 1, 0, 0, 0, 0);
@@ -2006,8 +2006,8 @@ static stx_lm some_lm(stx_ctx *x, int kind) {
     return stx_sru_as_lm(stx_sru_lm_create(x, &e));
 }
 
-/* The text has a period of 20 tokens, so a model can predict it if it remembers a
-   block. */
+/* Sets the tokens of a step. The text has a period of 20 tokens, so a model can predict
+   it if it remembers a block. */
 static void lm_tokens(int32_t *in, size_t step) {
     size_t b, i;
     for (b = 0; b < LB; b++)

@@ -170,7 +170,7 @@ static stx_par_desc variant(int k, const char **name) {
     return d;
 }
 
-/* A model with perturbed parameters. */
+/* Returns a model with perturbed parameters. */
 static stx_par *model(stx_ctx *x, const stx_par_desc *d) {
     stx_par *m = stx_par_create(x, d);
     CHECK(m != NULL, "%s", stx_error(x));
@@ -202,7 +202,7 @@ static stx_real *by_calls(stx_par *m, const int32_t *t, size_t B, size_t n, size
     return all;
 }
 
-/* A model that evaluates without noise, so that outputs can be compared. */
+/* Returns a model that evaluates without noise, so that outputs can be compared. */
 static stx_par *quiet_model(stx_ctx *x, stx_par_desc *d) {
     if (d->gate_eval == STX_PAR_EVAL_NOISE) d->gate_eval = STX_PAR_EVAL_SOFT;
     return model(x, d);
@@ -798,8 +798,9 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
     fails(x, "count: expected 3 L = 6 values, got 12");
 }
 
-/* The variance of dal_0 at several temperatures, as stated in the manual, for dw =
-   (1,0,0) and equal branches. At low temperatures, halving the temperature doubles it. */
+/* Checks the variance of dal_0 at several temperatures against the manual, for dw =
+   (1,0,0) and equal branches. At low temperatures, halving the temperature doubles
+   it. */
 static void variance(void) {
     static const double expected[] = {0.0059, 0.031, 0.10, 0.25, 0.54, 1.13};
 
@@ -1077,7 +1078,7 @@ static void mixture(void) {
             for (hot = 0; hot < 2; hot++) mixture_case(i, &shapes[i], norm, hot);
 }
 
-/* The manual's example. */
+/* Tests the manual's example. */
 static void by_hand(void) {
     stx_par_gate_args a;
     stx_real al[3], tau = 1, u[3], w[3], y[3], cost[3] = {2, 1, 0}, lat, dw[3] = {1, 0, 1},
@@ -1300,7 +1301,7 @@ static void keys_of_training(stx_par *m, const int32_t *t) {
     CHECK(m->uniforms_count == 0, "NULL has no effect while the context has an error");
 }
 
-/* same_length requires a memory of at least 2 rows. */
+/* same_length with a memory of fewer than 2 rows must be refused. */
 static void short_same_length(stx_par *m, const int32_t *t) {
     static const char expected[] = "same_length: expected a memory of 2 rows or more";
     stx_ctx *x = m->ctx;
@@ -1410,8 +1411,8 @@ static void format(void) {
     }
 }
 
-/* The design rule: floor(L / p) attention blocks at equal distances, all within the
-   first two thirds plus one block. */
+/* Tests the design rule: floor(L / p) attention blocks at equal distances, all within
+   the first two thirds plus one block. */
 static void rule(void) {
     char got[64];
     size_t L, p, i, n;
@@ -1669,7 +1670,7 @@ static void refused(const char *pattern, const stx_par_desc *d) {
     stx_destroy(x);
 }
 
-/* A desc with an adaptive vocabulary. */
+/* Returns a desc with an adaptive vocabulary. */
 static stx_par_desc adaptive(void) {
     stx_par_desc d = small();
     d.adaptive_in = 1;
@@ -2107,7 +2108,7 @@ static void padding(void) {
     }
 }
 
-/* A Transformer-XL with a published number of weights. */
+/* Returns the desc of a Transformer-XL with a published number of weights. */
 static stx_par_desc xl(size_t vocab, size_t dim, size_t heads, size_t inner, size_t layers) {
     static char pattern[64];
     stx_par_desc d;

@@ -100,7 +100,8 @@ static stx_tensor *attention_by_hand(stx_span *m, size_t l, stx_tensor *h, stx_t
     return stx_linear(x, stx_attention(x, &in, &d), p->wo, NULL, STX_ACT_NONE);
 }
 
-/* Variants of the model for which generation, causality and memory are tested. */
+/* Returns variant k of the model. Generation, causality and memory are tested for all
+   variants. */
 static stx_span_desc variant(int k, const char **name) {
     static const char *const names[] = {"adaptive",           "fixed",       "literal",
                                         "persistent",         "adaptive io", "long fixed",
@@ -336,8 +337,9 @@ static void literal(void) {
     }
 }
 
-/* By default, the first tokens see no keys in an empty memory, and padding rows have no
-   effect. With STX_SPAN_LITERAL_MEMORY, the memory's zero rows are keys. */
+/* By default, the first tokens must see no keys in an empty memory, and padding rows
+   must have no effect. With STX_SPAN_LITERAL_MEMORY, the memory's zero rows must be
+   keys. */
 static void beginnings(void) {
     stx_span_desc d = small();
     stx_ctx *x = context(1, 3);
@@ -520,9 +522,9 @@ static double root_mean_square(const stx_tensor *t, double *top) {
     return sqrt(sum / (double)t->size);
 }
 
-/* Initial values of the original code and, with fairseq_init, of fairseq: their
-   standard deviation, and whether they are normal (largest > 2.5 deviations) or uniform
-   (largest = sqrt(3) deviations). */
+/* Checks the initial values of the original code and, with fairseq_init, of fairseq:
+   their standard deviation, and whether they are normal (largest > 2.5 deviations) or
+   uniform (largest = sqrt(3) deviations). */
 static void first_values(const stx_span *m, int fairseq) {
     const double sd = 1 / sqrt(96.0), xavier = sqrt(6.0 / (96 + 160)) / sqrt(3);
     const struct {
@@ -1298,7 +1300,7 @@ static void ramps(void) {
             }
 }
 
-/* The example that the manual computes by hand. */
+/* Tests the example that the manual computes by hand. */
 static void by_hand(void) {
     static const double e[4] = {1, 4.0 / 3, 4, 5.0 / 3}, v[4] = {6, 0, 9, 3}; /* t = 1..4 */
     int form;

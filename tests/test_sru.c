@@ -335,7 +335,8 @@ static void forward_inputs(forward_call *f, stx_sru *m, const stx_real *v, int p
     f->io.window = 7;
 }
 
-/* A loss that depends on all results: h, the inputs of the last layer, and the states. */
+/* Returns a loss that depends on all results: h, the inputs of the last layer, and the
+   states. */
 static stx_tensor *forward_loss(stx_ctx *x, const forward_call *f, stx_tensor *h) {
     stx_tensor *loss = stx_mean(x, stx_mul(x, h, stx_add(x, h, stx_sigmoid(x, h))));
     size_t l;
@@ -401,8 +402,8 @@ static stx_real *forward_once(int k, const stx_sru_desc *desc, const char *name,
     return all;
 }
 
-/* Recomputation in stx_sru_forward: gradients of x, states and memories, with padding
-   of x and of the memories, with a window, and with a custom transform. */
+/* Tests recomputation in stx_sru_forward: gradients of x, states and memories, with
+   padding of x and of the memories, with a window, and with a custom transform. */
 static void recomputed_forward(void) {
     enum { B = FORWARD_B, T = FORWARD_T, M = FORWARD_M, N = FORWARD_N };
 
@@ -705,7 +706,8 @@ static void cell_adds(stx_ctx *x, stx_sru_args a) {
     free(before);
 }
 
-/* options: a bit mask: 1 tanh, 2 v, 4 V */
+/* Compares the kernels with the plain definition. options: a bit mask: 1 tanh, 2 v, 4
+   V. */
 static void kernel_case(size_t B, size_t T, size_t H, size_t D, size_t k, int options) {
     const size_t O = H * D;
     stx_ctx *x = context(3, 1);
@@ -1311,7 +1313,7 @@ static int all_zero(const stx_tensor *t) {
     return 1;
 }
 
-/* All cases below use one context and its random generator. */
+/* Tests initial weights. All cases below use one context and its random generator. */
 static void initial_weights(stx_ctx *x) {
     stx_sru_desc d;
     stx_sru *m;
@@ -1411,7 +1413,7 @@ static void initial_highway_bias(stx_ctx *x, double bias, int transform) {
           "alpha with highway_bias %g", bias);
 }
 
-/* v_init = -1: v is a parameter, unlike with v1, and starts as zeros. */
+/* With v_init = -1, v must be a parameter, unlike with v1, and must start as zeros. */
 static void initial_v(stx_ctx *x) {
     stx_sru_lm_desc d;
     stx_sru_lm *m;
@@ -1655,8 +1657,8 @@ static int is_memory_padding(size_t b, size_t t) {
     }
 }
 
-/* Overwrites each row (n,C) whose pad is nonzero with the values first, first + step,
-   .. */
+/* Overwrites each row of `rows` (n,C) that is marked in `pad` with the values `first`,
+   first + step_, .. */
 static void overwrite(stx_real *rows, const int32_t *pad, size_t n, size_t C, double first,
                       double step_) {
     size_t i, j;
@@ -1854,7 +1856,7 @@ static void refused_lm(const char *pattern, const stx_sru_lm_desc *d) {
     stx_destroy(x);
 }
 
-/* A valid desc, which the cases below change. */
+/* Returns a valid desc, which the cases below change. */
 static stx_sru_desc small(void) {
     stx_sru_desc d;
     memset(&d, 0, sizeof d);
@@ -2104,7 +2106,7 @@ static void call_refused(stx_ctx *x, const void *result, const char *pattern) {
     stx_clear_error(x);
 }
 
-/* The input (2,5,8) of a new step. */
+/* Begins a step and returns its input (2,5,8). */
 static stx_tensor *next_input(stx_ctx *x, const stx_real *v) {
     stx_begin(x, STX_TRAIN);
     return stx_input(x, v, 2, 5, 8, 0);
@@ -2490,7 +2492,7 @@ static void memory(void) {
     }
 }
 
-/* The example that the manual computes by hand. */
+/* Tests the example that the manual computes by hand. */
 static void by_hand(void) {
     static const double h_expected[2] = {1.5, 4}, du0[2] = {0.125, 0.25}, dx[2] = {0, 0.5};
     stx_ctx *x = context(1, 1);

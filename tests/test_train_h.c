@@ -243,8 +243,8 @@ static void test_bad_options(void) {
     CHECK(tr_distance("a_b", 3, "a-b", 3) == 0);
 }
 
-/* A flag that accepts a count: each row has the arguments, the value, and its form in a
-   checkpoint. */
+/* Tests a flag that accepts a count. Each row has the arguments, the value, and its
+   form in a checkpoint. */
 static void test_some(void) {
     static const struct {
         const char *arg[2];

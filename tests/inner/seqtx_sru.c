@@ -6,7 +6,8 @@
 #include "../../seqtx_sru.h"
 #include "../inner.h"
 
-/* stx__sru_transform with the padding `before` (B,M) of the memory and pad (B,T) of h. */
+/* Calls stx__sru_transform with the padding `before` (B,M) of the memory and pad (B,T)
+   of h. */
 stx_tensor *inner_sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *memory,
                                 const stx_ids *before, const stx_ids *pad, size_t B, size_t M,
                                 size_t T, size_t window) {
