@@ -217,8 +217,9 @@ static inline int cuda_test_end(void) {
 
 // >>nodes
 
-/* The nodes that one layer adds to the graph of a step: those of a graph with layers +
-   1 layers (k = 1), minus those of a graph with `layers` layers (k = 0). */
+/* The nodes that one layer adds to the graph of a step: the nodes of a graph with
+   `layers` + 1 layers (k = 1), minus the nodes of a graph with `layers` layers (k =
+   0). */
 enum { CUDA_NODE_NAMES = 200 };
 
 typedef struct cuda_nodes {

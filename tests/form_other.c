@@ -1,7 +1,7 @@
-/* form_other.c - the second unit of the programs that form.sh compiles; it uses the
-   header. With FORM_ONLY_IMPLEMENT it also contains the implementation for both units.
-   With SEQTX_STATIC and SEQTX_IMPLEMENTATION on the command line, it contains a private
-   implementation. */
+/* form_other.c - the second translation unit of the programs that form.sh compiles. It
+   uses the header. With FORM_ONLY_IMPLEMENT it also contains the implementation for
+   both units. With SEQTX_STATIC and SEQTX_IMPLEMENTATION on the command line, it
+   contains a private implementation. */
 #ifdef FORM_ONLY_IMPLEMENT
   #define SEQTX_IMPLEMENTATION
   #include FORM_HEADER

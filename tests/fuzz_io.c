@@ -37,8 +37,8 @@ static void put(const unsigned char *s, size_t n) {
         snprintf(path, sizeof path, "%.200s/seqtx_fuzz.%p.tmp", tmp && *tmp ? tmp : "/tmp",
                  (void *)path);
     }
-    /* Some file systems flush a file that is truncated and rewritten, so remove it
-       first. */
+    /* Remove the file first, because some file systems flush a file that is truncated
+       and rewritten. */
     remove(path);
     f = fopen(path, "wb");
     if (!f || fwrite(s, 1, n, f) != n || fclose(f) != 0) {
@@ -105,8 +105,9 @@ static void fuzz_blob(stx_ctx *x, const unsigned char *s, size_t n) {
     stx_vocab_free(v);
 }
 
-/* The tokens of a corpus must equal those of its text, and must decode to the text
-   unless this kind of token loses information. mark: length of the byte-order mark. */
+/* The tokens of a corpus must equal the tokens of its text. They must decode to the
+   text, unless this kind of token loses information. mark: length of the byte-order
+   mark. */
 static void check_tokens(stx_ctx *x, const stx_vocab_desc *d, stx_vocab *v, const stx_corpus *c,
                          const char *s, size_t n, size_t mark) {
     size_t len = stx_vocab_encode(v, s, n, NULL, 0), i;

@@ -76,7 +76,7 @@ extern size_t inner_plans(const stx_ctx *x);
    -1 our kernel, and -2 the same as 0, with bias and ReLU in a separate pass. */
 extern void inner_tune(stx_ctx *x, int tune);
 /* Sets the number of K slices for later GEMMs that can be split ("Split K" in
-   seqtx_cuda.cu). If it is 0, the size of the GEMM determines it. */
+   seqtx_cuda.cu). If pieces is 0, the number is chosen by the size of the GEMM. */
 extern void inner_pieces(stx_ctx *x, int pieces);
 /* Returns the number of slices that is chosen for this size. */
 extern size_t inner_pieces_of(size_t M, size_t N, size_t K, int late);
@@ -92,8 +92,9 @@ typedef struct inner_fused_kernel {
     size_t shared, more;
 } inner_fused_kernel;
 
-/* Lists the kernels for heads of D channels, with both biases (two) or without, and
-   returns their number. The capacity of k must be INNER_FUSED. */
+/* Lists the kernels for heads of D channels, with both biases if `two` is set,
+   otherwise without biases. Returns the number of kernels. The capacity of k must be
+   INNER_FUSED. */
 extern int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k);
 
 /* Sets the number of seconds for which this rank waits for the others. Requires NCCL. */

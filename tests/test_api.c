@@ -149,7 +149,7 @@ static stx_tensor *feed_forward(stx_ctx *x, void *user, stx_tensor **in, stx_ten
 
 enum { SEEN = 8 };
 
-/* Runs one step and returns the loss, or NaN after an error. Unless it is NULL, `seen`
+/* Runs one step and returns the loss, or NaN after an error. `seen`, which may be NULL,
    receives the addresses of tensors and of their data. */
 static double model_step(stx_ctx *x, model *m, int step, const void **seen, int update) {
     int32_t *id = (int32_t *)malloc(2 * m->B * m->T * sizeof *id);
@@ -1494,8 +1494,8 @@ static void train(stx_ctx *x, model *m, int kind, double *loss) {
     for (step = 0; step < 5; step++) loss[step] = model_step(x, m, step, NULL, 1);
 }
 
-/* Two contexts whose steps alternate must give the same results as contexts that run
-   one after the other. */
+/* Two contexts with alternating steps must give the same results as two contexts that
+   run one after the other. */
 static void contexts(void) {
     static const int kinds[] = {STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM};
     int k, step;
@@ -2316,9 +2316,9 @@ static void radams(void) {
         }
 }
 
-/* In LAMB, norms must be those of a whole tensor, even if it is divided into chunks;
-   tensors of zeros must move by the direction alone; and a saved run must continue
-   bit-identically. */
+/* LAMB must compute norms over a whole tensor, even if the tensor is divided into
+   chunks; tensors of zeros must move by the direction alone; and a saved run must
+   continue bit-identically. */
 static void lambs(void) {
     stx_optim_desc d;
     stx_ctx *x[2];
@@ -3104,9 +3104,9 @@ static double normal_density(double v) {
     return 0.39894228040143267794 * exp(-0.5 * v * v);
 }
 
-/* The largest errors of the functions of the inner loops. Errors are in ulps, except
-   that they are absolute for phi and its density, and relative for the tail of phi.
-   bad: the number of wrong NaNs, zeros or infinities. */
+/* The largest errors of the math functions of the inner loops. Errors are in ulps,
+   except that the errors of phi and its density are absolute, and the error of phi's
+   tail is relative. bad: the number of wrong NaNs, zeros or infinities. */
 typedef struct math_errors {
     double exp, tanh, sigmoid, sqrt, phi, tail, density;
     int bad;
@@ -3916,9 +3916,9 @@ typedef struct part {
     size_t r0, rows, c0, cols;
 } part;
 
-/* A GEMM of M rows with a part of W or, if tb is set, of its transpose. The packed
-   values must give the same result as an unpacked copy of them. With M = 2, a batch
-   shares one matrix; with M = 3, each has a separate part. copy: scratch. */
+/* Tests a GEMM of M rows with a part of W or, if tb is set, of its transpose. The
+   packed values must give the same result as an unpacked copy of them. With M = 2, a
+   batch shares one matrix; with M = 3, each has a separate part. copy: scratch. */
 static void packed_gemm(stx_ctx *x, stx_tensor *W, size_t M, int tb, part p, double alpha,
                         double beta, stx_real *copy, const char *what) {
     size_t N = tb ? p.rows : p.cols, K = tb ? p.cols : p.rows, i, wrong = 0,
@@ -4266,8 +4266,8 @@ static void sampling_temperature(void) {
     check_draws("a huge temperature", &s, logits7, p);
 }
 
-/* Restricts p to the first k words, then to the first of these whose total reaches the
-   fraction top_p of what remained. */
+/* Restricts p to the first k words, then to the shortest prefix of these that holds at
+   least the fraction top_p of their total. */
 static void truncated(double *p, size_t k, double top_p) {
     double total = 0, mass = 0;
     size_t i;

@@ -999,8 +999,8 @@ static void attn_case(attn *a) {
     attn_close(a);
 }
 
-/* The number of threads may change only the order of sums, and the same number must
-   always give the same bits. */
+/* The number of threads may change only the order of sums. Runs with the same number of
+   threads must be bit-identical. */
 static void attn_threads(attn *a, const kernel *k, double tol, int meter) {
     static const int counts[] = {1, 2, 3, 5};
     float **ref, **got, **again;
@@ -1203,8 +1203,8 @@ static void set_ignored(const attn *a, float value) {
             a->data[A_K][j * C + c] = a->data[A_V][j * C + c] = value;
 }
 
-/* Ignored keys must not change a bit, even if they are NaN, and their gradients must be
-   0. */
+/* Ignored keys must not change any bit of the results, even if they are NaN. The
+   gradients of ignored keys must be 0. */
 static void attn_ignored(const attn *a, const char *what) {
     size_t C = a->H * a->D, k, j, c;
     for (k = 0; k < nf + nb; k++) {
@@ -1246,7 +1246,7 @@ static void attention_missing_keys(void) {
 }
 
 /* Tests short segments, and tiles that are wider than the number of persistent keys.
-   Work units use the same work space one after another. */
+   Several work units in succession use the same work space. */
 static void attention_margins(void) {
     size_t i;
     test_state = 4711;
@@ -1386,7 +1386,8 @@ static const layout *layout_of(const direct_call *c, size_t i) {
     return i == A_Q ? &c->q : &c->kv;
 }
 
-/* Sets up input i and its gradient. Kernels add to gradients, so they start as 1. */
+/* Sets up input i and its gradient. Kernels add to gradients, so the initial values are
+   1. */
 static void direct_input(direct_call *c, size_t i) {
     const attn *a = c->a;
     const layout *l = layout_of(c, i);
@@ -1538,8 +1539,8 @@ static void direct(stx_ctx *x, const attn *a, size_t gap, int mode, int only, fl
     free(c.dy.base);
 }
 
-/* A gradient that is requested alone must equal the one that is computed together with
-   the others. The others must not be written. */
+/* A gradient that is requested alone must equal the gradient that is computed when all
+   are requested. Gradients that are not requested must not be written. */
 static void zone_alone(const kernel *k, const attn *a, size_t gap, size_t j, float **all) {
     float **alone = raw_outputs(a);
     size_t i, n;
@@ -1726,8 +1727,8 @@ static void model_saved(const kernel *k, const stx_span *m, stx_span *to) {
 }
 
 /* Generates from a prompt, then from single tokens (with few rows, GEMMs use f32 and
-   attention uses bf16). The error of the logits is relative to the largest one. mf: the
-   same model in f32. */
+   attention uses bf16). The error of the logits is relative to the largest logit. mf:
+   the same model in f32. */
 static void model_generates(const kernel *k, stx_span *m, stx_span *mf, const int32_t *text) {
     stx_span_gen *g = stx_span_gen_create(m, 1), *gf = stx_span_gen_create(mf, 1);
     float expected[V];

@@ -416,8 +416,8 @@ static void causality(void) {
     }
 }
 
-/* A reset stream must match a new one in its values and its memories, even if some of
-   its segments were padding. */
+/* The values and memories of a reset stream must match those of a new stream, even if
+   some segments of the stream were padding. */
 static void resets(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -489,10 +489,10 @@ static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t 
     return v;
 }
 
-/* In training, too, the nll of a batch whose streams are reset at different times must
-   be the mean over single streams, each of which starts with a new state at the time of
-   its reset. A stream that is copied out of its batch, and streams that are joined one
-   by one, must continue unchanged. */
+/* Like resets(), in training. If the streams of a batch are reset at different times,
+   the nll must be the mean over single streams, each of which starts with a new state
+   when it is reset. A stream that is copied out of its batch, and streams that are
+   joined one by one, must continue unchanged. */
 static void resets_in_training(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -1463,8 +1463,8 @@ static void padded_tokens(void) {
     stx_destroy(x);
 }
 
-/* A literal form that a model cannot have must be refused by name. STX_COMP_LITERAL
-   must select the forms that it can have. */
+/* A literal form that a model cannot have must be refused with an error that names the
+   form. STX_COMP_LITERAL must select all forms that the model can have. */
 static void literal(void) {
     static const struct {
         int compress, aux, positions;
@@ -1663,8 +1663,8 @@ static void errors(void) {
     stx_destroy(x);
 }
 
-/* A file with other sizes, another number of streams or damaged counts must be refused,
-   and the memory must stay empty. */
+/* A file with different sizes, a different number of streams or damaged counts must be
+   refused, and the memory must stay empty. */
 static void bad_files(void) {
     char path[1024];
     const size_t more[LAYERS] = {14, 14, 14};

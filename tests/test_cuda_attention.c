@@ -288,7 +288,8 @@ static void data_open(data *d, const attn *c, int half, int add) {
     for (i = 0; i < INS; i++) {
         double s = (i == Q || i == KV) && c->big > 0 ? c->big : 1;
         d->in[i] = cuda_random(d->size[i], s, 0);
-        /* Parameters are rounded too, so that their bf16 copies are exact. */
+        /* Parameters are also rounded, so that the bf16 copies of parameters are
+           exact. */
         if (half && i != Z) cuda_round(d->in[i], d->size[i]);
     }
     for (b = 0; d->pad && b < c->B; b++)
@@ -1148,8 +1149,9 @@ static void masks(int half) {
         }
 }
 
-/* The fused kernels must support padded keys and calls that are not causal: their
-   scratch is then smaller than that of version 0. They do not support the last case. */
+/* The fused kernels must support padded keys and calls that are not causal. The scratch
+   of a supported call is smaller than with version 0. The last case is not
+   supported. */
 static void supported(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 40, .S = 90, .H = 2, .D = 64, .P = 90, .z = 1, .L = 80, .R = 8, .u = 1,
@@ -1258,8 +1260,8 @@ static void unseen(int half) {
 
 // >>gradients that are not requested
 
-/* Requests only some of the gradients. These must have the same bits as if all were
-   requested, and the others must not be written. */
+/* Requests only some of the gradients. The requested gradients must have the same bits
+   as if all were requested, and the others must not be written. */
 static void requested(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 17, .S = 33, .H = 2, .D = 16, .P = 33, .shared = 1, .dmin = 1, .z = 1,

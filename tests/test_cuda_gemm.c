@@ -313,7 +313,7 @@ static void twin(stx_ctx *x) {
 
 // >>layers
 
-/* off: offset of the bias, which breaks its alignment. pad: the number of the O outputs
+/* off: offset of the bias, so that it is not aligned. pad: the number of the O outputs
    that are padding; see stx_linear_bwd_args. */
 typedef struct layer {
     size_t N, I, O;

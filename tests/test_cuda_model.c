@@ -652,8 +652,8 @@ static void spans_current(model *r, const char *when) {
         }
 }
 
-/* Runs step n on the tokens of step n and returns its loss. The host may wait for the
-   device outside of stx_step_run; waits inside it are added to *syncs. */
+/* Runs step n and returns its loss. The host may wait for the device outside of
+   stx_step_run; waits inside it are added to *syncs. */
 static double model_run(model *r, int n, long *syncs) {
     int32_t *id = ids_of(r->B * r->T + 1, r->V, (size_t)n + 1);
     long before = 0;
@@ -853,7 +853,7 @@ static void test_groups(void) {
         calls = b.calls - calls;
         graphs = cuda_host_graph_launches() - graphs;
         /* A captured step calls the step's function and is then launched. When the
-           groups of the first phase return, its graph may be replayed. */
+           groups of the first phase return, the graph of that phase may be replayed. */
         CHECK(calls + graphs > EACH || phase == 3,
               "phase %d: no step was captured, %ld calls, %ld graphs", phase, calls, graphs);
         CHECK(calls < EACH && graphs, "phase %d: no step was replayed, %ld calls, %ld graphs",
@@ -1924,8 +1924,8 @@ static void test_status(void) {
 
 // >>checkpoints, generation, bad input
 
-/* A model saved on one device is loaded on the other. Its next steps must equal those
-   of the uninterrupted run. */
+/* A model that is saved on one device must be loadable on the other. Its next steps
+   must equal the steps of the uninterrupted run. */
 static int save_model(model *r, const char *path) {
     stx_writer *w = stx_writer_create(r->x);
     int ok = stx_params_save(w, r->m->params, "") && stx_optim_save(w, r->o)

@@ -243,8 +243,8 @@ static size_t option_width(size_t n) {
     return n % 2 ? 40 : 72;
 }
 
-/* Tests each combination of seven options in one of the two precisions. As a result,
-   all combinations of any six of them are tested in both. */
+/* Tests each combination of seven options in one of the two precisions. Together, these
+   cases test all combinations of any six options in both precisions. */
 static void test_options(void) {
     size_t n;
     for (n = 0; n < 384; n++) {

@@ -1,8 +1,9 @@
-/* test_fenv.c - tests that the library computes in its own floating-point environment. A
-   caller that rounds differently, flushes denormals or traps exceptions trains and
-   samples all families and calls many functions, with one thread and with two. The
-   results must be bit-identical to those in the default environment. No exception may be
-   trapped, and the control word and the status flags of the caller must not change. */
+/* test_fenv.c - tests that the library computes in its own floating-point environment.
+   With rounding modes, flushing of denormals and traps set by the caller, all families
+   are trained and sampled and many functions are called, with one thread and with two.
+   The results must be bit-identical to those in the default environment. No exception
+   may be trapped, and the control word and the status flags of the caller must not
+   change. */
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
 #include "../seqtx_par.h"

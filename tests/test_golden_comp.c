@@ -104,8 +104,8 @@ static void load(stx_comp *m, const stx_file *f) {
     }
 }
 
-/* Compares the values or the gradients of parameter i, which are in the layout of the
-   model, with the entry "PREFIXname". If there is no such entry, they must be 0. */
+/* Compares the values or the gradients of parameter i, in the model's layout, with the
+   entry "PREFIXname". If there is no such entry, all values must be 0. */
 static void compare(const stx_comp *m, const stx_file *f, const char *file, const char *prefix,
                     size_t i, const stx_real *have, double tol) {
     const stx_tensor *t = m->params->tensor[i];

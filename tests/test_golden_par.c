@@ -173,7 +173,7 @@ static double entry_top(const stx_file *f, const char *ending, const char *begin
 }
 
 /* Compares gradients. A position bias adds the same value to all logits of a row, so
-   that its gradient is 0 except for rounding. The rounded terms are as large as other
+   its gradient is 0 except for rounding. The rounded terms are as large as other
    gradients, so the tolerance has a floor. */
 static void gradients(stx_ctx *x, const stx_params *p, const stx_file *f, const char *file,
                       size_t s) {
@@ -351,8 +351,8 @@ static void gates(stx_par *m, const stx_file *f, const char *name, size_t i, siz
     free(w);
 }
 
-/* Compares a training step that reads state s and writes state o. last: it is the last
-   step of the file. Returns the total loss, or NULL. */
+/* Compares a training step that reads state s and writes state o. last: whether this is
+   the last step of the file. Returns the total loss, or NULL. */
 static stx_tensor *train_step(stx_par *m, const stx_file *f, const char *name, size_t i, int last,
                               stx_real **u, stx_par_state *s, stx_par_state *o) {
     const size_t B = s->B;

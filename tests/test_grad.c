@@ -124,7 +124,7 @@ static double project(const problem *p, const stx_real *dy, size_t ny) {
 }
 
 /* Computes the gradients of all inputs for dy, in context x. With uses = 2, the op is
-   used twice, as y + y'/2. */
+   called twice, and the gradients are those of y + y'/2. */
 static int gradients(stx_ctx *x, const problem *p, const stx_real *dy, int uses, stx_real **g,
                      stx_real *value) {
     stx_tensor *in[MAX_IN], *y = forward(x, p, in);
@@ -428,7 +428,8 @@ static void row_linear_concat(void) {
     }
 }
 
-/* in: memory (B,6,Ci), a second memory (B,4,Ci), then a weight and its bias, twice. */
+/* in: memory (B,6,Ci), a second memory (B,4,Ci), then two weights, each followed by its
+   bias. */
 typedef struct cached_user {
     size_t B;
     int first;   /* number of rows of the first memory; 0: none */
@@ -2831,7 +2832,7 @@ static stx_tensor *make_adaptive_softmax(stx_ctx *x, stx_tensor **in, void *user
 }
 
 /* Returns the dropout mask (ROWS, width of table c) of cluster c, or NULL without
-   dropout. It has one row for every position. The mask is obtained from stx_dropout,
+   dropout. The mask has one row for every position. It is obtained from stx_dropout,
    which draws in the same order in the same step. */
 static stx_real *mask_of(const problem *p, const adaptive_user *u, size_t c) {
     size_t e, i;
@@ -3702,7 +3703,7 @@ static void cached_inputs(problem *p, const cached_sizes *s, const cached_attn *
 }
 
 /* Copies head h of batch row b to separate q (B,T,C), k and v (B,S,C). Cached rows that
-   no group keeps become 0, because nothing may read them. */
+   no group keeps are set to 0, because they must not be read. */
 static void separate_head(const problem *p, const cached_sizes *s, const cached_attn *u, size_t b,
                           size_t h, stx_real *q, stx_real *k, stx_real *v) {
     const size_t T = s->T, m = s->m, D = s->D, C = s->H * D, S = m + T, g = u->groups.of[h],
@@ -3967,8 +3968,9 @@ static void row_par_latency(void) {
 
 
 /* >>passed: results of a recomputed function that are its inputs, views of them,
-   parameters, or one tensor twice. They must equal the results without recomputation,
-   whichever of them are used and whatever the chunk size. */
+   parameters, or one tensor twice. The results must be the same as without
+   recomputation, whichever of them contribute to the loss and whatever the chunk
+   size. */
 enum { PASSED_CASES = 9, PASSED_MOST = 40 * 4 };
 
 typedef struct passed {
@@ -4158,8 +4160,8 @@ static void output_is_parameter(void) {
     stx_destroy(x);
 }
 
-/* A second backward pass in a step either adds its gradients or is an error; it must
-   not be ignored. */
+/* A second backward pass in a step must either add its gradients or be an error. It
+   must not be ignored. */
 static void second_backward(void) {
     stx_ctx *x = stx_create(NULL);
     stx_params *p = stx_params_create(x);

@@ -48,8 +48,8 @@ static void done(stx_ctx *x) {
     stx_destroy(x);
 }
 
-/* Checks that the context's error has this code and that its text contains both a and
-   b; clears the error. */
+/* Checks that the context's error has this code and that its text contains both `a` and
+   `b`. Clears the error. */
 static void refused(stx_ctx *x, int code, const char *a, const char *b) {
     CHECK(stx_error_code(x) == code && strstr(stx_error(x), a) && strstr(stx_error(x), b),
           "expected \"%s .. %s\", got \"%s\"", a, b, stx_error(x));
@@ -595,8 +595,9 @@ typedef struct loss_case {
     int weights, ignore, plain, adaptive;
 } loss_case;
 
-/* Nonzero if stream b is ignored. c->ignore: 0 no stream is, 1 those of the first rank,
-   2 the odd ones of the other ranks, 3 all but the last, 4 all. */
+/* Nonzero if stream b is ignored. c->ignore selects the ignored streams: 0 none, 1 the
+   streams of the first rank, 2 the odd streams of the other ranks, 3 all but the last,
+   4 all. */
 static int left_out(const loss_case *c, size_t b) {
     const size_t one = ranks > 1 ? (size_t)B / (size_t)ranks : 1;
     switch (c->ignore) {
@@ -1178,7 +1179,7 @@ static void files(void) {
 // >>models
 
 /* A family, used through stx_lm. It is trained in contexts of the group, in several
-   ways, and with the whole batch. */
+   ways, and, with the whole batch, in a context without a group. */
 typedef struct family {
     const char *name;
     stx_lm (*make)(stx_ctx *x, stx_params **arch);
@@ -1661,8 +1662,8 @@ static void bit_equal(const char *how, const run *a, const run *b) {
           apart(a->lm.params, b->lm.params));
 }
 
-/* Sends the whole-batch run that rank `from` has trained to all ranks. Receiving it is
-   faster than computing the same bits again. */
+/* Sends the whole-batch run that rank `from` has trained to all ranks. Receiving the
+   run is faster than computing the same bits again. */
 static void share(run *w, int from) {
     stx_optim *o[2];
     double at[3];
@@ -1822,8 +1823,8 @@ int main(int argc, char **argv) {
         printf("%s\n0 passed, 1 failed\n", stx_error(group));
         return 1;
     }
-    /* Rank 0 can only add its own checks after the last context has left. If one of
-       these fails on another rank, the run ends with an error. */
+    /* Rank 0 can only add its own checks after the last context has left. If a later
+       check fails on another rank, the run ends with an error. */
     stx_group_leave(group);
     if (ranks > 1) {
         long before = test_failed;

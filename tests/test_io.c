@@ -1737,8 +1737,8 @@ static void check_blob(const stx_vocab_desc *d, const char *path) {
     CHECK(!stx_vocab_load(x, blob, n + 1));
     ERROR(STX_ERR_FORMAT, "stored vocabulary");
     for (j = 0; j < n; j++)
-        for (bit = 0; bit < 8; bit++) { /* if it can be loaded, saving it must write the
-                                           same bytes */
+        for (bit = 0; bit < 8; bit++) { /* if the vocabulary can be loaded, saving it must
+                                           write the same bytes */
             blob[j] ^= (unsigned char)(1 << bit);
             u = stx_vocab_load(x, blob, n);
             if (u)
@@ -2063,8 +2063,8 @@ static void test_records(void) {
     CHECK(stx_batches_epoch(NULL, NULL) == 0);
 }
 
-/* With rolled streams, each epoch must start at another position, and the streams must
-   have different positions. Each stream continues from its end to its beginning. */
+/* With rolled streams, each epoch must start at a different position, and so must each
+   stream. Each stream continues from its end to its beginning. */
 static void test_roll(void) {
     size_t N = 211, B = 3, T = 7, n = N / B, i, r, t, wrong = 0, differ = 0, blocks;
     stx_corpus *c = ramp_corpus(N);
@@ -2605,7 +2605,7 @@ static void test_position_errors(void) {
 // >>allocations: whenever one fails, there must be an error and no leak, and the old
 // file must be intact
 
-/* Makes calls that allocate. Returns 0 if one of them fails. */
+/* Calls all functions that allocate memory. Returns 0 if a call fails. */
 static int everything(void) {
     stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_COUNT_LATER);
     stx_batches_desc bd;

@@ -1178,10 +1178,10 @@ static void rows_kept(void) {
     stx_destroy(x);
 }
 
-/* Alternating states within one step: the rows of each state are viewed, then replaced.
-   Views must stay unchanged until the step ends. From the third step with full memories
-   on, nothing may be allocated, and steps must begin with the same addresses and
-   capacity. */
+/* Tests alternating states within one step: the rows of each state are viewed, then
+   replaced. Views must stay unchanged until the step ends. From the third step with
+   full memories on, nothing may be allocated, and steps must begin with the same
+   addresses and capacity. */
 static void rows_alternating(void) {
     enum { STATES = 3 };
 
@@ -1435,8 +1435,8 @@ static int stream_block(const stream_model *m, void *state, const int32_t *t, si
 enum { SB = 3, ST = 12, SN = ST * 5 }; /* number of streams, tokens per block, tokens per stream */
 
 /* Stream b is reset after three blocks. Until then, the results of another stream are
-   compared with a batch that contains only that stream; after the reset, those of
-   stream b are. */
+   compared with a batch that contains only that stream; after the reset, the results of
+   stream b are compared. */
 static void stream_alone(const stream_model *m, int kind, void *state, size_t b,
                          const int32_t *t) {
     static stx_real out[SB * ST * V], expected[ST * V];

@@ -286,9 +286,9 @@ static void one_hot_case(int pre, size_t dim, int eval) {
     stx_destroy(x);
 }
 
-/* If the noise of a search model makes the gates one-hot, or if it is evaluated by
-   argmax, its hidden states and memories must be bit-identical to those of the network
-   of the selected blocks with the same weights. */
+/* If the noise makes the gates of a search model one-hot, or if the model is evaluated
+   by argmax, its hidden states and memories must be bit-identical to those of the
+   network of the selected blocks with the same weights. */
 static void one_hot(void) {
     int pre, eval;
     for (pre = 0; pre < 2; pre++)
@@ -334,7 +334,7 @@ static void segments(void) {
         stx_par *m = quiet_model(x, &d);
         const size_t n = 2 * S, B = 2, p = S + 2;
         /* With an adaptive vocabulary, the number of rows of a cluster's GEMM is the
-           number of its tokens, so another token changes the order of sums. */
+           number of its tokens, so changing a token changes the order of sums. */
         const double tol = d.adaptive_in ? TOL : 0;
         int32_t *t = random_tokens(B, n, V, 9), keep;
         stx_par_state *s = stx_par_state_create(m, B), *one = stx_par_state_create(m, 1);
@@ -1046,7 +1046,8 @@ static void mixture_case(int i, const mix_case *c, int norm, int hot) {
     CHECK(e <= TOL * largest(v[0], 8 * n) && e_rest <= TOL * 10 * largest(v[0] + 8 * n, rest),
           "shape %d, norm %d, one-hot %d: errors %g, %g", i, norm, hot, e, e_rest);
 
-    /* now gradients are overwritten, and those whose pointer is NULL are not written */
+    /* now the kernel overwrites gradients, and does not write gradients whose pointer
+       is NULL */
     a[1].add_h = a[1].add[0] = a[1].add[1] = 0;
     for (part = 0; part < 2; part++) {
         memset(v[part] + 5 * n, 0xff, 3 * n * sizeof(stx_real));
@@ -2302,8 +2303,8 @@ static double fitted(stx_par *m, const int32_t *t, stx_optim *o, stx_optim *gate
     return last;
 }
 
-/* A search with two optimisers learns a text. The network that it finds must learn the
-   text by heart and generate it. */
+/* A search with two optimisers must be able to learn a text. The network that the
+   search finds must learn the text by heart and generate it. */
 static void learned(void) {
     stx_ctx *x = context(1, 2);
     stx_par_desc d = small();

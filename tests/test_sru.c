@@ -846,8 +846,8 @@ static double feed_error(stx_sru_gen *g, const int32_t *t, size_t at, size_t T,
     return y ? worst : HUGE_VAL;
 }
 
-/* A changed token at position 60 must change the scores there, but not those before it
-   or those of the other stream. */
+/* A changed token at position 60 must change the scores at that position, but no
+   earlier scores and no scores of the other stream. */
 static void causality(const char *name, stx_sru_lm *m, int32_t *t, const stx_real *all) {
     stx_real *other;
     t[60] = (t[60] + 1) % V;
@@ -1159,8 +1159,8 @@ static stx_tensor *forward_by_hand(stx_sru_lm *m, const stx_sru_state *s, const 
     return stx_dropout(x, h, 0.45);
 }
 
-/* Compares every dropout with that of the model written as single ops: its rate, its
-   position, and whether it is drawn once for all times. */
+/* Compares every dropout with the dropout of a model that is written as single ops: its
+   rate, its position, and whether it is drawn once for all times. */
 static void dropouts_by_hand(void) {
     int plus;
     for (plus = 0; plus < 2; plus++) {
@@ -1666,8 +1666,8 @@ static void overwrite(stx_real *rows, const int32_t *pad, size_t n, size_t C, do
         for (j = 0; pad[i] && j < C; j++) rows[i * C + j] = (stx_real)(first + step_ * (double)j);
 }
 
-/* Returns the outputs, states and gradients of a stack, or NULL on failure. other: the
-   padding contains other values. The caller frees the result. */
+/* Returns the outputs, states and gradients of a stack, or NULL on failure. other:
+   whether the padding contains other values. The caller frees the result. */
 static stx_real *padded_run(const stx_sru_desc *d, const char *name, size_t window, int other,
                             size_t *total) {
     enum { B = QUERY_B, T = QUERY_T, M = QUERY_M, N = QUERY_N, W = QUERY_W };
@@ -1818,8 +1818,9 @@ static void nn_states(void) {
     stx_download(x, again, s->c, 48);
     CHECK(!memcmp(c, again, sizeof c) && stx_ok(x), "states that were got and set");
 
-    /* tensors with the same number of elements in another order, batch first, or of
-       another size: refused with the expected shape, and the state must not change */
+    /* Tensors with the same number of elements in another order, batch first, or of
+       another size must be refused with the expected shape, and the state must not
+       change. */
     for (i = 0; i < 6; i++) {
         char pattern[64];
         for (j = 0; j < 48; j++) nn[j] = -1;

@@ -459,7 +459,7 @@ static void test_configuration(void) {
     json = tr_options_json(&options, 1);
     SAME(json, again);
     free(again);
-    /* Repeating the command, or a part of it, changes nothing. */
+    /* Repeating the command, or a part of it, must change nothing. */
     SAME(adopted("--preset|enwik8_small|--nheads=16", json, 1), "|||");
     SAME(adopted("--nlayers=4|--lr=0.50", json, 1), "|||");
     CHECK(tr_find_option(&options, "lr", 2)->from == TR_FROM_ARGS);
@@ -497,9 +497,9 @@ static void test_changes(void) {
                "expected a whole number from 1 to 100, got '0'");
     SAME(adopted("", "{\"nlayers\":", 1), "refused");
     HOLDS(err, "malformed");
-    /* With an old checkpoint that lacks some options, missing options must be reported,
-       both those that are given and those that are not. An option of a later version
-       has its default. */
+    /* With an old checkpoint that lacks some options, every option that the checkpoint
+       lacks must be reported, whether or not the command line sets it. An option of a
+       later version must keep its default. */
     SAME(adopted("",
                  "{\"nlayers\":4,\"nheads\":2,\"adapt-span\":false,\"bias\":0,\"optim\":\"sgd\","
                  "\"prompt\":null}",
@@ -512,7 +512,7 @@ static void test_changes(void) {
 }
 
 /* A run that starts from the weights of another run must adopt only the options of
-   class TR_MODEL and those marked TR_KEPT. No difference may be reported. */
+   class TR_MODEL and the options marked TR_KEPT. No difference may be reported. */
 static void test_initial_weights(void) {
     static const char json[] = "{\"preset\":\"enwik8_small\",\"nlayers\":4,\"dropout\":0.25,"
                                "\"steps\":7,\"lr\":0.5,\"optim\":\"sgd\",\"data\":\"there\"}";

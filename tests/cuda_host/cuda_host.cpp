@@ -1406,7 +1406,8 @@ static void shared_begin(void) {
     G.arena_used = ZONE;
     G.objects = 0;
     G.static_bytes = 0;
-    /* Created even if smem is 0, so that its zone detects stray accesses. */
+    /* The dynamic array is created even if smem is 0, so that its zone detects stray
+       accesses. */
     new_object(NULL, G.smem, "the dynamic array");
 }
 
@@ -1613,8 +1614,8 @@ static void run_kernel(const cuda_host_kernel &k) {
 // waits in the queue of its stream until the exchange has finished. Exchanges are
 // deferred until the host waits for them or work that depends on them is submitted.
 
-typedef std::function<bool()> queued; /* returns true if it is done, false if it must be
-                                         tried again */
+typedef std::function<bool()> queued; /* returns true if the work is done, false if it
+                                         must be tried again */
 
 /* A node holds a kernel, a function or an exchange. The other two members are empty. */
 struct graph_node {
@@ -1640,8 +1641,8 @@ struct CUstream_st {
     int device;
     bool blocking, busy; /* busy: its queue is being processed */
     std::shared_ptr<capture> cap;
-    long work, joined;   /* work: number of captured nodes; joined: how many of them
-                            another stream waits for */
+    long work, joined;   /* work: number of captured nodes; joined: number of captured
+                            nodes for which another stream waits */
     std::deque<queued> queue;
     uint64_t put, done;  /* number of queue entries so far; number of completed entries */
 };
@@ -2053,7 +2054,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
     return cudaSuccess;
 }
 
-/* Makes s wait until the queue of another stream is done up to entry `until`. */
+/* Makes s wait until the queue of stream `other` is done up to entry `until`. */
 static void wait_in_queue(cudaStream_t s, cudaStream_t other, uint64_t until) {
     if (is_default(s) || is_default(other) || other == s || other->done >= until) return;
     put_in_queue(s, [other, until] { return !streams().count(other) || advance(other, until); });
