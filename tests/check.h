@@ -47,7 +47,7 @@ static int check_end(void) {
 
 // >>files
 
-static char dir[512];   /* holds all files of the test */
+static char dir[512];   /* the directory that holds all files of the test */
 
 /* Creates dir. On failure, prints the reason and the last line of the program. */
 static int dir_create(const char *name) {

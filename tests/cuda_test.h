@@ -125,7 +125,8 @@ static inline double cuda_error(stx_ctx *x, const stx_real *p, const float *expe
     return worst <= 1e300 ? worst / top : HUGE_VAL;
 }
 
-/* The initial value of an FNV-1a hash, and the hash after 32 more bits. */
+/* The initial value of an FNV-1a hash, and a function that updates hash h with 32 more
+   bits. */
 static const uint64_t cuda_hash_start = 14695981039346656037u;
 
 static inline uint64_t cuda_hash_bits(uint64_t h, const void *bits) {

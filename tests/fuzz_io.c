@@ -27,7 +27,7 @@
 enum { FILES, BLOBS, TEXTS, READERS };
 
 static char path[512];
-static long accepted[READERS]; /* number of inputs that a reader accepted */
+static long accepted[READERS]; /* number of inputs that each reader accepted */
 static stx_ctx *shared;        /* reused for 20 inputs, because creation is slow */
 
 static void put(const unsigned char *s, size_t n) {
@@ -228,7 +228,8 @@ static uint32_t rnd(uint32_t n) {
   #define SEED(t) \
     { t, sizeof(t) - 1 }
 
-/* The first four are safetensors. main fills in the lengths of their headers. */
+/* Seeds for the fuzzer. The first four are safetensors files, for which main fills in
+   the header lengths. */
 static const struct {
     const char *s;
     size_t n;
@@ -270,8 +271,8 @@ static size_t data_of(size_t which) {
     return which < 4 ? data[which] : 0;
 }
 
-/* Changes an input b of n bytes at random, in a buffer of `size`, and returns its new
-   length. */
+/* Randomly changes an input b of n bytes, in a buffer of `size` bytes, and returns its
+   new length. */
 static size_t mutate(unsigned char *b, size_t n, size_t size) {
     size_t at = 1 + rnd((uint32_t)n - 1), k;
     const char *fragment;

@@ -118,8 +118,7 @@ typedef struct gemm_shape {
 static const double gemm_scales[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0},
                                         {0, 1}, {0, 0}, {2, 0.25}};
 
-/* Checks all transposes of a list of shapes. alpha, beta, batch and gap vary with
-   *turn. */
+/* Checks all transposes of a list of shapes. *turn selects alpha, beta, batch and gap. */
 static void gemm_shapes(stx_ctx *one, stx_ctx *many, const gemm_shape *s, size_t n, int half,
                         size_t *turn) {
     size_t i;

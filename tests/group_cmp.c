@@ -81,8 +81,9 @@ static void copy(char *to, const char *from, const char *end) {
     to[n] = 0;
 }
 
-/* Reads one entry of the header: the tensor's name, shape and data offsets. open, end:
-   the braces of its description; data, size: the data of all tensors. */
+/* Reads one entry of the header: the tensor's name, shape and data offsets. `open` and
+   `end` point to the braces of the tensor's description; `data` and `size` describe the
+   data of all tensors. */
 static void read_tensor(tensor *t, const char *path, const char *name, const char *open,
                         const char *end, const char *data, size_t size) {
     const char *at;
@@ -211,8 +212,8 @@ static int begins(const char *s, const char *with) {
     return !strncmp(s, with, strlen(with));
 }
 
-/* Nonzero if a tensor belongs to the state (memory, optimiser, gradients). The others
-   are parameters. */
+/* Nonzero if a tensor belongs to the state (memory, optimiser, gradients). All other
+   tensors are parameters. */
 static int of_state(const char *name) {
     if (begins(name, "arch.")) name += 5;
     return begins(name, "memory.") || begins(name, "state.") || begins(name, "optim.")
@@ -301,8 +302,8 @@ static int compare_tensors(const file *a, const file *b, apart *params, apart *s
     return bad;
 }
 
-/* Compares two logs. Stores the largest relative difference of a loss and the number of
-   lines. Returns nonzero if all other values agree. */
+/* Compares two logs. *worst receives the largest relative difference of a loss, and
+   *lines the number of lines. Returns nonzero if all other values agree. */
 static int compare_logs(char *x, char *y, double *worst, size_t *lines) {
     int good = 1;
     for (;;) {

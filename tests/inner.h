@@ -36,7 +36,8 @@ extern void inner_use(stx_ctx *x, const inner_kernel *k);
 extern const char *inner_name(const stx_ctx *x);
 /* Fills the GEMM scratch memory with NaN. */
 extern void inner_poison(stx_ctx *x);
-/* Returns the instruction set of the loops. 0 is the baseline of the architecture. */
+/* Returns the instruction set that the loops use. 0 is the baseline of the
+   architecture. */
 extern int inner_isa(const stx_ctx *x);
 extern void inner_set_isa(stx_ctx *x, int isa);
 /* Returns v in bfloat16, rounded by the library's scalar loop. */
@@ -102,8 +103,8 @@ extern void inner_group_timeout(stx_ctx *x, double seconds);
 #endif
 
 #ifdef SEQTX_ATTN_SPAN_H
-/* Returns the head groups of layer l for B streams. Their cache has `rows` projected
-   rows. */
+/* Returns the head groups of layer l for B streams. The cache of the groups has `rows`
+   projected rows. */
 extern void inner_span_groups(const stx_span *m, size_t l, size_t B, size_t rows, int masked,
                               stx_head_groups *g);
 #endif

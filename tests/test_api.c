@@ -291,8 +291,8 @@ static void descs(void) {
 
 /* >>errors: each error, and the names that its text must contain */
 
-/* The context in which all errors occur, a list with one parameter, and that
-   parameter. */
+/* The context in which all errors occur, a parameter list, and the only parameter in
+   that list. */
 static counter ecount;
 static stx_ctx *ex;
 static stx_params *ep;
@@ -1040,7 +1040,8 @@ static void ops_in_error(stx_tensor *t, stx_tensor *t3, stx_tensor *one, stx_ids
           "adaptive ops in error");
 }
 
-/* After an error, all functions must fail without an effect until it is cleared. */
+/* After an error, all functions must fail without an effect until the error is
+   cleared. */
 static void nothing_in_error(void) {
     stx_tensor *t = T_(2, 4, 0, 0), *t3 = T_(2, 3, 8, 0), *one = T_(1, 0, 0, 0);
     stx_ids *ids = row_of_ids(good_ids, 2);
@@ -1314,8 +1315,8 @@ static void allocation_failures(void) {
         }
 }
 
-/* max_bytes must not be exceeded, and the error must name it. Adds the run to *works or
-   *fails. */
+/* No run may exceed max_bytes. If a run fails, the error must name max_bytes.
+   Increments *works or *fails. */
 static void limited_run(size_t limit, int *works, int *fails) {
     counter c;
     model m;
@@ -1916,8 +1917,8 @@ static void nan_in_attention(stx_ctx *x, int part, size_t i, double eps) {
     for (j = 0; j < NAN_PARTS; j++) free(d[j]);
 }
 
-/* An infinite logit must not result in a finite loss. A logit of minus infinity gives
-   its word probability 0. */
+/* An infinite logit must not result in a finite loss. A word whose logit is minus
+   infinity must have probability 0. */
 static void infinite_logits(stx_ctx *x) {
     static const int32_t id[2] = {0, 1};
     stx_real l[6] = {1, (stx_real)HUGE_VAL, 2, 3, 4, 5};
@@ -1958,8 +1959,8 @@ static int equal_two(const stx_real *was, stx_tensor *const *t) {
            && !memcmp(was + 7, t[1]->data, 6 * sizeof *was);
 }
 
-/* Runs a normal step and one with a gradient that is not finite. The latter must be
-   skipped and change neither parameters nor state. */
+/* Runs a normal step and one with a gradient that is not finite. The second step must
+   be skipped and must change neither parameters nor state. */
 static void skipped_step(int kind, double bad) {
     stx_ctx *x = plain(1, 1);
     stx_params *p = stx_params_create(x);
@@ -2053,7 +2054,7 @@ static void adagrad_reference(void) {
     stx_destroy(x);
 }
 
-/* Computes one SGD update of two parameters th by the formula. m: the momentum buffer. */
+/* Computes one SGD update of the parameters th by the formula. m: the momentum buffer. */
 static void sgd_formula(const stx_optim_desc *d, int n, const double *g, double *th, double *m) {
     int i;
     for (i = 0; i < 2; i++) {
@@ -2161,7 +2162,7 @@ static void rule_make(rule_run *r, const stx_optim_desc *d) {
     r->o = stx_optim_create(r->p, d);
 }
 
-/* RAdam in double. r2: the square of the rectification factor. */
+/* The state of RAdam, in double. r2: the square of the rectification factor. */
 typedef struct radam_state {
     double th[3], m[3], v[3];
 } radam_state;
@@ -2229,7 +2230,8 @@ static void radam_other_kind(const char *path) {
     stx_destroy(x);
 }
 
-/* Saves after update t and loads into another run. Both must continue bit-identically. */
+/* Saves a run after update t and loads the file into another run. Both runs must
+   continue bit-identically. */
 static void radam_resume(rule_run *r, const stx_optim_desc *d, int t) {
     char path[1024];
     stx_writer *w = stx_writer_create(r->x);
@@ -2255,8 +2257,8 @@ static void radam_resume(rule_run *r, const stx_optim_desc *d, int t) {
     stx_destroy(q.x);
 }
 
-/* Compares 12 updates at a falling learning rate with the formula. stop: the run is
-   saved after this update; 0: never. */
+/* Compares 12 updates at a falling learning rate with the formula. stop: the update
+   after which the run is saved and resumed; 0: none. */
 static void radam(stx_optim_desc d, int stop) {
     radam_state s = {{0.5, 0.5, 0.5}, {0, 0, 0}, {0, 0, 0}};
     rule_run r;
@@ -2576,7 +2578,7 @@ static void recursive_rates(uint64_t W) {
 }
 
 static void recursive_schedules(void) {
-    /* update n corresponds to n - 1 in the reference */
+    /* update n here is update n - 1 in the reference */
     static const struct {
         uint64_t n;
         double want;
@@ -2854,8 +2856,8 @@ static void grads_run(int one, stx_real **w) {
     stx_destroy(x);
 }
 
-/* stx_params_grads frees the gradient memory of a reservation. The gradient of a later
-   parameter, which would have fitted into the reservation, must then be allocated
+/* stx_params_grads must free the gradient memory of a reservation. The gradient of a
+   later parameter, which would have fitted into the reservation, must then be allocated
    separately. */
 static void grads_end_a_reservation(void) {
     stx_ctx *x = plain(4, 1);
@@ -2880,7 +2882,7 @@ static void grads_end_a_reservation(void) {
     stx_destroy(x);
 }
 
-/* Backward and the optimiser must give the same results if all gradients are in one
+/* stx_backward and the optimiser must give the same results if all gradients are in one
    block. */
 static void grads_in_one(void) {
     stx_real *w[2][3];
@@ -3086,8 +3088,8 @@ static void exponentials(void) {
     stx_destroy(x);
 }
 
-/* Returns the difference of a and the exact b in units in the last place. For a
-   denormal, this is the unit of the smallest normal number. */
+/* Returns the difference between `a` and the exact value b in units in the last place.
+   For a denormal, the unit is that of the smallest normal number. */
 static double ulps(double a, double b) {
     int digits = sizeof(stx_real) == 8 ? 53 : 24, least = sizeof(stx_real) == 8 ? -1022 : -126;
     int e = b == 0 ? least : ilogb(b);
@@ -3095,7 +3097,7 @@ static double ulps(double a, double b) {
     return fabs(a - b) / ldexp(1, (e < least ? least : e) - digits + 1);
 }
 
-/* The normal distribution function, and its density. */
+/* The normal distribution function and, below it, the density. */
 static double normal_cdf(double v) {
     return 0.5 * erfc(-v * 0.70710678118654752440);
 }
@@ -3380,7 +3382,7 @@ static void kernels_elementwise(kernel_data *f) {
            fmax(-1, fmin(1, (double)a[i])));
 }
 
-/* Copies between rows of different strides. The stride of the output is C + 2. */
+/* Copies between rows of different strides. The stride of the output rows is C + 2. */
 static void kernels_copy(kernel_data *f) {
     const stx_real *a = f->a, *b = f->b, *c = f->c;
     const size_t N = f->N, C = f->C, ld = C + 2;
@@ -3394,7 +3396,7 @@ static void kernels_copy(kernel_data *f) {
     for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)
         KERNEL(f, "shift2d", f->n, 0, inner_shift2d(x, y, C, C, a, C, j, N),
                (double)(i % C < C - j ? c[i + j] : a[i / C * C + i % C - (C - j)]));
-    /* rows with a gap, where nothing is shifted in */
+    /* rows with gaps; no values are shifted in */
     for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)
         KERNEL(f, "shift2d with gaps", N * ld, 0, inner_shift2d(x, y, ld, C, NULL, 0, j, N),
                (double)(i % ld < C - j ? c[i + j] : c[i]));
@@ -3729,8 +3731,8 @@ static double sum_of_squares(const stx_real *a, size_t n) {
     return sum;
 }
 
-/* One step of each optimiser, and a skipped one, which must zero the gradient and
-   change nothing else. */
+/* Tests one step of each optimiser, and a skipped step, which must zero the gradient
+   and change nothing else. */
 static void kernels_update(kernel_data *f) {
     const stx_real *c = f->c, *dy = f->dy, momentum = (stx_real)0.9, small = (stx_real)0.01;
     stx_real *b = f->b, *v0 = f->v0;
@@ -3838,7 +3840,7 @@ static stx_optim *chunk_run(int kind, int threads) {
 }
 
 /* Updates are divided into chunks. The results with three threads must be bit-identical
-   to those with one, and every element must be updated. */
+   to the results with one, and every element must be updated. */
 static void update_chunks(void) {
     int kind;
     for (kind = STX_SGD; kind <= STX_LAMB; kind++) {

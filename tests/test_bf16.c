@@ -199,8 +199,8 @@ static void round_values(const kernel *k, const float *all, size_t n) {
     free(pairs);
 }
 
-/* Rounds arrays of n values. Nothing beyond the values may be read or written: the
-   operands end where their blocks end. */
+/* Rounds arrays of n values. Memory beyond the values must be neither read nor written;
+   every array ends where its memory block ends. */
 static void round_length(const kernel *k, const float *all, size_t total, size_t n) {
     float *a = (float *)malloc(n * sizeof *a + 1), *b = (float *)malloc(n * sizeof *b + 1);
     uint16_t *r = (uint16_t *)malloc((n + 40) * sizeof *r);
@@ -238,8 +238,8 @@ static void round_length(const kernel *k, const float *all, size_t total, size_t
 }
 
 static void rounding(void) {
-    /* lower halves: exact, next to exact, next to the tie, the tie, above the tie, the
-       largest, and others */
+    /* lower halves of the bits: exact, next to exact, next to the tie, the tie, above
+       the tie, the largest, and others */
     static const uint16_t low[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff, 0x4000, 0xc123, 0x0040};
 
     enum { LOWS = sizeof low / sizeof *low };
@@ -285,7 +285,7 @@ typedef struct gemm_case {
 typedef struct gemm_data {
     float *A, *B, *C, *RA, *RB;
     double *expected, bound;
-    size_t nc; /* elements of C, including its gaps */
+    size_t nc; /* number of elements of C, including gaps */
     stx_gemm_args g;
 } gemm_data;
 
@@ -384,7 +384,7 @@ static int gemm_good(const gemm_data *d, const float *got) {
     return good;
 }
 
-/* Runs one case with all bf16 kernels and with one to three threads. */
+/* Runs one case with all bf16 kernels, with one to three threads. */
 static void gemm_run(const gemm_case *c) {
     gemm_data d;
     float *got, *first;
@@ -474,8 +474,8 @@ static void gemm_large(size_t *turn) {
             if (SLOW && (*turn % 2 || MNK[0] * MNK[1] * MNK[2] > 2000000)) continue;
             gemm_run_with(1 + *turn % 2, t, MNK, scale[0], scale[1], *turn % 3, 0);
         }
-    /* large enough that the threads pack B together; more than one block of B; one B
-       for a batch */
+    /* matrices so large that the threads pack B together; more than one block of B; one
+       B for a whole batch */
     for (t = 0; t < 4 && !SLOW; t++, (*turn)++) {
         gemm_run_with(1, t, packed, t & 1 ? 1 : -0.5, (double)(t & 1), *turn % 3, 0);
         gemm_run_with(2, t, shared, 1, t & 1 ? -2 : 0, 1, 0);
@@ -730,7 +730,7 @@ static stx_attention_args attn_args(const attn *a, const int32_t *pad) {
     g.kv_batch_stride = a->S * g.kv_row_stride;
     g.span = a->S + (a->d.first_key < 0 ? (size_t)-a->d.first_key : 0);
     if (a->d.span && a->d.span < g.span) g.span = a->d.span;
-    /* keys without a row of pe do not exist */
+    /* keys without a row of pe are ignored */
     if (a->P && g.span > a->P + (size_t)a->d.delta_min - 1)
         g.span = a->P + (size_t)a->d.delta_min - 1;
     g.delta_min = a->d.delta_min;
@@ -769,8 +769,8 @@ static stx_attention_args attn_args(const attn *a, const int32_t *pad) {
        dz   = L / R sum of dm_n over all n with 0 <= m'_n <= 1   (m' = m before clamping)
 
    If the terms of output i cancel (with a single key, ds = 0), its errors are relative
-   to units[i]. This is the largest root of an element's sum of squared terms, where g
-   and G count as separate terms. */
+   to units[i]: the largest value, over all elements of the output, of the root of the
+   sum of squared terms, where g and G are counted as separate terms. */
 typedef struct sums {
     double *sum, *squares;
 } sums;
@@ -1470,7 +1470,7 @@ static int direct_kernel(direct_call *c, int back) {
     return good;
 }
 
-/* Requests only gradient `only`, or all gradients if it is negative. */
+/* Requests only gradient `only`, or all gradients if `only` is negative. */
 static void direct_gradients(direct_call *c, int only) {
     stx_attention_args *g = &c->args;
     float **to[IN];
@@ -1701,8 +1701,8 @@ static stx_span *model_twice(const kernel *k, stx_ctx *x[2], const int32_t *text
     return m[0];
 }
 
-/* Parameters are saved with bf16 and loaded with f32. They must have more digits than
-   bf16 has. */
+/* Saves parameters in a bf16 context and loads them in an f32 context. The saved
+   parameters must have more digits than bf16 has. */
 static void model_saved(const kernel *k, const stx_span *m, stx_span *to) {
     stx_ctx *x = m->ctx;
     const stx_params *p = m->params, *q = to->params;

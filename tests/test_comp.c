@@ -230,7 +230,8 @@ static stx_real *by_segments(stx_comp *m, const int32_t *t, size_t B, size_t n, 
 }
 
 /* Returns the largest difference between the rows of two states, ignoring missing rows.
-   Infinity if the two differ in which rows exist, are missing or were pushed. */
+   Returns infinity if the states differ in which rows exist, are missing or were
+   pushed. */
 static double states_differ(const stx_comp_state *a, const stx_comp_state *b) {
     double worst = 0;
     size_t l, i;
@@ -657,8 +658,9 @@ static void limit(void) {
     stx_destroy(x);
 }
 
-/* STX_COMP_LITERAL_FREEZE must take effect in the segment after the one that froze,
-   with and without recomputed layers. Both segments are on one tape. */
+/* STX_COMP_LITERAL_FREEZE must take effect in the segment after the one in which a
+   matrix is frozen, with and without recomputed layers. Both segments are on one
+   tape. */
 static void frozen(void) {
     double norm[2];
     int k;
@@ -940,9 +942,10 @@ static void aux_is_separate(const char *name, stx_comp *m, stx_tensor *nll) {
               gradient_of(m, m->params->name[k]));
 }
 
-/* The gradient of the language loss must reach all parameters, but those of the
-   compression only with BPTT. The gradient of the auxiliary loss must reach only the
-   parameters of the compression. Neither may reach an earlier segment. */
+/* The gradient of the language loss must reach all parameters, except that it reaches
+   the compression parameters only with BPTT. The gradient of the auxiliary loss must
+   reach only the compression parameters. Neither gradient may reach an earlier
+   segment. */
 static void detached(void) {
     static const int which[] = {0, 2, 19, 20, 23, 10, 9};
     size_t i;
@@ -1021,8 +1024,7 @@ static double pass_of(stx_lm *lm, stx_comp *m, stx_optim *o, void *s, const int3
     return mean;
 }
 
-/* Returns how many of the n - 1 next tokens of a text are predicted correctly by
-   generation. */
+/* Returns how many of tokens 1 to n - 1 of a text a generator predicts correctly. */
 static size_t predicted(stx_lm *lm, stx_comp *m, const int32_t *t, size_t n) {
     void *g = lm->gen_create(m, 1, 0);
     stx_sampling best;
@@ -1377,8 +1379,8 @@ static void bad_descs(void) {
     stx_destroy(x);
 }
 
-/* Parameters can be counted without a model. Zeros in the desc must select the
-   defaults. */
+/* It must be possible to count parameters without a model. Zeros in the desc must
+   select the defaults. */
 static void counts_and_defaults(void) {
     stx_comp_desc d;
     stx_ctx *x;
@@ -1901,9 +1903,9 @@ static void usage(void) {
     }
 }
 
-/* The rows with the largest usage must be kept; of two equal ones, the newer. Missing
-   rows come last. Kept rows stay in temporal order; those of a young stream are at the
-   end. */
+/* The rows with the largest usage must be kept; of two rows with equal usage, the newer
+   one. Missing rows come last. Kept rows stay in temporal order; the rows of a young
+   stream are at the end. */
 static void pick(void) {
     static const stx_real rows[2 * 6] = {1, 2, 3, 4, 5, 6, 10, 20, 30, 40, 50, 60};
     static const stx_real used[2 * 7 * 2] = {3, 1, 8, 4, 4, 2, 1, 1, 2, 1, 0, 0, 9, 1,
@@ -2000,7 +2002,8 @@ static void precisions(void) {
 #endif
 
 /* Runs some steps of a variant in a context that can make `left` allocations. Returns
-   nonzero if that was enough; otherwise the context must report that memory ran out. */
+   nonzero if `left` was sufficient; otherwise the context must report that memory ran
+   out. */
 static int enough_memory(int k, int left) {
     const char *name;
     stx_comp_desc d = variant(k, &name);

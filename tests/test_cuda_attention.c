@@ -88,7 +88,8 @@ static const char *label(const attn *c) {
     return t;
 }
 
-/* One case on the host: inputs, initial gradients, and the results of the CPU. */
+/* The data of one case on the host: inputs, initial gradients, and the results of the
+   CPU. */
 typedef struct data {
     const attn *c;
     stx_attention_args a;               /* sizes and scalars; each run sets the pointers */
@@ -528,7 +529,8 @@ static void compare(const data *d, float **got, int half, int version, int forwa
 }
 
 static stx_ctx *cpu, *gpu[2]; /* float, bf16 */
-/* see stx_cuda_attention; versions 4 to 6 differ from version 2 only in bf16 */
+/* kernel versions, see stx_cuda_attention; versions 4 to 6 differ from version 2 only
+   in bf16 */
 static const int versions[] = {1, 3, 2, 4, 5, 6};
 
 static size_t versions_of(int half) {
@@ -770,8 +772,8 @@ static attn random_case(void) {
    Gradients that will be overwritten are NaN as well. */
 enum { CACHES = 3 };
 
-/* Fill values. GAP: between the rows of a group. UNUSED: gradients of cached keys in
-   the common buffer. */
+/* Fill values. GAP fills the gaps between the rows of a group. UNUSED fills the
+   gradients of cached keys in the common buffer. */
 static const float GAP = 77, UNUSED = 55;
 
 typedef struct cache {
@@ -810,8 +812,8 @@ static size_t rows_needed(const data *d, size_t h) {
     return reach + 1 < d->c->past ? reach + 1 : d->c->past;
 }
 
-/* Returns the group of a head that needs `need` rows. The index counts groups that are
-   empty, too. */
+/* Returns the group of a head that needs `need` rows. The index also counts empty
+   groups. */
 static size_t group_of(const data *d, size_t need) {
     size_t past = d->c->past;
     if (d->c->sets < 3) return d->c->sets == 2 && need * 2 <= past;
@@ -1058,8 +1060,8 @@ static const attn cached_table[] = {
      .z = 3, .L = 690, .sets = 3, .fresh = 1},
 };
 
-/* On the CPU, the results must be bit-identical to those without cached rows, except
-   for the sign of 0. */
+/* On the CPU, the results must be bit-identical to the results without cached rows,
+   except for the sign of 0. */
 static void cached_exact(const data *d, float **got) {
     size_t o, k;
     for (o = 0; o < OUTS; o++) {
@@ -1094,7 +1096,7 @@ static void cached_all(int half) {
 
 // >>dropout
 
-/* Makes value j unit vector j, and persistent value n unit vector S + n. */
+/* Sets value j to unit vector j, and persistent value n to unit vector S + n. */
 static void unit_values(data *d) {
     size_t b, j, h, i;
     for (b = 0; b < d->a.B; b++)
@@ -1352,9 +1354,10 @@ static void orders(int half) {
         }
 }
 
-/* The number of multiprocessors must not affect the bits, and thus not the choice of
-   tiles. Until a memory is full, the first key cuts off windows of up to 100 keys. There,
-   wide and narrow tiles start at different keys and add the terms in different orders. */
+/* The number of multiprocessors must not affect the bits, so it must not affect the
+   choice of tiles. Until a memory is full, the first key cuts off windows of up to 100
+   keys. There, wide and narrow tiles start at different keys and add the terms in
+   different orders. */
 static uint64_t bits_of(stx_ctx *x, data *d, int version) {
     again g;
     uint64_t h = 14695981039346656037u;

@@ -5,7 +5,7 @@
 #include "../seqtx_compressive.h"
 #include "cuda_arr.h"
 
-static int brief; /* "short" was given, because sanitizers are slow */
+static int brief; /* whether "short" was given, as with sanitizers, which are slow */
 
 static const int32_t marks[] = {1, -1, 1 << 30, 2};
 
@@ -97,7 +97,7 @@ static void dense_check(const char *name, const grouped *t, const arr *rows, con
     if (kernel == 0) stx_comp_unfold(cx, z, r, &g, 0);
     if (kernel == 1 || kernel == 2) stx_comp_pool(cx, z, r, &g, kernel == 2);
     if (kernel == 3) stx_comp_pick(cx, z, r, u->c, ldu, &g);
-    if (half) cuda_round(z, n); /* because arr_check leaves y rounded */
+    if (half) cuda_round(z, n); /* because arr_check rounds y */
     CHECK(!memcmp(y, z, n * sizeof *z), "%s: rows without gaps give another result", name);
     free(r);
     free(z);

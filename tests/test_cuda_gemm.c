@@ -8,7 +8,8 @@
 #include "../bench/cuda_model.h"
 
 static stx_ctx *cpu;
-static int brief; /* "short" was given, because sanitizers are slow and do not check values */
+static int brief; /* whether "short" was given, as with sanitizers, which are slow and do
+                     not check values */
 
 /* Nonzero if |a - b| <= rel |b| + abs_ max |b| for all elements; 0 if any is NaN. In a
    bf16 result, one rounding is 2^-9 |b|, and rel must also allow for a value between
@@ -35,7 +36,7 @@ typedef struct matmul {
     int ta, tb;
     double alpha, beta;
     size_t gap;     /* number of elements between rows and between matrices */
-    size_t off;     /* number of elements before the first one, which break the alignment */
+    size_t off;     /* number of elements before the first one, so that it is not aligned */
     int shared;     /* whether all matrices share one B */
     int sum;        /* whether all matmuls are summed in one C */
     int ka, kb, kc; /* memory kinds of A, B and C */
@@ -111,8 +112,8 @@ static int matmul_good(const matmul_run *r, stx_ctx *x) {
                 size_t at = p->off + e * r->sc + i * r->ldc + j;
                 a[n] = got[at];
                 b[n++] = r->expected[at];
-                got[at] = r->expected[at]; /* makes them equal, so that only the gaps
-                                              are compared */
+                got[at] = r->expected[at]; /* makes the elements equal, so that only the
+                                              gaps are compared */
             }
     if (p->whole && !r->half) tol = 0;
     good = near(a, b, n, r->half ? HALF : 0, tol)
@@ -523,7 +524,7 @@ static void layers(stx_ctx *x) {
             l.off = k % 3 == 2;
             layer_case(x, &l);
         }
-    /* with padding. The last layer is too large for one part of the shim's scratch */
+    /* with padding; the last layer is too large for one part of the shim's scratch */
     for (i = 0; i < 4; i++) {
         static const size_t padded[][4] = {{70, 24, 64, 41},
                                            {9, 8, 128, 51},
@@ -648,7 +649,8 @@ static void slices_by_size(void) {
 
 #ifdef SEQTX_CUDA_HOST
 static int slices_no_memory; /* whether the first allocation fails */
-static int slices_timed;     /* plans are chosen by timing, which at first needs more calls */
+static int slices_timed;     /* whether plans are chosen by timing, which at first
+                                requires more calls */
 #endif
 
 /* slices: number of K slices; 0: chosen by size. late: with deferred sums. times:
@@ -866,8 +868,8 @@ static void slices_of_streams(stx_ctx *x) {
     free(dy);
 }
 
-/* Many weights with more deferred sums than one launch can hold. The bits must be the
-   same in every thread order. */
+/* Tests weights with more deferred sums in total than one launch can process. The bits
+   must be the same in every thread order. */
 static stx_ctx *slices_ctx;
 
 static void slices_again(void *user, uint64_t *hash) {

@@ -26,8 +26,8 @@ typedef struct found { /* the results of one rank */
     long passed, failed;
     uint64_t hash;
     double loss[STEPS], seconds;
-    int calls, last_call; /* calls: number of calls of the step's function; last_call:
-                             the step of the last one */
+    int calls, last_call; /* calls: number of calls of the step's function; last_call: the
+                             step of the last call */
     long graphs;
     size_t values;
     float value[MAX_VALUES]; /* values of the parameters */
@@ -536,8 +536,8 @@ static void model_step(void *user) {
     if (m->span) stx_span_clamp(m->span);
 }
 
-/* Runs step n on this rank's share of the streams. Changing m->key gives the step
-   another key. */
+/* Runs step n on this rank's share of the streams. Changing m->key changes the key of
+   the step. */
 static double model_run(model *m, int n) {
     int32_t in[B * T], out[B * T];
     size_t i, b, from = (size_t)m->j->rank * m->streams;
@@ -793,7 +793,7 @@ static void absent_job(job *j) {
     stx_destroy(x);
 }
 
-/* Ways in which a rank waits for one that has ended. */
+/* Ways in which a rank waits for a rank that has ended. */
 enum { WAIT_IN_SUM, WAIT_IN_LEAVE, WAIT_IN_DOWNLOAD, WAIT_IN_SYNC, WAITS };
 
 /* Tests what happens when one of two ranks ends. j->family: how the remaining rank

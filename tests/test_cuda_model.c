@@ -166,7 +166,7 @@ static stx_tensor *op_cross_entropy_over(stx_ctx *x, stx_tensor **in) {
 
 /* Returns an adaptive softmax or embedding with two clusters: 11 words with 16-element
    embeddings and 8 words with 4-element embeddings. in: the tables, the projection of
-   the second cluster, its row in the head, and h. */
+   the second cluster, the row of that cluster in the head, and h. */
 static stx_adaptive adaptive(stx_tensor **in, int output) {
     stx_adaptive a;
     memset(&a, 0, sizeof a);
@@ -499,7 +499,7 @@ typedef struct model {
     size_t B, T, V;
     double lr, loss;
     long calls;   /* number of calls of the step's function */
-    uint64_t key; /* the key of the last step */
+    uint64_t key; /* the step key of the last step */
 } model;
 
 enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, FAIRSEQ, GROUPED, MODELS };
@@ -598,7 +598,7 @@ static void model_make_sized(model *r, int which, int device, int precision, int
     d.span_loss = 1e-4;
     model_options(&d, which);
     r->m = stx_span_create(r->x, &d);
-    /* windows of 800, 256, 64 and 64 */
+    /* the windows of the four heads are 800, 256, 64 and 64 */
     for (l = 0; which == GROUPED && r->m && l < d.layers; l++)
         stx_set(r->x, r->m->layer[l].z, grouped_z);
     od.kind = training[which].optim;
@@ -748,7 +748,7 @@ static void evaluate(model *r) {
     free(id);
 }
 
-/* A replayed step must have the same bits as a launched one, including dropout and the
+/* A replayed step must have the same bits as a launched step, including dropout and the
    optimiser's counters. */
 static void test_graph(void) {
     static const int models[] = {SMALL, DROP, PERS, RECOMPUTE, IO};
@@ -1739,7 +1739,7 @@ static void test_keys(void) {
           stx_error(b.x));
     model_free(&b);
 
-    /* learning rates that are set only in the step's function */
+    /* tests learning rates that are set only in the step's function */
     model_make_small(&a, SMALL, STX_CUDA, STX_PREC_F32, 1);
     model_make_small(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
     u.r = &a;
@@ -1755,7 +1755,7 @@ static void test_keys(void) {
     model_free(&a);
     model_free(&b);
 
-    /* tokens of other shapes, once the memory is full */
+    /* tests batches of other shapes once the memory is full */
     model_make_small(&a, SMALL, STX_CUDA, STX_PREC_F32, 1);
     model_make_small(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
     for (n = 0; n < 16; n++) {
@@ -1783,8 +1783,8 @@ static void test_keys(void) {
     model_free(&b);
 }
 
-/* stx_step_replay_status: the reason why the last step was not captured, or "" if it
-   was captured or replayed. */
+/* stx_step_replay_status must return the reason why the last step was not captured, or
+   "" if it was captured or replayed. */
 static const char key_differs[] = "not captured: the key differs from that of the previous step";
 
 static void empty_step(void *user) {
@@ -2207,7 +2207,7 @@ static void test_two_gpus(void) {
 
 // >>errors that only the shim can cause
 
-/* Tries to create a context, which must fail with an error that contains a and b. */
+/* Tries to create a context, which must fail with an error that contains `a` and `b`. */
 static void create_refused(const stx_desc *d, const char *what, const char *a, const char *b) {
     stx_ctx *x = stx_create(d);
     CHECK(!stx_ok(x) && strstr(stx_error(x), a) && strstr(stx_error(x), b)

@@ -13,7 +13,7 @@ static const size_t sizes[] = {1,   2,   3,    5,    31,   32,   33,   127,
 
 static const size_t widths[] = {1, 3, 4, 28, 33, 128, 260, 515, 1000, 1024, 1025, 2052, 40001};
 
-static int brief; /* "short" was given */
+static int brief; /* whether "short" was given */
 
 static void mean_check(const char *name, const arr *a) {
     least = 1;
@@ -832,7 +832,7 @@ static void cluster_point(stx__cluster_sort_args *s, const int32_t *ids, int32_t
     s->over = result + s->n + 2 * all;
 }
 
-/* Activations must become NaN if the flag is set. */
+/* The kernel must set activations to NaN if the flag is set. */
 static void test_nan_if(const int32_t *dev_flag, int flag) {
     arr y = arr_of(9, 1, 0, N_);
     stx_real v[9];

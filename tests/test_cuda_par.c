@@ -5,7 +5,7 @@
 #include "../seqtx_par.h"
 #include "cuda_arr.h"
 
-static int brief; /* "short" was given, because sanitizers are slow */
+static int brief; /* whether "short" was given, as with sanitizers, which are slow */
 
 // >>gate
 
@@ -65,7 +65,7 @@ static void gate_make(gate *t, size_t R, int form, int how, int injected) {
     if (how == GATE_EQUAL) memcpy(t->a[AL].c, equal, sizeof equal);
     if (how == GATE_FAR) memcpy(t->a[AL].c, far_, sizeof far_);
     if (how == GATE_NAN) t->a[AL].c[1] = NAN;
-    /* A parameter of 0 has a gradient; negative ones have none. */
+    /* A parameter of 0 has a gradient; negative parameters have none. */
     if (form == STX_PAR_FORM_PI && how == GATE_RANDOM && R % 3 == 0) t->a[AL].c[R % 2] = 0;
     arr_upload(&t->a[AL]);
     t->a[TAU] = arr_of(1, 1, 0, B_);
@@ -99,7 +99,7 @@ static int gate_how(size_t n) {
     return n % 17 == 8 ? GATE_NAN : GATE_RANDOM;
 }
 
-/* Makes the gate of case n: selects its options and the gradients that are not
+/* Creates the gate of case n: selects the options and the gradients that are not
    requested. */
 static void gate_case(gate *t, size_t n, size_t R) {
     int form = n / 2 % 2 ? STX_PAR_FORM_PI : STX_PAR_FORM_LOGITS, how = gate_how(n);

@@ -6,7 +6,7 @@
 #include "kernels.h"
 #include "cuda_arr.h"
 
-static int brief; /* "short" was given, because sanitizers are slow */
+static int brief; /* whether "short" was given, as with sanitizers, which are slow */
 
 typedef struct shape {
     size_t B, T, H, D, k;
@@ -555,7 +555,7 @@ static void test_refused(void) {
     a.D = 1;
     a.T = 5;
     a.H = 4;
-    stx_sru_fwd_cuda(x, &a); /* no batch rows: nothing to do */
+    stx_sru_fwd_cuda(x, &a); /* without batch rows, there is nothing to do */
     stx_sru_bwd_cuda(x, &a);
     CHECK(stx_ok(x), "no rows: %s", stx_error(x));
     a.B = 1;

@@ -69,7 +69,8 @@ static void mode_put(uint64_t word) { (void)fesetround((int)word); }
 
 enum { MODES = sizeof modes / sizeof *modes };
 
-/* The current mode as read back, because some processors do not implement traps. */
+/* The current mode, as read back from the processor, because some processors do not
+   implement traps. */
 static uint64_t mode_now;
 
 static void mode_set(int mode) {
@@ -422,7 +423,7 @@ static void call_scalars(const double *part) {
     for (i = 0; i < 40; i++) number(stx_par_tau(&cooling, i));
 }
 
-/* Reads a value from a file. Its conversion to float overflows. */
+/* Reads from a file a value that overflows when it is converted to float. */
 static void call_files(stx_ctx *x) {
     float f[2];
     double d[2] = {1.0 / 3, 1e300};

@@ -85,8 +85,8 @@ static void check_function(stx_ctx *x, const function *f, const stx_real *a, dou
 }
 
 static void functions(stx_ctx *x) {
-    /* GELU has a larger bound because of its tail: at v = -12, e^(-v^2/2) depends on
-       the rounding of v^2. */
+    /* GELU has a larger error bound because of its tail: at v = -12, e^(-v^2/2) depends
+       on the rounding of v^2. */
     static const function all[] = {{"tanh", stx_tanh, tanh, 3e-7},
                                    {"sigmoid", stx_sigmoid, sigmoid, 3e-7},
                                    {"gelu", stx_gelu, gelu, 1e-5},

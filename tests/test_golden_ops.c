@@ -198,7 +198,7 @@ typedef struct optim_run {
     double *init[2], *grads[2], *expected[2];
 } optim_run;
 
-/* Reads the entries of a variant. The entries of "spec" have other names. */
+/* Reads the entries of a variant. The entries of variant "spec" have different names. */
 static int read_run(const stx_file *f, const char *variant, optim_run *r) {
     const int spec = !strcmp(variant, "spec");
     char key[64], param[16];

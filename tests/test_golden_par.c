@@ -296,7 +296,8 @@ static void evaluate(stx_par *m, const stx_file *f, const char *file, const char
     stx_par_state_free(s);
 }
 
-/* Compares greedy decoding of `count` words after the first segment, and their log p. */
+/* Compares greedy decoding of `count` words after the first segment, and the log p of
+   these words. */
 static void greedy(stx_par *m, const stx_file *f, const char *file, size_t B, size_t count) {
     stx_ctx *x = m->ctx;
     stx_par_state *s = stx_par_state_create(m, B);

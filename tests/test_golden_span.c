@@ -47,7 +47,8 @@ static void block_of(stx_ctx *x, const int32_t *tok, size_t B, size_t n, size_t 
 
 /* The arrays of a file for all blocks of tokens. */
 typedef struct block_data {
-    size_t B, M, blocks, n;     /* rows, block length, number of blocks, length of a row */
+    size_t B, M, blocks, n;     /* B: rows; M: block length; blocks: number of blocks; n:
+                                   length of a row */
     int32_t *tok;
     double *nll, *total, *z;    /* z: spans, or NULL */
     int32_t *window[4];         /* (blocks,layers): window, cache, rows before and after; NULL in
@@ -127,7 +128,8 @@ static void last_logits(stx_span *m, stx_span_state *s, const stx_file *f, const
     if (logp) same_as(x, f, name, "logits", logp->data, logp->size, tol, 1e-7);
 }
 
-/* Compares the training step of block k. The last step includes a backward pass. */
+/* Compares the training step of block k. For the last block, the step includes a
+   backward pass. */
 static void train_block(stx_span *m, stx_span_state *s, const block_data *b, const char *name,
                         size_t k, double tol) {
     stx_ctx *x = m->ctx;

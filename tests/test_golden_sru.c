@@ -311,7 +311,7 @@ static stx_real *columns(const stx_real *v, size_t B, size_t n, size_t t0, size_
     return r;
 }
 
-/* The sequences (B,n,..) of a stack's file. all: the outputs so far; p: the
+/* The sequences (B,n,..) in the file of a stack. all: the outputs so far; p: the
    parameters. */
 typedef struct sequences {
     stx_params *p;
@@ -406,8 +406,9 @@ static void last_segment(stx_sru *m, const stx_sru_state *s, const stx_file *f, 
     state_gradients(x, f, name, c, layers);
 }
 
-/* Runs segment [t0, t0 + T). The last one runs twice: for gradients, and without a tape
-   for the outputs and the states afterwards. Returns whether it was computed. */
+/* Runs segment [t0, t0 + T). The last segment is run twice: once for the gradients, and
+   once without a tape for the outputs and the final states. Returns whether the segment
+   was computed. */
 static int segment(stx_sru *m, stx_sru_state *s, const stx_file *f, const char *name, sequences *q,
                    size_t t0, size_t T, int last) {
     const size_t O = m->O;

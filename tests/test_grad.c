@@ -43,8 +43,8 @@ typedef struct problem {
     int entries; /* the largest number of elements checked per input; 0: 200 */
     size_t dim[MAX_IN][4], size[MAX_IN];
     stx_real *data[MAX_IN];
-    int fixed[MAX_IN];  /* whether the input requires no gradient */
-    int absent[MAX_IN]; /* whether the input is NULL */
+    int fixed[MAX_IN];  /* nonzero if the input requires no gradient */
+    int absent[MAX_IN]; /* nonzero if the input is NULL */
 } problem;
 
 static problem start(const char *label, op_make make, void *user) {
@@ -546,8 +546,8 @@ static int contiguous(stx_real *const *w, stx_real *const *b) {
     return w[1] == w[0] + WIDTH * WIDTH && w[2] == w[1] + WIDTH * WIDTH && b[2] == b[0] + 2 * WIDTH;
 }
 
-/* Separate parameters must not be contiguous. Contiguous ones must be, and so must
-   their gradients, even after all gradients have been moved into one block. */
+/* Checks that separate parameters are not contiguous, and that contiguous parameters
+   and their gradients are, even after all gradients have been moved into one block. */
 static void check_contiguous(stx_params *p, int separate, stx_tensor **w, stx_tensor **b) {
     const char *are = separate ? "contiguous" : "not contiguous";
     stx_real *wd[3], *wg[3], *bd[3], *bg[3];
@@ -664,7 +664,7 @@ static size_t cached_gap(size_t gap, stx_real *out) {
     groups.count = 3;
     groups.rows[0] = M;
     groups.rows[1] = 30;
-    groups.rows[2] = 4; /* short enough to be copied */
+    groups.rows[2] = 4; /* so few rows that they are copied */
     groups.of[1] = 1;
     groups.of[2] = groups.of[3] = 2;
 
@@ -715,7 +715,7 @@ static void row_layernorm(void) {
             problem p = start("layernorm", make_layernorm, &eps);
             size_t C = s[i][2] ? s[i][2] : s[i][1];
             p.entries = 100;
-            /* x - mean = 0, and y is constant */
+            /* with C = 1, x - mean is 0 and y is constant */
             if (C == 1 && eps == 0) continue;
             add(&p, s[i][0], s[i][1], s[i][2], 0);
             add(&p, C, 0, 0, 0);
@@ -1247,8 +1247,8 @@ static void row_mse(void) {
     check(&p);
 }
 
-/* Adds the means of `count` tensors to in[0]. With more than 4, tensors are repeated,
-   and in[0] itself is one of them. */
+/* Adds the means of `count` tensors to in[0]. If `count` is greater than 4, tensors are
+   repeated, and in[0] itself is one of them. */
 static stx_tensor *make_add_means(stx_ctx *x, stx_tensor **in, void *user) {
     stx_tensor *a[19];
     int count = *(int *)user, k;
@@ -2057,11 +2057,11 @@ static void attn_inputs(problem *p, attn *a) {
     add_if(p, a->bias & POSITION, C, 0, 0, 0);
     z = add_if(p, a->z, spans, 0, 0, 0);
     for (h = 0; z && h < spans; h++) z[h] = span_fraction(a, h);
-    /* on a kink: compared with the plain derivative, not with differences */
+    /* z at a kink is compared with the plain derivative, not with differences */
     p->fixed[6] = a->z && a->z != Z_INSIDE;
     add_if(p, a->N > 0, a->H, a->N, a->D, 0);
     add_if(p, a->N > 0, a->H, a->N, a->D, 0);
-    /* otherwise the softmax would be saturated */
+    /* without this factor, the softmax would be saturated */
     if (a->D > 100)
         for (i = 0; i < p->size[0]; i++) p->data[0][i] *= 0.2;
 }
@@ -2569,7 +2569,7 @@ static void attn_options(void) {
         {.d.no_renorm = 1, .z = Z_INSIDE, .d.delta_min = 1, .S = 5},
         {.d.no_renorm = 1, .z = Z_INSIDE, .T = 2, .P = 11},
         {.d.no_renorm = 1, .z = Z_MIXED, .d.span = 3},
-        {.d.no_renorm = 1}, /* no effect without a ramp */
+        {.d.no_renorm = 1}, /* has no effect without a ramp */
         /* one span for all heads */
         {.z = Z_INSIDE, .z_shared = 1, .H = 3},
         {.z = Z_ZERO, .z_shared = 1, .d.no_renorm = 1, .H = 3},
@@ -2665,8 +2665,8 @@ static void attn_large(void) {
     for (i = 0; i < sizeof cases / sizeof *cases; i++) attn_case(&cases[i].a, cases[i].entries);
 }
 
-/* A key that the ramp hides from most queries has by far the largest logit. It must not
-   become the running maximum. */
+/* A key that the ramp hides from most queries has by far the largest logit. For these
+   queries, it must not become the running maximum. */
 static void attn_hidden_maximum(void) {
     attn a = {.B = 1, .T = 33, .S = 37, .H = 2, .D = 3, .z = Z_INSIDE};
     problem p = start("a huge logit out of span", make_attention, &a);
@@ -2851,8 +2851,9 @@ static stx_real *mask_of(const problem *p, const adaptive_user *u, size_t c) {
     return mask;
 }
 
-/* Adds the inputs for `clusters` clusters, with or without projections to smaller widths.
-   For an output, these include biases and the parameters of the cluster logits. */
+/* Adds the inputs for `clusters` clusters, with or without projections to smaller
+   widths. For an output, the inputs include biases and the parameters of the cluster
+   logits. */
 static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int projected,
                             int forward_columns, int output) {
     static const size_t end[CLUSTERS] = {7, 18, 31};
@@ -3470,7 +3471,7 @@ typedef struct stack_user {
     stx_sru_desc d;
     size_t B, T, M, O, window;
     int pads;
-    /* the contexts, and the model in each */
+    /* the two contexts, and the model in each of them */
     stx_ctx *of[2];
     stx_sru *m[2];
 } stack_user;
@@ -3730,7 +3731,7 @@ static void separate_head(const problem *p, const cached_sizes *s, const cached_
     }
 }
 
-/* Compares the result of cached attention with that for separate q, k and v, then
+/* Compares the result of cached attention with the result for separate q, k and v, then
    checks all gradients. */
 static void attention_cached_case(const cached_sizes *s, size_t number) {
     const size_t B = s->B, T = s->T, H = s->H, D = s->D, C = H * D, S = s->m + T, N = (size_t)s->N;
@@ -3788,7 +3789,7 @@ static void attention_cached(void) {
 
 /* The queries are part of a constant qkv; the keys and values are some rows of a
    constant kv, or a whole kv with a gradient. Results and gradients must be
-   bit-identical to those of separate copies. */
+   bit-identical to the results and gradients of separate copies. */
 static void attention_parts(void) {
     enum { B = 2, T = 5, S = 9, C = 6, KV_FIRST = 2, KV_ROWS = 6 };
 
@@ -4092,8 +4093,8 @@ static stx_tensor *normal(stx_params *p, const char *name, size_t d0, size_t d1,
 
 /* A parameter's gradient must accumulate over passes: after two passes, it must be
    twice the gradient of one pass. With few rows, each pass adds once to each element,
-   so this holds exactly. Sums that are added in parts (over 64 rows, or over a depth of
-   384) are rounded. */
+   so this holds exactly. Sums that are computed in parts (over 64 rows, or over a depth
+   of 384) are rounded. */
 static void two_passes(size_t N, int exactly) {
     stx_ctx *x = stx_create(NULL);
     stx_params *p = stx_params_create(x);

@@ -19,7 +19,8 @@
 #include <unistd.h>
 #include "test.h"
 
-/* Joined first and left last; used for exchanges that are not under test. */
+/* The context that joins the group first and leaves it last. It is used for exchanges
+   that are not under test. */
 static stx_ctx *group;
 static int rank, ranks, verbose;
 
@@ -56,7 +57,7 @@ static void refused(stx_ctx *x, int code, const char *a, const char *b) {
     stx_clear_error(x);
 }
 
-/* Nonzero if n bytes equal those of rank 0. Every rank must call this function. */
+/* Nonzero if n bytes equal the bytes of rank 0. Every rank must call this function. */
 static int same_as_rank0(const void *bytes, size_t n) {
     void *rank0 = malloc(n ? n : 1);
     int same;
@@ -103,7 +104,7 @@ static int same_value(double a, double b) {
     return a >= b && a <= b;
 }
 
-/* Sums n values over the ranks. The value after them must not change. */
+/* Tests the sum of n values over the ranks. The value after them must not change. */
 static void sum(double *v, size_t n) {
     double worst = 0;
     size_t i;
@@ -412,7 +413,7 @@ static void environment(void) {
     launchers();
     nested_launchers();
     invalid_variables();
-    /* The environment states several ranks, but MPI has only this one. */
+    /* The environment states several ranks, but MPI was started with only this rank. */
     if (ranks == 1) {
         stx_ctx *x = context(1, 0, 0, 0);
         started("RANK=0 WORLD_SIZE=2", 0, 2, 0, 1, "WORLD_SIZE");
@@ -837,8 +838,8 @@ static double states_apart(const stx_optim *o, const stx_optim *u) {
    overlapped, with small buckets. */
 enum { PLAIN, OVERLAPPED, SHARDS, SHARDS_OVERLAPPED, KINDS };
 
-/* One optimiser in each context of the group, and u, which receives the whole batch in
-   a context without a group. */
+/* One optimiser in each context of the group, and the optimiser u, which receives the
+   whole batch in a context without a group. */
 typedef struct optim_test {
     const small_case *c;
     size_t lo, n;
@@ -1561,7 +1562,7 @@ static double share_apart(const run *r, const run *w, const packed *mine) {
     return off;
 }
 
-/* Rank 0 copies the share of rank `from` into `all`. mine: this rank's share. */
+/* Copies the share of rank `from` into `all` on rank 0. mine: this rank's share. */
 static void gather_share(const run *r, const packed *mine, int from, void *all) {
     double n = from == rank ? (double)mine->n : 0;
     const size_t lo = first_of(from), streams = first_of(from + 1) - lo;

@@ -884,8 +884,8 @@ static pid_t lock_in_child(const char *path, int ready) {
     return pid;
 }
 
-/* Temporary files of killed processes must be removed. Those of running processes, and
-   files with similar names, must be kept. */
+/* Temporary files of killed processes must be removed. Temporary files of running
+   processes, and files with similar names, must be kept. */
 static void test_leftovers(void) {
     const char *path = in_dir("r/file");
     struct timespec old[2];
@@ -919,7 +919,8 @@ static void test_leftovers(void) {
     CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, &status, 0) == pid);
     close(ends[0]);
     close(ends[1]);
-    /* A temporary file with the id of this process is removed once it is an hour old. */
+    /* A temporary file with the id of this process must be removed once it is an hour
+       old. */
     memset(old, 0, sizeof old);
     old[0].tv_sec = old[1].tv_sec = time(NULL) - 3700;
     CHECK(utimensat(AT_FDCWD, in_dir(own), old, 0) == 0);
@@ -1098,7 +1099,7 @@ static void test_faults(void) {
         for (all = 0; all < 2; all++)
             for (at = 1; at <= most[call]; at++)
                 for (c = 0; c < sizeof codes / sizeof *codes; c++) {
-                    /* the library would retry open and write forever */
+                    /* skipped, because the library would retry open and write forever */
                     if (all && codes[c] == EINTR && (call == OPEN || call == WRITE)) continue;
                     fault.call = call;
                     fault.all = all;
@@ -1316,7 +1317,7 @@ static void text_tokens(int line, const stx_vocab_desc *d, const void *text, siz
 static void test_words(void) {
     stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_FIRST);
     TOKENS(d, "b a b\nc\n", "b|a|<eos>|c|", "b|a|b|<eos>|c|<eos>|");
-    /* A text need not end with a newline. */
+    /* A text does not have to end with a newline. */
     TOKENS(d, "b a b\nc", "b|a|<eos>|c|", "b|a|b|<eos>|c|<eos>|");
     TOKENS(d, "a\r\nb\rc\n\rd", "a|<eos>|b|c|d|", "a|<eos>|b|<eos>|c|<eos>|<eos>|d|<eos>|");
     TOKENS(d, "\n\n a \n \n", "<eos>|a|", "<eos>|<eos>|a|<eos>|<eos>|");
@@ -1435,7 +1436,7 @@ static void test_chars(void) {
            "b|\xC3\xA4|\xE2\x82\xAC|\xF0\x9F\x98\x80|b|\r|\n|");
     d.eos = 1;
     TOKENS(d, "ab\r\na\n\rc", "a|b|<eos>|c|", "a|b|<eos>|a|<eos>|<eos>|c|<eos>|");
-    /* The alphabet of text8 in the original code: 26 letters, "_" and <eos>. */
+    /* The vocabulary of text8 in the original code: 26 letters, "_" and <eos>. */
     for (i = 0; i < 26; i++) {
         text[n++] = (char)('z' - i);
         text[n++] = '_';
@@ -1541,7 +1542,7 @@ static void test_compact(void) {
           == NULL);
     ERROR(STX_ERR_FORMAT, "odd: the byte '\\xFE' at byte 3 is not in the vocabulary (205 pieces)");
     stx_vocab_free(v);
-    d.min_count = 2; /* adds <unk>, without which the file cannot be read */
+    d.min_count = 2; /* adds <unk>, without which the text cannot be tokenised */
     v = stx_vocab_build(x, &d, path, 0, 4000);
     c = stx_corpus_open(x, v, in_dir("odd"), 0, 0);
     CHECK(stx_corpus_read(c, 3, 2, id) && id[0] == stx_vocab_unk(v) && id[1] == stx_vocab_eos(v));
@@ -1807,7 +1808,7 @@ static void test_bad_blob(void) {
     ERROR(STX_ERR_FORMAT, "a piece that is invalid for its kind");
 }
 
-/* A vocabulary may have more words than fit into 16 bits. */
+/* A vocabulary must be able to have more words than fit into 16 bits. */
 static void test_large_vocab(void) {
     stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_COUNT_LATER);
     FILE *f = fopen(in_dir("large"), "wb");
@@ -2227,7 +2228,7 @@ static void check_list(const char *mark, const char *const *piece, const char *c
     stx_vocab_free(v);
 }
 
-/* A piece can contain tabs and newlines. SentencePiece writes them unescaped. */
+/* Pieces may contain tabs and newlines, which SentencePiece writes unescaped. */
 static void test_lists(void) {
     static const char *const tabs[] = {"<unk>",
                                        "\t",
@@ -2361,7 +2362,8 @@ static void test_marks(void) {
         stx_vocab_free(v);
         stx_vocab_free(plain);
     }
-    /* In a part of a text, U+FEFF is a character, and the encoding is not checked. */
+    /* In a part of a text that is not the beginning, U+FEFF is a character, and the
+       encoding is not checked. */
     {
         stx_vocab_desc d = desc(STX_TOK_CHARS, STX_ORDER_FIRST);
         v = stx_vocab_build(x, &d, put_text("joined", "a\xEF\xBB\xBF"), 0, 0);
@@ -2470,7 +2472,7 @@ static void test_eval_enwik8(void) {
     free(xy);
 }
 
-/* Each rank must receive its rows of the whole batch. */
+/* Each rank must receive its own rows of the whole batch. */
 static void test_ranks(void) {
     stx_corpus *c = ramp_corpus(500);
     stx_batches_desc d;

@@ -536,7 +536,7 @@ enum { RB = 3, RW = 5, RMAX = 400 };
    contain. */
 typedef struct history {
     double row[RMAX][RW];
-    int missing[RMAX]; /* whether a row is padded or from before a reset */
+    int missing[RMAX]; /* whether a row is padding or was pushed before a reset */
     size_t n;
 } history;
 
@@ -714,8 +714,8 @@ static void rows_random(void) {
     }
 }
 
-/* Splits the streams of a memory into two memories, joins these again, and swaps
-   streams. Also with streams of different lengths. */
+/* Splits the streams of a memory into two memories, rejoins them, and swaps streams.
+   Repeats this with streams of different lengths. */
 static void rows_streams(void) {
     int zeros;
     for (zeros = 0; zeros < 2; zeros++) {
@@ -733,7 +733,7 @@ static void rows_streams(void) {
               stx_error(x));
         check_rows("the first stream", a, 1, t, 50);
         check_rows("the others", b, 0, t + 1, 50);
-        h = draw(x, t + 1, 2, 6, 0, &pad); /* one of the parts continues */
+        h = draw(x, t + 1, 2, 6, 0, &pad); /* only one of the two memories continues */
         for (l = 0; l < 2; l++) stx_memory_push(b, b, l, 20, h, pad);
         CHECK(stx_memory_copy(j, 0, a, 0, 1) && stx_memory_copy(j, 1, b, 0, 2), "join: %s",
               stx_error(x));
@@ -887,7 +887,7 @@ static void rows_file(int as_one) {
     stx_file_close(f);
     remove(path);
 
-    /* through an array of the caller: all rows that are set count as present */
+    /* copied through an array of the caller, all rows that are set are present */
     CHECK(stx_memory_get(s, 1, v) && stx_memory_set(r, 1, 9, v, 9) && !r->layer[1].masked, "%s",
           stx_error(x));
     h = stx_memory_read(r, 1, 99);
@@ -2117,8 +2117,8 @@ static double lm_nll(const stx_real *logits, int32_t token) {
     return top + log(z) - (double)logits[token];
 }
 
-/* Token by token, the generator must reach the same loss as the model does in one
-   call. */
+/* A generator that is fed token by token must reach the same loss as a single call of
+   the model. */
 static void lm_generate(const lm_pair *p) {
     const stx_lm *a = &p->a;
     stx_ctx *x = a->ctx;

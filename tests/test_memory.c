@@ -186,7 +186,7 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 typedef struct result {
     double loss[STEPS];
-    stx_real *all;  /* (n): gradients of the last step, then final parameters */
+    stx_real *all;  /* (n): the gradients of the last step, then the final parameters */
     size_t n, peak, bytes;
     int code;
     char error[512];

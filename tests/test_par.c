@@ -298,7 +298,8 @@ static void one_hot(void) {
         }
 }
 
-/* Calls of all lengths, with a memory of all earlier tokens, must equal one long call. */
+/* The results of calls of all lengths, with a memory of all earlier tokens, must equal
+   those of one long call. */
 static void all_lengths(const char *name, stx_par *m, const int32_t *t, size_t B, size_t n) {
     stx_par_state *s = stx_par_state_create(m, B);
     stx_real *whole = by_calls(m, t, B, n, n, NULL, NULL, STX_EVAL), *parts;
@@ -374,7 +375,7 @@ static void segments(void) {
     }
 }
 
-/* A stream that was reset must equal a new one. */
+/* A stream that was reset must give the same results as a new stream. */
 static void resets(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -649,8 +650,9 @@ static void save(stx_par *m, stx_par_state *s, const char *path) {
           "%s", stx_error(m->ctx));
 }
 
-/* A network of fixed blocks loads the file of a search. It must inherit the weights of
-   the network in context y that the search has selected. */
+/* A network of fixed blocks in context y loads the file of a search, and a network in
+   context x inherits the weights from that network. Both must then have the same
+   parameters. */
 static void network_from_search(const char *name, stx_ctx *x, stx_ctx *y, stx_par_desc d,
                                 const char *path) {
     stx_par *a, *b;
@@ -756,8 +758,8 @@ static void fails(stx_ctx *x, const char *pattern) {
 }
 
 /* Tests noise from the caller, for a model of 4 blocks and 4 draws per call. Invalid
-   values must be an error of stx_par_set_uniforms, and the previous ones must remain in
-   use. */
+   values must be an error of stx_par_set_uniforms, and the previous noise must remain
+   in use. */
 static void given_uniforms(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     stx_par_desc step;
@@ -799,8 +801,8 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
 }
 
 /* Checks the variance of dal_0 at several temperatures against the manual, for dw =
-   (1,0,0) and equal branches. At low temperatures, halving the temperature doubles
-   it. */
+   (1,0,0) and equal branches. At low temperatures, halving the temperature doubles the
+   variance. */
 static void variance(void) {
     static const double expected[] = {0.0059, 0.031, 0.10, 0.25, 0.54, 1.13};
 
@@ -1148,7 +1150,7 @@ static double expected_total(int kind, double nll, double lat) {
 }
 
 /* Tests a latency penalty computed from p (of_w = 0) or from the gates (of_w = 1). In a
-   frozen search, it has no gradient. */
+   frozen search, the penalty must have no gradient. */
 static void latency(int kind, int of_w) {
     stx_par_desc d = small();
     stx_ctx *x = context(1, 3);
@@ -2041,7 +2043,7 @@ static void errors(void) {
     stx_destroy(x);
 }
 
-/* The loss must be the mean over the targets that are not ignored. h: hidden states
+/* The loss must be the mean over all targets that are not ignored. h: hidden states
    (2,S,D). */
 static void ignored_targets(const char *name, stx_par *m, const stx_real *h) {
     const stx_par_desc *d = &m->desc;
@@ -2347,7 +2349,8 @@ static void learned(void) {
 }
 
 /* Runs some steps of a variant in a context that can make `left` allocations. Returns
-   nonzero if that was enough; otherwise the context must report that memory ran out. */
+   nonzero if `left` was sufficient; otherwise the context must report that memory ran
+   out. */
 static int enough_memory(int k, int left) {
     static const uint64_t word_counts[9] = {9, 8, 7, 6, 5, 4, 3, 2, 1};
     const char *name;

@@ -246,9 +246,9 @@ static void generation_and_memory(void) {
 }
 
 /* Computes the last hidden states (2,40,d) of a model with the chain of ops of the
-   authors' code. Dropout is applied to the embedding, to the attention weights (also of
-   persistent vectors), inside the feed-forward layer and to the last hidden state, and
-   nowhere else. */
+   authors' code. Dropout is applied to the embedding, to the attention weights
+   (including those of persistent vectors), inside the feed-forward layer and to the
+   last hidden state, and nowhere else. */
 static stx_tensor *forward_by_hand(stx_span *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     const stx_span_desc *d = &m->desc;
@@ -582,7 +582,7 @@ static void fairseq_form(void) {
     stx_destroy(x);
 }
 
-/* With no_renorm, the window is part of the model: the span of one head changes which
+/* With no_renorm, the window affects the results: the span of one head changes which
    keys another head sees. Here only head 0 contributes to the output, and z of head 1
    changes. */
 static void window_of_all_heads(void) {
@@ -820,7 +820,8 @@ static void save(stx_span *m, stx_optim *o, stx_span_state *s, int tick, const c
           "%s", stx_error(m->ctx));
 }
 
-/* The checksum must detect every flipped bit, and a file without one must not verify. */
+/* The checksum must detect every flipped bit, and a file without a checksum must not be
+   accepted as verified. */
 static void checksums(const stx_params *p, const char *path) {
     stx_ctx *x = context(1, 1);
     stx_writer *w;
@@ -913,7 +914,7 @@ static void loads_refused(const stx_span_desc *d, const char *path) {
 }
 
 /* A run that is saved, loaded into a new context and continued must end with the same
-   parameters as an uninterrupted one. */
+   parameters as an uninterrupted run. */
 static void resume(void) {
     char path[1024];
     stx_span_desc d = small();
@@ -1154,8 +1155,8 @@ static void windows(void) {
 }
 
 /* Returns the hidden states (B,n,d) of a one-layer model computed with single ops, with
-   the mask applied to every key. They are the reference for the forward pass, the
-   caches and generation, whichever keys these skip. */
+   the mask applied to every key. These are the reference for the forward pass, the
+   caches and generation, which skip some keys. */
 static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     stx_ctx *x = m->ctx;
     const stx_span_layer *p = &m->layer[0];

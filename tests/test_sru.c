@@ -120,7 +120,8 @@ static stx_real *by_segments(stx_sru *m, const stx_real *v, size_t B, size_t n, 
     return all;
 }
 
-/* Segments of any lengths must equal one forward pass over the whole sequence. */
+/* The results of segments of any lengths must equal those of one forward pass over the
+   whole sequence. */
 static void segments(void) {
     static const size_t whole[] = {60}, parts[] = {7, 1, 20, 13, 19};
     const size_t B = 3, n = 60;
@@ -153,7 +154,7 @@ static void segments(void) {
                   "%s, window %zu: single tokens differ by %g", name, window[w],
                   max_difference(a, b, B * n * m->O));
             free(b);
-            if (window[w]) { /* a memory as long as the window suffices */
+            if (window[w]) { /* a memory that is as long as the window is sufficient */
                 b = by_segments(m, v, B, n, parts, window[w], window[w], sb);
                 CHECK(max_difference(a, b, B * n * m->O) <= TOL,
                       "%s, a memory of the window, %zu rows: differs by %g", name, window[w],
@@ -197,8 +198,8 @@ static stx_sru_desc recomputed_desc(int k, int drop, const char **name) {
 }
 
 /* Returns the outputs, gradients and states of two training steps of a case. v: the
-   input of both. *n receives the number of elements, *peak the peak memory in bytes.
-   Returns NULL on failure; the caller frees the result. */
+   input of both steps. *n receives the number of elements, *peak the peak memory in
+   bytes. Returns NULL on failure; the caller frees the result. */
 static stx_real *two_segments(int k, const stx_sru_desc *d, const char *name, const stx_real *v,
                               size_t *n, size_t *peak) {
     static const size_t length[3] = {20, 13, 1};
@@ -505,8 +506,8 @@ static const stx_real *one_direction(stx_sru *m, size_t s, const stx_real *v, si
     return stx_sru_recurrence(x, &c, NULL)->data;
 }
 
-/* A layer with two directions must equal two runs, each with half of the weights, the
-   second on the reversed sequence. */
+/* A layer with two directions must give the same results as two runs, each with half of
+   the weights, the second on the reversed sequence. */
 static void directions(void) {
     int skip;
     for (skip = 0; skip < 2; skip++) {
@@ -654,8 +655,8 @@ static void as_plain(const char *what, const stx_real *kernel, const stx_real *p
     CHECK(e <= TOL * top, "kernels: %s: error %g of %g against the plain definition", what, e, top);
 }
 
-/* Allocates the outputs and gradients of a cell. Gradients that will be added to have
-   random initial values. */
+/* Allocates the outputs and gradients of a cell. Gradients to which the kernel adds
+   have random initial values. */
 static void cell_outputs(stx_sru_args *a) {
     const size_t B = a->B, T = a->T, O = a->H * a->D;
     a->h = random_of(B * T * O, 5);
@@ -861,8 +862,8 @@ static void causality(const char *name, stx_sru_lm *m, int32_t *t, const stx_rea
     free(other);
 }
 
-/* Generation token by token, and in parts longer than a time chunk, must equal the
-   forward pass. */
+/* The results of generation token by token, and in parts longer than a time chunk, must
+   equal those of the forward pass. */
 static void generation(void) {
     int k;
     for (k = 0; k < MODELS; k++) {
@@ -968,7 +969,7 @@ static void repeated(const char *name, const stx_sru_lm_desc *d, const int32_t *
 }
 
 /* A run that is saved after 7 steps and resumed from the file must have the same losses
-   as an uninterrupted one. */
+   as an uninterrupted run. */
 static void resumed(const char *name, const stx_sru_lm_desc *d, const int32_t *t) {
     double loss[20];
     char path[1024];
@@ -1753,8 +1754,8 @@ static void padded_queries(void) {
         }
 }
 
-/* In a first segment, the window is that of the state that the segment writes. With k =
-   4, the highway input is u3, whatever alpha is. */
+/* In a first segment, the window is taken from the state that the segment writes. With
+   k = 4, the highway input is u3, regardless of alpha. */
 static void small_rules(void) {
     const char *name;
     stx_sru_desc d = stack(6, &name);
@@ -2353,8 +2354,8 @@ static void write_damaged(const stx_sru_state *s, const char *path) {
     CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
 }
 
-/* Tests states in files, with padding. Files of another model or batch, and damaged
-   files, must be refused and leave an empty state. */
+/* Tests states in files, with padding. Files of another model or batch size, and
+   damaged files, must be refused and leave an empty state. */
 static void files(void) {
     stx_ctx *x = context(1, 1);
     const char *name;

@@ -101,7 +101,7 @@ static int parse(const char *line) {
     static char words[4096];
     char *argv[64], *p;
     int argc = 0;
-    /* leftovers of an earlier call, which the defaults must overwrite */
+    /* values left over from an earlier call, which the defaults must overwrite */
     nlayers = 77;
     adapt_span = 1;
     optim = 3;
@@ -325,7 +325,7 @@ static void test_presets(void) {
     CHECK(fails_with("--presets|a", "did you mean --preset?"));
 }
 
-/* Errors in the tables of a program must be found. */
+/* Errors in the tables of a program must be detected. */
 static void test_tables(void) {
     {
         tr_preset one[2] = {{"broken", "b", "lr=1 nlayer=4"}, TR_PRESET_END};
@@ -452,7 +452,8 @@ static void test_configuration(void) {
     SAME(data, "a\"\\\n\xef\xbf\xbd\xc3\xa9");
     SAME(options.preset_used, "enwik8_small");
     CHECK(tr_find_option(&options, "lr", 2)->from == TR_FROM_CHECKPOINT);
-    /* All text is UTF-8 now, so the next checkpoint must be the same. */
+    /* All text in the checkpoint is now UTF-8, so the next checkpoint must be the
+       same. */
     again = tr_options_json(&options, 1);
     SAME(adopted("", again, 1), "|||");
     free(json);
@@ -804,7 +805,7 @@ static void test_log_errors(void) {
     CHECK(tr_log_open(&log, dir, 5, err, sizeof err) == 0);
     HOLDS(err, "Is a directory");
     CHECK(tr_log_end(&log) == 1 && tr_log_close(&log) == 1);
-    /* Only the first failure must be reported. */
+    /* Only the first failure may be reported. */
     if (access("/dev/full", W_OK) == 0) {
         CHECK(tr_log_open(&log, "/dev/full", 5, err, sizeof err) == 1);
         tr_log_begin(&log, "train");
@@ -1164,8 +1165,8 @@ static void test_terminal(void) {
     CHECK(tr_rate_tokens(&r) > 0);
 }
 
-/* The line of a terminal must never be longer than its width, and a narrow terminal
-   must lose the less important parts first. */
+/* The progress line must never be longer than the terminal's width, and a narrow
+   terminal must omit the less important parts first. */
 static void test_live(void) {
     tr_progress p = progress();
     char line[512], wide[64];

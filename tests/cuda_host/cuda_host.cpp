@@ -965,7 +965,7 @@ int cuda_host_barrier(int kind, int predicate, int line) {
     return G.barrier_result;
 }
 
-/* Waits for the lanes of mask. The last one to arrive performs op for all of them. */
+/* Waits for the lanes of mask. The last lane to arrive performs op for all of them. */
 static inline void meet(int kind, unsigned mask, int line, lane_args *args,
                         void (*op)(warp *, unsigned, int)) {
     fiber *f = G.self;
@@ -1639,7 +1639,7 @@ struct capture {
 
 struct CUstream_st {
     int device;
-    bool blocking, busy; /* busy: its queue is being processed */
+    bool blocking, busy; /* busy: whether the queue is being processed */
     std::shared_ptr<capture> cap;
     long work, joined;   /* work: number of captured nodes; joined: number of captured
                             nodes for which another stream waits */
@@ -1690,7 +1690,7 @@ static std::set<CUgraphExec_st *> &execs(void) {
     return *s;
 }
 
-/* The nodes of the graph that was instantiated last. */
+/* Returns the nodes of the graph that was instantiated last. */
 static std::vector<const char *> &last_graph(void) {
     static auto *n = new std::vector<const char *>;
     return *n;
@@ -3378,11 +3378,12 @@ static uint32_t lt_scheme(uint32_t i, uint32_t allowed) {
     return allowed & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE);
 }
 
-/* Returns up to five algorithms. Every second one splits K, requires a workspace and adds
-   the partial sums in a separate step in the compute type. It is omitted if the
+/* Returns up to five algorithms. Every second one splits K, requires a workspace and
+   adds the partial sums in a separate step in the compute type. It is omitted if the
    workspace is too small or the scheme is not allowed. If partial sums may be added in
-   place or in the type of the result, the first algorithm does so. Running that one is
-   reported, because the order and rounding of such a sum are not guaranteed. */
+   place or in the type of the result, the first algorithm does so. Running this
+   algorithm is reported, because the order and rounding of such a sum are not
+   guaranteed. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
                                               cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
@@ -3699,8 +3700,8 @@ struct exchange {
     size_t at;
     bool published; /* whether this rank has published the current part */
 
-    /* Publishes the current part. Returns false while a rank still reads the previous
-       one. */
+    /* Publishes the current part. Returns false while a rank is still reading the
+       previous part. */
     bool publish(size_t n, size_t each, uint64_t part) {
         rank_progress &mine = c->m->rank[c->rank];
         for (int r = 0; r < c->ranks; r++)
@@ -3726,7 +3727,8 @@ struct exchange {
         return true;
     }
 
-    /* Performs one part of a collective. Returns false if another rank is not ready. */
+    /* Performs one part of a collective. Returns false if another rank is not ready for
+       it. */
     bool collective_part(void) {
         shared_group *m = c->m;
         size_t each = nccl_size(k.type), n = std::min(k.count - at, (size_t)PART / each);

@@ -114,9 +114,9 @@ void cuda_host_refuse(int what);
 /* Sets the cublasStatus_t of a refusal. 0 selects the default,
    CUBLAS_STATUS_NOT_SUPPORTED. */
 void cuda_host_refuse_with(int status);
-/* The number of nodes of the last instantiated graph, and the text of node i: "kernel,
-   grid, .." as in its launch, "a matmul", "a memset", "a copy" or "a host function"; ""
-   for an exchange. */
+/* The number of nodes of the last instantiated graph, and a description of node i:
+   "kernel, grid, .." as in its launch, "a matmul", "a memset", "a copy" or "a host
+   function"; "" for an exchange. */
 long cuda_host_graph_nodes(void);
 const char *cuda_host_graph_node(long i);
 size_t cuda_host_bytes_in_use(void);    /* bytes of device memory */

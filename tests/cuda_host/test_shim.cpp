@@ -58,8 +58,8 @@ static std::vector<float> random_floats(size_t n) {
     return v;
 }
 
-/* Runs body in every order of threads and blocks and with three fill patterns. The shim
-   must report nothing. */
+/* Runs `body` in every order of threads and blocks and with three fill patterns. The
+   shim must report nothing. */
 template <class F> static void in_every_order(F body) {
     static const int fills[] = {CUDA_HOST_FILL_NAN, CUDA_HOST_FILL_RANDOM, 0};
     for (int fill : fills)
@@ -75,7 +75,7 @@ template <class F> static void in_every_order(F body) {
     CHECK(cudaGetLastError() == cudaSuccess, "no error remains");
 }
 
-/* Checks that the violation in body is reported with a text that contains word. */
+/* Checks that the violation in `body` is reported with a text that contains `word`. */
 template <class F> static void is_reported(const char *what, const char *word, F body) {
     cuda_host_clear_reports();
     cuda_host_quiet(1);
@@ -88,8 +88,8 @@ template <class F> static void is_reported(const char *what, const char *word, F
     cudaGetLastError();
 }
 
-/* Checks that body ends a child process by a signal, an AddressSanitizer error or exit
-   status 99. */
+/* Checks that `body` ends a child process by a signal, an AddressSanitizer error or
+   exit status 99. */
 template <class F> static void kills(const char *what, F body) {
     int status;
     fflush(NULL);
@@ -1672,7 +1672,7 @@ static void test_deferred_exchanges(const nccl_setup &t) {
     CHECK(cuda_host_exchanges() == done + 3, "an exchange runs after its state was queried");
 }
 
-/* Returns the executable graph, which contains an exchange. */
+/* Tests a captured exchange, and returns the executable graph that contains it. */
 static cudaGraphExec_t test_captured_exchange(const nccl_setup &t) {
     cudaGraph_t g;
     cudaGraphExec_t x;
