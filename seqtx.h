@@ -15758,9 +15758,9 @@ static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, cons
     return 1;
 }
 
-/* Returns dropout masks (m,C) for the rows of m of the n tokens, whose indices are
-   place[0..m), or NULL without dropout. Masks are drawn for all n tokens, because the
-   rows of a cluster and their order depend on the rank's share of the batch. */
+/* Returns a dropout mask (m,C) for m of the n tokens, those at place[0..m), or NULL
+   without dropout. Masks are drawn for all n tokens, because the rows of a cluster and
+   their order depend on the rank's share of the batch. */
 static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, const int32_t *place,
                                    size_t m) {
     stx_tensor *all, *mask;
@@ -20168,7 +20168,7 @@ STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, ui
     if (!s || p == s || *p) {
         stx_fail(x, STX_ERR_FORMAT,
                  "metadata \"%s\": expected an unsigned 64-bit integer, got %s%s%s: the file is "
-                 "damaged or not a checkpoint of this program",
+                 "damaged or was not written by this program",
                  key, s ? "\"" : "", s ? s : "nothing", s ? "\"" : "");
         return 0;
     }

@@ -627,10 +627,11 @@ typedef struct stx_comp_layer {
     stx_tensor *wq, *wkv, *wo, *bo;         /* (D,D); (2 kv_heads hd,D), keys first; (D,D); (D) */
     stx_tensor *wpos, *u, *vb;              /* Wpos (D,D), u and vb (H,hd):
                                                STX_COMP_POSITIONS_XL only */
-    stx_tensor *conv, *conv_bias;           /* (D,taps D), column t D + channel; (D). These and the
-                                               next two fields are NULL if C is 0 */
+    stx_tensor *conv;                       /* (D,taps D): column t D + c is tap t of channel c.
+                                               This and the next three are NULL if C is 0 */
+    stx_tensor *conv_bias;                  /* (D) */
     stx_tensor *dilated[STX_COMP_MAX_DILATIONS];    /* (D,2 D): [K0 K1] */
-    stx_tensor *decoder;                    /* Dec (taps D,D), row t D + channel:
+    stx_tensor *decoder;                    /* Dec (taps D,D): row t D + c is tap t of channel c;
                                                STX_COMP_AUX_AUTOENCODE only */
     stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;     /* (D) (D) (F,D) (F) (D,F) (D);
                                                                glu: w1 (2F,D), b1 (2F) */

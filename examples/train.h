@@ -1729,8 +1729,8 @@ typedef struct {
     tr_buf changed;     /* TR_FREE options that were given and differ from the checkpoint,
                            each with the new value and, in parentheses, the checkpoint's
                            value */
-    tr_buf json;        /* the same as JSON, {"lr":[0.003,0.03],..}, the checkpoint's value
-                           first */
+    tr_buf json;        /* the same options in JSON form, with the checkpoint's value first:
+                           {"lr":[0.003,0.03],..} */
     tr_buf given;       /* options that the checkpoint lacks and that were given */
     tr_buf missing;     /* options that the checkpoint lacks and that were not given:
                            training must not resume with their defaults */
@@ -2238,7 +2238,7 @@ TR_DEF int tr_claim_from_user(const tr_claim *c, const char *option, const char 
     if (got == 0) return tr_refuse_claimed(option, path, pid, err, size);
     return tr_fail(err, size,
                    "--%s: the lock file %.700s belongs to another user and cannot be removed (%s): "
-                   "if that user's run has ended, ask for its removal; or name another file",
+                   "if that user's run has ended, ask the user to remove it, or name another file",
                    option, c->path, strerror(why));
 }
 
@@ -3891,8 +3891,8 @@ TR_DEF const tr_opt *tr_lm_field(const tr_lm *t, const char *text, const tr_word
 
 /* Reports the library's error in terms of the options. The error has the form "WHO
    FIELD: expected Y, got X" (stx_bad_value). FIELD is replaced by the option that
-   tr_lm_field finds. If the option's values have names, the names replace X and an
-   expected 0. Other phrases are replaced as in tr_lm_reword. */
+   tr_lm_field finds. If the option's values have names, X is printed by name, and so is
+   the 0 in "expected 0". Other phrases are replaced as in tr_lm_reword. */
 TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     const char *text = stx_error(t->x), *got, *zero;
     char line[TR_ERR], part[TR_ERR], value_name[64];
@@ -4726,7 +4726,8 @@ TR_DEF int tr_lm_check_format(tr_lm *t, const stx_file *f, const char *path) {
                        path, (int)strcspn(format + 6, "."), format + 6);
     if (!ours || !config || !vocab || vocab->dtype != STX_U8)
         return tr_fail(t->err, TR_ERR,
-                       "%s is a safetensors file, but not a checkpoint of this program", path);
+                       "%s is a safetensors file, but not a checkpoint that this "
+                       "program wrote", path);
     if (!stx_file_verify(f)) return tr_lm_why(t);
     if (t->training && !t->opt->init_from && stx_file_meta(f, "converted.from"))
         return tr_fail(t->err, TR_ERR, "%.400s was converted from another program and has no "

@@ -1759,16 +1759,14 @@ static int check_model(tr_lm *t) {
     if (opt.batch_split > 1) split = "batch-split";
     if (opt.pad_id >= 0 && !opt.divide_all && split && t->found_seal[0] && t->training)
         return tr_fail(t->err, TR_ERR,
-                       "--pad-id with --%s: an update would add several means with equal weights, "
-                       "although they contain different amounts of padding, so this run of an "
-                       "earlier version cannot be resumed: start a new run with --init-from %.400s "
-                       "and --%s 1",
+                       "--pad-id with --%s: this run was started by an earlier version, which gave "
+                       "all parts of an update equal weight, however much padding they contain, "
+                       "and cannot be resumed: start a new run with --init-from %.400s and --%s 1",
                        split, opt.lm.checkpoint, split);
     if (opt.pad_id >= 0 && !opt.divide_all && split)
         return tr_fail(t->err, TR_ERR,
-                       "--pad-id with --%s: an update would add several means with equal weights, "
-                       "although they contain different amounts of padding: use --divide-all, or "
-                       "--%s 1",
+                       "--pad-id with --%s: the parts of an update would have equal weight, although "
+                       "they contain different amounts of padding: use --divide-all, or --%s 1",
                        split, split);
     if (!opt.head_sz && opt.hid_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR,

@@ -66,7 +66,7 @@ K_KERNEL(k_linear_fwd, stx_linear_fwd, stx_linear_args,
          k.N = N, k.Ci = Ci, k.O = O, k.act = act, k.in = in, k.W = W, k.b = b, k.y = y,
          k.pre = pre)
 
-/* The token loss without weights: the mean cross-entropy with a divisor. */
+/* The token loss without weights: the sum of the cross-entropies over a divisor. */
 K_KERNEL(k_cross_entropy_fwd, stx_token_loss_fwd, stx_token_loss_args,
          (stx_ctx * x, stx_real *loss, stx_real *row_max, stx_real *inv_sum,
           const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld,
