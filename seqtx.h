@@ -485,13 +485,14 @@ STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i);
 STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);
 STX_DEF void stx_download(stx_ctx *x, stx_real *host, const stx_real *from, size_t n);
 
-/* Return the product a b c and the sum n + a b, or SIZE_MAX on overflow. An allocation
-   of SIZE_MAX bytes fails with an error. */
+/* stx_bytes_of returns a b c, and stx_size_add returns n + a b. Both return SIZE_MAX on
+   overflow. An allocation of SIZE_MAX bytes fails with an error. */
 STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c);
 STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b);
 
-/* Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128
-   random bits as a pure function of the key (seed) and the counter (hi, lo). */
+/* Writes 128 random bits to out: Philox4x32-10 (Salmon et al. 2011, "Parallel random
+   numbers: as easy as 1, 2, 3"), a pure function of the key (seed) and the counter (hi,
+   lo). */
 STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]);
 
 
@@ -502,7 +503,7 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
 /* A dense row-major tensor. The fields are read-only. On a CPU, data and grad may be
    accessed directly; on a GPU only by kernels. */
 typedef struct stx_tensor {
-    stx_real *data;         /* size elements */
+    stx_real *data;         /* `size` elements */
     stx_real *grad;         /* gradient, same shape, or NULL. A parameter always has one;
                                a variable keeps it until the next stx_begin. The result of
                                an op has one only during the backward pass, until the
@@ -522,11 +523,12 @@ typedef struct stx_tensor {
     size_t    padding;      /* number of zeros stored after the elements of a parameter.
                                Kernels read them but never write them; see "Padded logits"
                                in >>adaptive input and output */
-    int       op_removed;   /* 1: a backward pass has removed its op from the tape */
+    int       op_removed;   /* 1: a backward pass has removed from the tape the op that
+                               computed this tensor */
 } stx_tensor;
 
-/* Token ids (B,T), on the host and on the device; on a CPU both are the same memory. Ops
-   check ids on the host. */
+/* Token ids (B,T): `data` is on the host, and `device` is on the device; on a CPU, both
+   are the same memory. Ops check ids on the host. */
 typedef struct stx_ids {
     int32_t *data, *device;
     size_t   B, T;
@@ -592,9 +594,9 @@ STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out);
 enum {
     STX_ZEROS = 0,
     STX_CONSTANT,       /* every element is `a` */
-    STX_NORMAL,         /* mean 0, standard deviation a */
+    STX_NORMAL,         /* mean 0, standard deviation `a` */
     STX_UNIFORM,        /* uniform in [-a, a] */
-    STX_TRUNCATED       /* normal with standard deviation a, redrawn until in [-2a, 2a].
+    STX_TRUNCATED       /* normal with standard deviation `a`, redrawn until in [-2a, 2a].
                            Standard deviation of the result: 0.87962566103423978 a */
 };
 
@@ -602,7 +604,8 @@ enum {
    count, tensor and name; the other fields are private. */
 typedef struct stx_params {
     stx_ctx     *ctx;
-    size_t       count, capacity;       /* number of parameters; slots in tensor, name */
+    size_t       count, capacity;       /* count: number of parameters; capacity: slots in
+                                           `tensor` and `name` */
     stx_tensor **tensor;                /* [count] */
     const char **name;                  /* [count] */
     stx_real    *grads;                 /* block returned by stx_params_grads, or NULL */
@@ -611,9 +614,10 @@ typedef struct stx_params {
     int          in_use;                /* 1: an optimiser holds addresses of gradients */
     struct stx__buckets *buckets;       /* progress of the gradient exchange, see >>group */
     struct stx_params *next;            /* next list of the context */
-    /* Memory reserved by stx_params_make_contiguous: the unused parts of the blocks for
-       elements and gradients, their size, and the size of the blocks that the next
-       parameter will allocate. */
+    /* Memory reserved by stx_params_make_contiguous: `reserve` and `reserve_grads` are
+       the unused parts of the blocks for elements and gradients, and reserve_left is
+       the number of elements in each. reserve_next is the size of the blocks that the
+       next parameter will allocate. */
     stx_real    *reserve, *reserve_grads;
     size_t       reserve_left, reserve_next;
     ptrdiff_t    rng_offset;            /* see stx_params_rng_offset */
@@ -655,19 +659,19 @@ STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name); /* N
 STX_DEF size_t stx_params_size(const stx_params *p);    /* total number of elements */
 STX_DEF void stx_params_zero_grad(stx_params *p);
 
-/* Packs the weights for generation, which reads all weights for every token. Matrices of
-   the list with two dimensions of at least STX_PACK_MIN are rounded in place, and a
-   packed copy is kept for matmuls with up to 3 rows (x W^T, x W). All other calls read
-   the rounded matrix, which has the same values as the copy.
+/* Packs the weights for generation, which reads all weights for every token. Matrices
+   of the list with two dimensions of at least STX_PACK_MIN are rounded in place, and a
+   packed copy is kept for the matmuls x W^T and x W if x has up to 3 rows. All other
+   calls read the rounded matrix, which has the same values as the copy.
        STX_WEIGHTS_BF16    bfloat16, 2 bytes per element
        STX_WEIGHTS_INT8    1.125 bytes per element: 32 adjacent elements of a row are
                            stored as integers in [-127, 127] with a common float scale,
                            which is 1/127 of their largest magnitude
        STX_WEIGHTS_F32     frees the packed copies; the matrices remain rounded
-   The copy of a matrix is freed when the library writes to the matrix (an optimiser step,
-   stx_set, loading a file). If you write to it yourself, call stx_params_pack again.
-   Returns the size in bytes of all packed copies in the context. On failure, sets an
-   error, changes nothing and returns 0. Not available on a GPU. */
+   The copy of a matrix is freed when the library writes to the matrix (an optimiser
+   step, stx_set, loading a file). If you write to it yourself, call stx_params_pack
+   again. Returns the size in bytes of all packed copies in the context. On failure,
+   sets an error, changes nothing and returns 0. Not available on a GPU. */
 enum { STX_WEIGHTS_F32 = 0, STX_WEIGHTS_BF16 = 1, STX_WEIGHTS_INT8 = 2 };
 enum { STX_PACK_MIN = 32 };
 
@@ -867,13 +871,13 @@ STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_r
 STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
                          size_t nb))
 
-/* da (n) = dy b, or += with accumulate; db (nb) += dy a, summed over the repetitions. da
-   and db can be NULL. */
+/* da (n) = dy b, or += with accumulate; db (nb) += dy a, summed over the repetitions of
+   b. da and db can be NULL. */
 typedef struct stx_mul_bwd_args {
     size_t n, nb;
     int accumulate;
-    const stx_real *a, *b, *dy;             /* (n), (nb), (n) */
-    stx_real *da, *db;                      /* (n), (nb) */
+    const stx_real *a, *b, *dy;             /* a (n), b (nb), dy (n) */
+    stx_real *da, *db;                      /* da (n), db (nb) */
 } stx_mul_bwd_args;
 
 STX_KERNEL(stx_mul_bwd, (stx_ctx *x, const stx_mul_bwd_args *m))
@@ -894,7 +898,7 @@ STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, i
 typedef struct stx_act_bwd_args {
     size_t n;
     int act, accumulate;
-    const stx_real *y, *a;                  /* (n); a is read for gelu only */
+    const stx_real *y, *a;                  /* (n); `a` is read for gelu only */
     const stx_real *dy;                     /* (n) */
     stx_real *da;                           /* (n); can be dy if accumulate is 0 */
 } stx_act_bwd_args;
@@ -940,8 +944,8 @@ STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const st
 typedef struct stx_rezero_bwd_args {
     size_t n;
     int accumulate;
-    const stx_real *f, *alpha, *dy;         /* (n), (1), (n) */
-    stx_real *df, *dalpha;                  /* (n), (1) */
+    const stx_real *f, *alpha, *dy;         /* f (n), alpha (1), dy (n) */
+    stx_real *df, *dalpha;                  /* df (n), dalpha (1) */
 } stx_rezero_bwd_args;
 
 STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, const stx_rezero_bwd_args *r))
@@ -950,12 +954,14 @@ STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, const stx_rezero_bwd_args *r))
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a);
 
-/* y (N,C) = softmax of each row of `a` (N,C); da = y (dy - sum dy y) */
+/* y (N,C) = softmax of each row of `a` (N,C). The gradient is da = y (dy - sum of dy y
+   over the row), or += with accumulate. */
 STX_KERNEL(stx_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
 STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
                              size_t N, size_t C, int accumulate))
 
-/* y (N,C) = a - log sum e^a over each row of `a` (N,C); da = dy - e^y sum dy */
+/* y (N,C) = a - log sum e^a, for each row of `a` (N,C). The gradient is da = dy - e^y
+   (sum of dy over the row), or += with accumulate. */
 STX_KERNEL(stx_log_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
 STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
                                  size_t N, size_t C, int accumulate))
@@ -989,7 +995,7 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
    if dbias is given, if accumulate_ds is 1, or if ds is NULL. */
 typedef struct stx_residual_norm_args {
     size_t N, C;
-    stx_real eps, drop;                     /* drop: probability; 0: no dropout */
+    stx_real eps, drop;                     /* drop: dropout probability; 0: no dropout */
     uint64_t seed, stream, rng_first;       /* for dropout, see stx_dropout_args */
     const stx_real *h, *f;                  /* (N,C) */
     const stx_real *gain, *shift, *bias;    /* (C); bias can be NULL */
@@ -1009,14 +1015,15 @@ STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, const stx_residual_norm_args *a))
 /* Looks up rows of table (V,C): ids (B,T) -> (B,T,C). An id outside [0,V) is an error. */
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
 
-/* y[n] = table[ids[n]] and dtable[ids[n]] += dy[n], for rows of C elements; y, dy (N,C),
-   ids (N), table, dtable (V,C) */
+/* y[n] = table[ids[n]] and dtable[ids[n]] += dy[n], for rows of C elements. y and dy
+   are (N,C), ids is (N), and table and dtable are (V,C). */
 STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids,
                                size_t N, size_t C))
 STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids,
                                size_t N, size_t C))
 
-/* Rows idx[0..n) of `a` (N,C) -> (n,C). idx may contain a row several times. */
+/* Gathers rows idx[0], .., idx[n-1] of `a` (N,C) -> (n,C). The same row can occur
+   several times in idx. */
 STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n);
 
 /* Concatenate and slice tensors.
@@ -1077,8 +1084,9 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
 typedef struct stx_linear_args {
     size_t N, Ci, O;
     int act;
-    const stx_real *in, *W, *b;             /* (N,Ci), (O,Ci), (O); b can be NULL */
-    stx_real *y, *pre;                      /* (N,O); pre, unless NULL, receives in W^T + b */
+    const stx_real *in, *W, *b;             /* in (N,Ci), W (O,Ci), b (O) or NULL */
+    stx_real *y, *pre;                      /* (N,O). If pre is not NULL, it receives the
+                                               values before act */
 } stx_linear_args;
 
 STX_KERNEL(stx_linear_fwd, (stx_ctx *x, const stx_linear_args *a))
@@ -1106,10 +1114,10 @@ typedef struct stx_linear_bwd_args {
     int act, accumulate;
     stx_real *da;               /* (N,O) */
     const stx_real *y, *pre;    /* (N,O): y is read if act is set, pre for gelu only */
-    const stx_real *in, *W;     /* (N,Ci), (O,Ci) */
-    stx_real *dx, *dW, *db;     /* (N,Ci), (O-padding,Ci), (O-padding) */
-    size_t batch, sda, sin;     /* number of matrices; strides between the matrices of
-                                   da and of `in` */
+    const stx_real *in, *W;     /* in (N,Ci), W (O,Ci) */
+    stx_real *dx, *dW, *db;     /* dx (N,Ci), dW (O-padding,Ci), db (O-padding) */
+    size_t batch, sda, sin;     /* batch: number of matrices; sda, sin: strides between
+                                   the matrices of da and of `in` */
     int deferred;               /* STX_DEFER_DB | STX_DEFER_DW */
 } stx_linear_bwd_args;
 
@@ -1120,23 +1128,24 @@ STX_KERNEL(stx_linear_bwd, (stx_ctx *x, const stx_linear_bwd_args *a))
 STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N,
                               size_t C, int act))
 
-/* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O). The first S - T rows of X
-   are memory, and the last T rows are a copy of h (B,T,Ci). Differentiable in h, W and
-   b, but not in X. */
+/* X W^T + b, with X (B,S,Ci), W (O,Ci) and b (O) or NULL -> (B,S,O). The first S - T
+   rows of X are memory, and the last T rows are a copy of h (B,T,Ci). Differentiable in
+   h, W and b, but not in X. */
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W,
                                       stx_tensor *b);
 
-/* Several linear layers with one input: in (..,Ci), W[i] (O_i,Ci), b[i] (O_i), i <
-   count -> (..,O), O = sum O_i. Each row is the concatenation of the results in W[i]^T +
-   b[i]. b NULL: no biases. Runs a single matmul if the weights are contiguous in memory
-   and so are the biases (stx_params_make_contiguous); otherwise runs one matmul per layer
-   and copies the results. */
+/* Several linear layers with the same input `in` (..,Ci) -> (..,O). Layer i < count has
+   weights W[i] (O_i,Ci) and bias b[i] (O_i); b NULL: no biases. Each row of the result
+   is the concatenation of in W[i]^T + b[i] for all i, so O is the sum of all O_i. Runs
+   a single matmul if the weights are contiguous in memory and so are the biases
+   (stx_params_make_contiguous); otherwise runs one matmul per layer and copies the
+   results. */
 STX_DEF stx_tensor *stx_linear_concat(stx_ctx *x, stx_tensor *in, stx_tensor *const *W,
                                       stx_tensor *const *b, int count);
 
-/* Rows of B streams that are read in place, from a memory (stx_memory_view) or a constant
-   tensor (B,rows,width) with stride rows width. They are constants and must not change
-   until stx_backward has run. */
+/* Rows of B streams that are read in place, from a memory (stx_memory_view) or from a
+   constant tensor (B,rows,width), whose stride is the product of rows and width. The
+   rows are constants and must not change until stx_backward has run. */
 typedef struct stx_cached_rows {
     const stx_real *data;       /* (B,rows,width) in device memory, dense rows */
     size_t rows, stride;        /* stride: elements from one stream to the next */
@@ -1172,10 +1181,10 @@ typedef struct stx_head_groups {
 STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m, stx_head_groups *g);
 
 /* Projects cached rows to keys and values, with one matmul per group of heads. out[g]
-   (B,rows[g],2 D n_g), keys first, contains the n_g heads of group g and is computed
-   from the newest rows[g] rows of past, which has at least rows[0] rows. The results
-   have the format of stx_attention_in.cached. wk, wv (C,Ci), D = C / heads.
-   Differentiable in wk and wv. Returns 1, or sets an error and returns 0. */
+   (B,rows[g],2 D n_g) contains the keys, followed by the values, of the n_g heads of
+   group g. It is computed from the newest rows[g] rows of past, which has at least
+   rows[0] rows. The results have the format of stx_attention_in.cached. wk, wv (C,Ci), D
+   = C / heads. Differentiable in wk and wv. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, stx_tensor *wk,
                              stx_tensor *wv, size_t heads, const stx_head_groups *g,
                              stx_tensor **out);
@@ -1192,8 +1201,8 @@ STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n
 STX_KERNEL(stx_sum_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_sum_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
 
-/* y + s sum_k mean(a[k]), y (1), k < count -> (1). Adds a penalty on many small
-   parameters to a loss y with few kernel launches. */
+/* y + s sum_k mean(a[k]) over k < count, with y (1) -> (1). Adds a penalty on many
+   small parameters to a loss y with few kernel launches. */
 STX_DEF stx_tensor *stx_add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *a, size_t count,
                                   double s);
 
@@ -1238,12 +1247,13 @@ typedef struct stx_token_loss {
     int         mean;       /* 1: the divisor is the sum of the weights of the rows that are
                                not ignored, computed on the device; if it is 0, the loss
                                is 0. Cannot be combined with divisor */
-    stx_tensor *nll;        /* out: (N), -log p(target) of each row, unweighted, 0 in
-                               ignored rows. A constant, float in every precision */
+    stx_tensor *nll;        /* receives a tensor (N): -log p(target) of each row,
+                               unweighted, 0 in ignored rows. It is a constant, float in
+                               every precision */
 } stx_token_loss;
 
-/* sum over rows of weight (-log softmax(logits)[target]) / divisor -> (1). logits
-   (..,V), one target per row. */
+/* Weighted sum of -log softmax(logits)[target] over the rows, divided by a divisor ->
+   (1), with the options in `how`. logits (..,V), one target per row. */
 STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets,
                                              stx_token_loss *how);
 
@@ -1266,7 +1276,7 @@ typedef struct stx_token_loss_args {
                                                1 / sum_v e^(logits[n,v] - row_max[n]) */
     const stx_real *dloss;                  /* (1) */
     stx_real *dlogits;                      /* (N,V); can be logits if accumulate is 0 */
-    int accumulate;                         /* 1: dlogits += */
+    int accumulate;                         /* 1: dlogits is added to; 0: it is overwritten */
 } stx_token_loss_args;
 
 STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, const stx_token_loss_args *a))
@@ -1275,7 +1285,8 @@ STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, const stx_token_loss_args *a))
 /* Mean of (a - b)^2 -> (1), for a and b of the same shape. */
 STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 
-/* loss (1) = mean (a - b)^2; a, b, da, db (n); dloss (1) */
+/* loss (1) = mean of (a - b)^2, with a and b (n). The backward kernel computes da (n)
+   += g (a - b) and db (n) -= g (a - b), where g = 2 dloss[0] / n. */
 STX_KERNEL(stx_mse_fwd, (stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b,
                          size_t n))
 STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss,
@@ -1348,14 +1359,14 @@ typedef struct stx_attention_in {
     stx_tensor *kv;                     /* (B,S,2C) */
     size_t kv_first, kv_rows;           /* both 0: all rows */
     stx_tensor *qkv;                    /* (B,T,3C) */
-    stx_tensor *cached[STX_HEAD_GROUPS];    /* (B,m,2C), or (B,m_g,2 D n_g) */
+    stx_tensor *cached[STX_HEAD_GROUPS];    /* (B,m,2C); with groups: (B,m_g,2 D n_g) */
     const stx_head_groups *groups;      /* NULL: cached[0] has all heads */
     stx_tensor *pe;                     /* (P,D), shared by the heads, or (P,C) */
     stx_tensor *content_bias;           /* (C), r_w_bias of 1901.02860 */
     stx_tensor *position_bias;          /* (C), r_r_bias; requires pe */
     stx_tensor *span_fraction;          /* (H), or (1) for all heads: z, the learned span as a
                                            fraction of max_span */
-    stx_tensor *persistent_k, *persistent_v;    /* (H,N,D), both or neither */
+    stx_tensor *persistent_k, *persistent_v;    /* (H,N,D); set both or neither */
     const stx_ids *pad;                 /* (B,S), nonzero where a key does not exist; must
                                            not change until stx_backward has run. Zero
                                            keys and persistent vectors always exist */
@@ -1403,24 +1414,24 @@ enum {
    gradients that are not NULL, or overwrites those selected by `overwrite`. */
 typedef struct stx_attention_args {
     size_t B, T, S, H, D;
-    size_t P, N;                            /* rows of pe (0: none); number of persistent
-                                               vectors */
+    size_t P, N;                            /* P: rows of pe (0: none); N: number of
+                                               persistent vectors per head */
     int    pe_heads;                        /* 1: pe is (P,D), shared; H: (P,H D) */
     int    span_shared;                     /* 1: span_fraction has one element instead of H */
-    size_t q_row_stride, kv_row_stride;     /* of q and dq; of k, v, dk and dv */
+    size_t q_row_stride, kv_row_stride;     /* row strides of q and dq, and of k, v, dk and dv */
     size_t q_batch_stride, kv_batch_stride;
     size_t cached_rows, groups;
     stx_attention_kv cached[STX_HEAD_GROUPS];
-    uint8_t head_group[256], head_index[256];   /* groups > 1: the group of a head, and its
-                                               index in the group */
+    uint8_t head_group[256], head_index[256];   /* if groups > 1: the group of each head,
+                                                   and the head's index in its group */
     int overwrite;                          /* STX_OVERWRITE_.. */
     size_t span;                            /* largest distance of a key. Unlike in the desc,
                                                0 does not mean unlimited */
     int    delta_min, not_causal, no_renorm;
     ptrdiff_t first_key;
     stx_real scale, max_span, ramp, eps, drop;
-    uint64_t seed, stream, rng_first;       /* for dropout; rng_first: first Philox call of
-                                               this rank */
+    uint64_t seed, stream, rng_first;       /* for dropout. rng_first: index of this
+                                               rank's first Philox call */
     const stx_real *q, *k, *v;              /* (B,T,H D); k and v: (B,S - cached_rows,H D) */
     const stx_real *pe;                     /* (P,D) or (P,H D); NULL: no positions */
     const stx_real *content_bias, *position_bias;   /* (H D), or NULL */
@@ -1498,14 +1509,16 @@ typedef struct stx_adaptive {
     stx_tensor *table[STX_MAX_CLUSTERS];        /* (V_i,C_i) */
     stx_tensor *proj[STX_MAX_CLUSTERS];         /* (C,C_i); NULL: none, requires C_i = C */
     stx_tensor *bias[STX_MAX_CLUSTERS];         /* (V_i), output only */
-    stx_tensor *cluster_w, *cluster_b;          /* (clusters-1,C_0), (clusters-1): columns
-                                                   for the clusters, output only */
+    stx_tensor *cluster_w, *cluster_b;          /* cluster_w (clusters-1,C_0) and
+                                                   cluster_b (clusters-1): weights and
+                                                   biases of the columns for the clusters,
+                                                   output only */
     int forward_columns;                        /* 0: the columns start with the last
                                                    cluster, as in PyTorch
                                                    implementations; 1: with cluster 1, as
                                                    in TensorFlow and Hugging Face */
     double scale;                               /* factor of the input; 0: sqrt(C) */
-    double dropout;                             /* D: probability, see stx_dropout */
+    double dropout;                             /* probability of the dropout D, see stx_dropout */
     stx_tensor *proj_bias[STX_MAX_CLUSTERS];    /* (C_i), p_i; NULL: none. Output only,
                                                    requires proj */
 } stx_adaptive;
@@ -1556,10 +1569,11 @@ typedef struct stx__heads_args {
 STX__KERNEL(stx__heads_fwd, (stx_ctx *x, const stx__heads_args *h))
 STX__KERNEL(stx__heads_bwd, (stx_ctx *x, const stx__heads_args *h))
 
-/* Computes log p of the ids of cluster c of K from the logits (N,w) of the cluster. For
-   c = 0, columns size .. w-1 belong to the other clusters: cluster i has column
-   size+K-1-i, or size+i-1 if `forward` is 1. Their log p are written to gate (N,K). For
-   c > 0, gate[n,c] is added to the log p of row n. */
+/* Computes log p of the ids of cluster c from the logits (N,w) of the cluster. There
+   are K clusters. For c = 0, columns size .. w-1 of the logits belong to the other
+   clusters: cluster i has column size+K-1-i, or size+i-1 if `forward` is 1. The log p
+   of these columns is written to gate (N,K). For c > 0, gate[n,c] is added to the log p
+   of row n. */
 typedef struct stx__cluster_log_probs_args {
     size_t N, V, w, K, c;
     size_t start, size;                     /* ids of the cluster: start .. start+size-1 */
@@ -1577,18 +1591,18 @@ STX__KERNEL(stx__cluster_log_probs, (stx_ctx *x, const stx__cluster_log_probs_ar
    of its cluster; cluster 0 then needs no slots. Negative ids are skipped: their `at` is
    -1. */
 typedef struct stx__cluster_sort_args {
-    size_t count, end[STX_MAX_CLUSTERS];    /* number of clusters, and the end of each
-                                               one's id range */
-    size_t first[STX_MAX_CLUSTERS + 1];     /* first slot of each cluster, and the end
-                                               of the last */
+    size_t count, end[STX_MAX_CLUSTERS];    /* count: number of clusters; end: end of each
+                                               cluster's id range (exclusive) */
+    size_t first[STX_MAX_CLUSTERS + 1];     /* first slot of each cluster, then the end of
+                                               the last cluster's slots */
     int head, forward_columns;
     int32_t leftover;                       /* value of `local` in unused slots */
     size_t n;
     const int32_t *ids;                     /* (n) */
     int32_t *at;                            /* (n): slot of each id */
-    int32_t *local, *place;                 /* per slot: the id's index in its cluster,
-                                               and its position in ids (0 in unused
-                                               slots) */
+    int32_t *local, *place;                 /* for each slot, local is the id's index in
+                                               its cluster, and place is its index in
+                                               `ids` (0 in unused slots) */
     int32_t *over;                          /* (1): 1 if a cluster has more ids than slots */
 } stx__cluster_sort_args;
 
@@ -1701,7 +1715,7 @@ typedef struct stx_optim_desc {
 typedef struct stx_optim_chunk {
     stx_real *p, *g;        /* (n): parameter and gradient */
     stx_real *s[2];         /* (n): state, see stx_optim.state; NULL if unused */
-    size_t    n, tensor;    /* elements; index of the parameter in the list */
+    size_t    n, tensor;    /* n: number of elements; tensor: index of the parameter in the list */
     stx_real  lr;
 } stx_optim_chunk;
 
@@ -1710,12 +1724,12 @@ typedef struct stx_optim_chunk {
 typedef struct stx_update {
     double   lr;                        /* learning rate of the next update */
     double   norm;                      /* L2 norm of the last gradient, before clipping */
-    uint64_t step, skipped;             /* updates made; updates skipped because a gradient
-                                           was not finite */
+    uint64_t step, skipped;             /* step: updates made; skipped: updates skipped
+                                           because a gradient was not finite */
     int      ok;                        /* 1: the last update was made */
     stx_real factor;                    /* clipping factor of the gradient */
     stx_real correction1, correction2;  /* divisors of m and v. Adam: 1 - beta^t; RAdam:
-                                           (1 - beta1^t) / r, and 1 */
+                                           (1 - beta1^t) / r for m, 1 for v */
     int      plain;                     /* 1: the update does not divide by sqrt(v)
                                            (RAdam with rho < 5) */
 } stx_update;
@@ -1737,8 +1751,9 @@ typedef struct stx_optim {
     stx_optim_chunk *chunk;     /* [chunks], in parameter order, on the device. With
                                    stx_group_desc.shard, chunks of other ranks have
                                    n = 0 */
-    double        *squares;     /* on the device, (chunks): sums of g^2; for LAMB followed
-                                   by (chunks,2): sums of theta^2 and u^2 */
+    double        *squares;     /* on the device, (chunks): the sum of g^2 of each chunk.
+                                   For LAMB, the sums of theta^2 and u^2, (chunks,2),
+                                   follow */
     stx_update    *update;      /* on the device */
     int            slot;        /* index of the optimiser in the context */
     double         lr;          /* the last learning rate that was set */
@@ -1763,7 +1778,7 @@ STX_DEF void stx_optim_set_lr(stx_optim *o, double lr);
    what stx_optim_step would have returned on a CPU. */
 STX_DEF int stx_optim_sync(stx_optim *o);
 
-/* One update runs these kernels, in this order, on count chunks:
+/* One update runs these kernels, in this order, on `count` chunks:
 
        stx_clip_values      limits g to [-c, c]; only with clip_value
        stx_sum_squares      out (count) = sum of g^2 of each chunk
@@ -1967,10 +1982,11 @@ STX_DEF int stx_group_send_bytes(stx_ctx *x, void *bytes, size_t n, int from, in
    error. */
 STX_DEF int stx_group_broadcast_params(stx_params *p);
 
-/* Returns n divided by the mean of n over the ranks -> (1), on the device; 1 without a
-   group, 0 if all n are 0 (all ranks, STX_TRAIN). If a loss is a mean over n elements of
-   this rank, multiply it by this factor: the mean of the ranks' losses is then the mean
-   over all elements. stx_token_loss.mean already includes this factor. */
+/* Returns a scalar (1) on the device: n divided by the mean of n over the ranks. It is
+   1 without a group, and 0 if n is 0 in every rank. Must be called in STX_TRAIN (all
+   ranks). If a loss is a mean over n elements of this rank, multiply it by this factor:
+   the mean of the ranks' losses is then the mean over all elements. stx_token_loss.mean
+   already includes this factor. */
 STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n);
 
 /* Overlaps the exchange of gradients with the backward pass. Call it before the last
@@ -2110,7 +2126,7 @@ extern void stx_cuda_rng_shift(stx_ctx *x, uint64_t shift);
 
 /* stx_cuda_gather concatenates the parameter elements of all chunks as floats at `to`.
    stx_cuda_report enqueues a copy of a report to the host; stx_cuda_report_wait waits
-   for the last copy and returns its address. */
+   for the last copy and returns its host address. */
 extern void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *chunk, size_t count);
 extern void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes);
 extern const void *stx_cuda_report_wait(stx_ctx *x);
@@ -2204,7 +2220,7 @@ typedef struct stx_entry {
     const char *kind;               /* the type as written in the file */
     size_t      dims;               /* number of dimensions in the file; if it is above
                                        STX_MAX_DIM, ndim and dim are 0 */
-    size_t      count, bytes;       /* number of elements; their total size */
+    size_t      count, bytes;       /* count: number of elements; bytes: their total size */
     const void *data;               /* little-endian; can be unaligned if another program
                                        wrote the file */
     const stx_file *file;
@@ -2287,8 +2303,8 @@ STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path);
 STX_DEF void stx_map_close(stx_map *m);
 
 /* Decodes the UTF-8 character at s, where n bytes can be read. Writes the code point to
-   *c and returns its length, 1 to 4. Returns 0 if n is 0 or the character is invalid:
-   incomplete, overlong, a surrogate, or above U+10FFFF. */
+   *c and returns the length of the character in bytes, 1 to 4. Returns 0 if n is 0 or
+   the character is invalid: incomplete, overlong, a surrogate, or above U+10FFFF. */
 STX_DEF size_t stx_utf8(const void *s, size_t n, uint32_t *c);
 
 
@@ -2387,11 +2403,12 @@ typedef struct stx_vocab_io_desc {
     int    no_cutoffs;          /* 1: only one cluster */
     size_t width[STX_MAX_CLUSTERS];         /* C_i; 0: C for i = 0, else floor(C_0 / divval^i) */
     size_t out_width[STX_MAX_CLUSTERS];     /* C_i of the output; 0: width[i] */
-    double divval;              /* 0: 4 */
-    int    direct_head;         /* STX_VOCAB_INPUT, _OUTPUT or _BOTH: there, cluster 0 has
-                                   C channels and no projection; 0: in neither */
-    int    no_projections;      /* like direct_head, for all clusters; with STX_VOCAB_BOTH,
-                                   divval is not used */
+    double divval;              /* 0: the default, 4 */
+    int    direct_head;         /* in the input (STX_VOCAB_INPUT), the output (_OUTPUT) or
+                                   both (_BOTH), cluster 0 has C channels and no
+                                   projection; 0: in neither */
+    int    no_projections;      /* like direct_head, but for all clusters; with
+                                   STX_VOCAB_BOTH, divval is not used */
     int    share_tables;        /* 1: adaptive input and output share their tables */
     int    share_projs;         /* 1: adaptive input and output share their
                                    projections */
@@ -2408,9 +2425,9 @@ typedef struct stx_vocab_io_desc {
                                    cluster by cluster, then the cluster columns; shared
                                    parameters are named out_emb.* */
 
-    stx_init table, out_table;          /* input tables; W or output tables */
-    stx_init proj, bias;                /* projections; output biases */
-    stx_init cluster, cluster_bias;     /* cluster columns, and their biases */
+    stx_init table, out_table;          /* table: input tables; out_table: W or output tables */
+    stx_init proj, bias;                /* proj: projections; bias: output biases */
+    stx_init cluster, cluster_bias;     /* weights and biases of the cluster columns */
     stx_init proj_bias;
 } stx_vocab_io_desc;
 
@@ -2510,7 +2527,7 @@ typedef struct stx_memory_layer {
     int       masked;           /* 1: rows are missing in some stream */
     int32_t  *pad;              /* (B,count) on the host, if masked; nonzero: the row is missing */
     size_t    pad_capacity;     /* elements allocated for pad */
-    stx_real *base;             /* the buffer (B,capacity,width), see >>memory: arena */
+    stx_real *base;             /* capacity: rows in the buffer; offset: rows before `data` */
     size_t    capacity, offset; /* rows in the buffer; rows before `data` */
     size_t    pushed;           /* rows pushed in step pushed_step */
     size_t    max_pushed;       /* largest value of pushed in the last 32 to 64 steps */
@@ -2581,10 +2598,10 @@ STX_DEF stx_tensor *stx_memory_concat(const stx_memory *s, size_t l, size_t n, s
 STX_DEF const stx_ids *stx_memory_mask(const stx_memory *s, size_t l, size_t n, const stx_ids *pad,
                                        size_t T);
 
-/* Returns the rows that stx_memory_push(.., s, l, keep, h, pad) will evict, as a constant
-   (B,e,width), e = count + T - keep; for example to compress them. If mask is not NULL,
-   *mask receives the mask of the missing rows, or NULL. Returns NULL if no row is
-   evicted. Cannot be used with is_state. */
+/* Returns the rows that stx_memory_push(.., s, l, keep, h, pad) will evict, as a
+   constant (B,e,width), with e = count + T - keep, for example to compress them. If
+   mask is not NULL, *mask receives the mask of the missing rows, or NULL. Returns NULL
+   if no row is evicted. Cannot be used with is_state. */
 STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t keep,
                                        const stx_tensor *h, const stx_ids *pad,
                                        const stx_ids **mask);
@@ -2627,7 +2644,7 @@ STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key);
    per token. */
 typedef struct stx_cache_layer {
     size_t    window;           /* number of newest rows that attention can read */
-    size_t    capacity, len;    /* rows of the buffer; rows in use */
+    size_t    capacity, len;    /* capacity: rows in the buffer; len: rows in use */
     size_t    width;            /* channels of a row of k, and of v */
     int       both;             /* 1: each row of k contains a key and a value, with
                                    `width` channels in total, as in stx_attention_in.kv; v
@@ -2883,7 +2900,8 @@ typedef unsigned stx__fp;   /* MXCSR, which includes the status flags */
 
 static inline stx__fp stx__fp_enter(int flush) {
     stx__fp was = _mm_getcsr();
-    _mm_setcsr(flush ? 0x9fc0u : 0x1f80u);  /* all exceptions masked; with FTZ and DAZ */
+    _mm_setcsr(flush ? 0x9fc0u : 0x1f80u);  /* masks all exceptions; 0x9fc0 also sets FTZ
+                                               and DAZ */
     return was;
 }
 
@@ -3153,7 +3171,8 @@ STX_INNER float stx_fast_exp(int fma, float v) {
   #ifdef STX__EXACT_SUMS
     n = t - 12582912.0f;
   #else
-    n = (float)(int32_t)(power - 0x4b400000u);      /* same value, from its bits; slower */
+    n = (float)(int32_t)(power - 0x4b400000u);      /* the same value, computed from the
+                                                       bits; slower */
   #endif
 
     r = STX_FMA(fma, n, -0.693359375f, v);
@@ -3459,7 +3478,7 @@ enum { STX__OVERHEAD = 4096 };
 typedef struct stx__chunk {
     struct stx__chunk *next;
     size_t size, used;
-    char *base; /* 64-byte aligned, size bytes */
+    char *base; /* `size` bytes, aligned to 64 bytes */
 } stx__chunk;
 
 enum { STX__HOST = -1 };
@@ -3503,7 +3522,7 @@ typedef struct stx__free_grad {
     struct stx__free_grad *next;
     void *p;
     size_t bytes;
-    int f32_among_bf16; /* 1: f32, while activations are stored as bf16 */
+    int f32_among_bf16; /* 1: the buffer is f32, although activations are stored as bf16 */
 } stx__free_grad;
 
 /* The values that the host reads between steps: metrics, results of optimiser updates,
@@ -3523,7 +3542,7 @@ enum { STX__STALE, STX__PENDING, STX__CURRENT };
 /* A step that was captured as a CUDA graph. */
 typedef struct stx__replay {
     uint64_t key;
-    uint64_t step, steps; /* stx_step_index before the step, and its increase in the step */
+    uint64_t step, steps; /* step: step index before the step; steps: its increase in the step */
     uint64_t used;        /* value of replay.runs when this step last ran; 0 if the entry
                              is unused */
     void *graph;          /* NULL if the capture failed */
@@ -3543,16 +3562,17 @@ enum {
 
 /* Exchanges between ranks. Each back end of >>group has one such table of functions. */
 typedef struct stx__group_ops {
-    /* Host memory. Return 1 when complete, or set an error and return 0. */
-    int (*reduce)(stx_ctx *x, double *v, size_t n, int max);    /* max = 1: maxima, else
-                                                                   sums */
+    /* Exchange host memory. Return 1 when complete, or set an error and return 0. */
+    int (*reduce)(stx_ctx *x, double *v, size_t n, int max);    /* max = 1: maximum over
+                                                                   the ranks; 0: sum */
     int (*broadcast)(stx_ctx *x, void *bytes, size_t n, int from);
     int (*send)(stx_ctx *x, void *bytes, size_t n, int from, int to);
 
-    /* Device memory. start_mean and spread start an exchange; exchanges are executed in
-       the order of the calls, and wait completes all of them. start_mean: p becomes the
-       mean over the ranks, in all ranks or, if owner >= 0, only in rank `owner`; p is
-       then undefined in the others. spread: all ranks receive the owner's values. */
+    /* Exchange device memory. start_mean and spread start an exchange; exchanges are
+       executed in the order of the calls, and wait completes all of them. After
+       start_mean, p is the mean over the ranks, in all ranks or, if owner >= 0, only in
+       rank `owner`; p is then undefined in the others. spread copies the owner's values
+       to all ranks. */
     void (*start_mean)(stx_ctx *x, stx_real *p, size_t n, int owner);
     void (*spread)(stx_ctx *x, stx_real *p, size_t n, int owner);
     void (*wait)(stx_ctx *x, stx_real *means, size_t n);  /* means (n): results of
@@ -3576,12 +3596,13 @@ typedef struct stx__group_ops {
 /* Packed weights: the rounded copy that stx_params_pack makes of a matrix. */
 typedef struct stx__packed {
     const stx_real *from;  /* the parameter's data, (size / C, C) */
-    size_t size, C, bytes; /* elements; columns; size of the packed values */
+    size_t size, C, bytes; /* size: elements; C: columns; bytes: size of the packed values */
     const uint16_t *h;     /* STX_WEIGHTS_BF16: (size / C, C); STX_WEIGHTS_INT8: NULL */
     const int8_t *q;       /* STX_WEIGHTS_INT8: (size / C, C); weight = f q */
-    const float *f;        /* STX_WEIGHTS_INT8: scales (size / C, C / 32 rounded up) */
-    /* C = alpha A op(B) + beta C for up to STX__GEMV_ROWS rows, where B begins at element
-       `at` */
+    const float *f;        /* STX_WEIGHTS_INT8: scales (size / C, C / 32 rounded up); one
+                              scale per 32 columns */
+    /* C = alpha A op(B) + beta C for up to STX__GEMV_ROWS rows of A. B begins at
+       element `at` of the packed matrix */
     void (*gemv)(stx_ctx *x, const stx_gemm_args *g, const struct stx__packed *w, size_t at);
 } stx__packed;
 
@@ -3590,9 +3611,9 @@ struct stx_ctx {
     stx_desc desc;
     int isa; /* STX__ISA_*: instruction set of the inner loops */
     const struct stx__micro *micro;
-    void *gpu;                   /* stx_gpu */
-    struct stx__scalar *scalars; /* newest first */
-    stx_params *lists;           /* newest first */
+    void *gpu;                   /* the context's stx_gpu; NULL on a CPU */
+    struct stx__scalar *scalars; /* linked list, newest first */
+    stx_params *lists;           /* linked list, newest first */
     uint64_t params_made;        /* parameters created so far, in all lists */
     stx_ids *zero_id;            /* (1,1), contains 0 */
 
@@ -3603,12 +3624,14 @@ struct stx_ctx {
 
     struct {
         stx__arena keep, step;
-        /* on a GPU: state, parameters, activations, and other data of a step */
+        /* arenas in GPU memory: state, parameters, activations of a step, and other
+           data of a step */
         stx__arena dev_keep, dev_params, dev_step, dev_bytes;
         struct stx__dev_block *dev_blocks;
         stx__block_head blocks; /* circular list of the blocks of stx_block */
         size_t block_bytes, peak;
-        /* buffers that the backward pass may still read */
+        /* buffers to free when the next step begins; until then, the backward pass may
+           read them */
         struct stx__freed_at_step_end *freed_at_step_end;
     } mem;
 
@@ -3627,7 +3650,8 @@ struct stx_ctx {
     } tape;
 
     struct {
-        uint64_t step, op; /* random streams: the step, and the op within it */
+        uint64_t step, op; /* random numbers are keyed by the step index and by the index
+                              of the op in the step */
     } rng;
 
     struct {
@@ -3637,7 +3661,8 @@ struct stx_ctx {
     } threads;
 
     struct {
-        stx__packed *matrix; /* (count), sorted by address; each has a block of values */
+        stx__packed *matrix; /* (count), sorted by address; the values of each are in a
+                                separate block */
         size_t count;
     } packed;
 
@@ -3657,8 +3682,8 @@ struct stx_ctx {
         stx__replay entry[STX__REPLAYS];
         uint64_t last_key, runs;
         int ran; /* 1: last_key is valid, because a step has run */
-        /* on a GPU: the first host access or allocation of this step, and that of the
-           last step that was not captured; NULL if there was none */
+        /* on a GPU: name of the first host access or allocation, in this step and in
+           the last step that was not captured; NULL if there was none */
         const char *host_access, *last_access;
         char status[256]; /* text of stx_step_replay_status */
     } replay;
@@ -3666,8 +3691,8 @@ struct stx_ctx {
     struct {
         const stx__group_ops *ops; /* NULL without a group */
         void *engine;              /* stx__mpi, see >>group */
-        int rank, ranks;           /* 0, 0 without a group */
-        size_t bucket;             /* elements */
+        int rank, ranks;           /* both 0 without a group */
+        size_t bucket;             /* gradient elements per exchange, see stx_group_desc */
         int shard;                 /* stx_group_desc.shard */
         /* the list whose gradients are sent while stx_backward computes them, or NULL */
         stx_params *sending;
@@ -4742,7 +4767,7 @@ static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double 
     do {
         uint32_t r[4];
         stx_philox(x->desc.seed, stream, (uint64_t)i / 2 + (attempt << 44), r);
-        /* in (0,1) */
+        /* u and v are in (0,1) */
         u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0;
         v = ((double)r[2] + ((double)r[3] + 0.5) / 4294967296.0) / 4294967296.0;
         if (init == STX_UNIFORM) return a * (2 * (i & 1 ? v : u) - 1);
@@ -5401,7 +5426,7 @@ static void stx__step_release(stx_ctx *x, stx__mark m) {
 typedef struct stx__recompute_save {
     stx_recompute_fn fn;
     void *user;
-    uint64_t op; /* rng.op before the first run */
+    uint64_t op; /* index of the op (rng.op) before the first run */
     int count, more;
     stx__uses uses;
 } stx__recompute_save;
