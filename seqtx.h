@@ -857,7 +857,7 @@ STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N
 STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 
-/* s times a, for a constant factor s */
+/* s times `a`, for a constant factor s */
 STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s);
 
 /* s[0] a, where s (1) can be a scalar set by the host (stx_scalar_create), a parameter or
@@ -940,7 +940,8 @@ STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_ten
 STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f,
                             const stx_real *alpha, size_t n))
 
-/* df (n) = alpha dy, or += with accumulate; dalpha (1) += sum dy f. Both can be NULL. */
+/* df (n) = alpha dy, or += with accumulate; dalpha (1) += the sum of dy f over all
+   elements. df and dalpha can be NULL. */
 typedef struct stx_rezero_bwd_args {
     size_t n;
     int accumulate;
@@ -1047,7 +1048,7 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
 
 /* op(a) op(b) -> (..,M,N); op transposes the last two dimensions if ta or tb is set.
    op(a) is (..,M,K) and op(b) is (..,K,N). Their leading dimensions are equal, or b has
-   only two dimensions and is used for all matrices of a. */
+   only two dimensions and is used for all matrices of `a`. */
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
 
 /* A GEMM: C (M,N) = alpha op(A) op(B) + beta C, for each matrix of a batch. op
@@ -1086,7 +1087,7 @@ typedef struct stx_linear_args {
     int act;
     const stx_real *in, *W, *b;             /* in (N,Ci), W (O,Ci), b (O) or NULL */
     stx_real *y, *pre;                      /* (N,O). If pre is not NULL, it receives the
-                                               values before act */
+                                               values before the activation */
 } stx_linear_args;
 
 STX_KERNEL(stx_linear_fwd, (stx_ctx *x, const stx_linear_args *a))
@@ -1215,7 +1216,7 @@ typedef struct stx_means_args {
     stx_real s;
     const stx_real *a[STX_MEANS];       /* (n[k]) */
     const stx_real *y0, *dy;            /* (1) */
-    stx_real *y;                        /* (1) = y0 + s sum of mean a[k] */
+    stx_real *y;                        /* (1) = y0 + s sum_k mean(a[k]) */
     stx_real *da[STX_MEANS];            /* (n[k]) += s dy / n[k]; each can be NULL */
     int overwrite;                      /* bit k set: overwrite da[k] instead of adding */
 } stx_means_args;
@@ -1276,7 +1277,7 @@ typedef struct stx_token_loss_args {
                                                1 / sum_v e^(logits[n,v] - row_max[n]) */
     const stx_real *dloss;                  /* (1) */
     stx_real *dlogits;                      /* (N,V); can be logits if accumulate is 0 */
-    int accumulate;                         /* 1: dlogits is added to; 0: it is overwritten */
+    int accumulate;                         /* 1: add to dlogits; 0: overwrite it */
 } stx_token_loss_args;
 
 STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, const stx_token_loss_args *a))
@@ -1328,7 +1329,9 @@ typedef struct stx_attention_desc {
     int    not_causal;      /* 1: every query attends to every key. Cannot be combined with
                                span, learned spans or positions */
     double scale;           /* 0: 1 / sqrt(D) */
-    double max_span, ramp;  /* of learned spans, in tokens; required with span_fraction */
+    double max_span, ramp;  /* max_span: upper limit of learned spans; ramp: width of the
+                               ramp of m. Both are in tokens and required with
+                               span_fraction */
     double eps;             /* 0: keys beyond the learned span of a head are skipped. > 0:
                                every key within span is part of the normaliser, even if
                                m = 0, and must be computed. The authors' code uses 1e-8 */
@@ -1357,7 +1360,7 @@ typedef struct stx_attention_desc {
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;              /* (B,T,C), (B,S,C), (B,S,C) */
     stx_tensor *kv;                     /* (B,S,2C) */
-    size_t kv_first, kv_rows;           /* both 0: all rows */
+    size_t kv_first, kv_rows;           /* rows of kv to use; both 0: all rows */
     stx_tensor *qkv;                    /* (B,T,3C) */
     stx_tensor *cached[STX_HEAD_GROUPS];    /* (B,m,2C); with groups: (B,m_g,2 D n_g) */
     const stx_head_groups *groups;      /* NULL: cached[0] has all heads */
@@ -1432,7 +1435,7 @@ typedef struct stx_attention_args {
     stx_real scale, max_span, ramp, eps, drop;
     uint64_t seed, stream, rng_first;       /* for dropout. rng_first: index of this
                                                rank's first Philox call */
-    const stx_real *q, *k, *v;              /* (B,T,H D); k and v: (B,S - cached_rows,H D) */
+    const stx_real *q, *k, *v;              /* q (B,T,H D); k and v (B,S - cached_rows,H D) */
     const stx_real *pe;                     /* (P,D) or (P,H D); NULL: no positions */
     const stx_real *content_bias, *position_bias;   /* (H D), or NULL */
     const stx_real *span_fraction;          /* (H) or (1); NULL: no learned spans */
@@ -1579,7 +1582,7 @@ typedef struct stx__cluster_log_probs_args {
     size_t start, size;                     /* ids of the cluster: start .. start+size-1 */
     int forward;
     const stx_real *logits;                 /* (N,w) */
-    stx_real *out;                          /* (N,V): columns start .. are written */
+    stx_real *out;                          /* (N,V): columns start .. start+size-1 are written */
     stx_real *gate;                         /* (N,K) */
 } stx__cluster_log_probs_args;
 
@@ -2155,20 +2158,22 @@ extern int  stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks)
 extern void stx_cuda_group_leave(stx_ctx *x);
 extern void stx_cuda_group_abort(stx_ctx *x);
 
-/* Exchange n floats in device memory, after the work enqueued so far, on a separate
-   stream. Exchanges can be captured. group_wait makes later work wait for the exchanges.
-       mean      p = mean over the ranks, in all ranks; if owner >= 0, only in that rank,
-                 and p is undefined in the others
-       spread    p of the owner is copied to all ranks; bfloat16 copies are not updated
-       sum       p = sum of n doubles over the ranks, on the context's stream */
+/* Exchange n elements of device memory, after the work enqueued so far. mean and spread
+   run on a separate stream, and later work waits for them only after a call of
+   group_wait. Later work always waits for sum. Exchanges can be captured.
+       mean      p (floats) = mean over the ranks, in all ranks; if owner >= 0, only in
+                 that rank, and p is undefined in the others
+       spread    p (floats) of the owner is copied to all ranks; bfloat16 copies are not
+                 updated
+       sum       p (doubles) = sum over the ranks, in all ranks */
 extern void stx_cuda_group_mean(stx_ctx *x, stx_real *p, size_t n, int owner);
 extern void stx_cuda_group_spread(stx_ctx *x, stx_real *p, size_t n, int owner);
 extern void stx_cuda_group_wait(stx_ctx *x);
 extern void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n);
 
-/* Exchange host memory, like stx_group_sum and _max (most = 1), _broadcast and
-   _send_bytes. They wait until the exchange is complete; if a rank does not respond in
-   time, the others set an error. */
+/* Exchange host memory, like stx_group_sum (most = 0), stx_group_max (most = 1),
+   stx_group_broadcast and stx_group_send_bytes. They wait until the exchange is
+   complete; if a rank does not respond in time, the others set an error. */
 extern int  stx_cuda_group_reduce(stx_ctx *x, double *v, size_t n, int most);
 extern int  stx_cuda_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from);
 extern int  stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to);
@@ -2177,12 +2182,12 @@ extern int  stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int
 /* Selects the implementation of attention, for tests. Must not be called between a
    forward pass and its backward pass.
        0, 2    fused kernels where possible (the default)
-       1       GEMMs, with a kernel for the rows of scores between them
+       1       GEMMs, and between them a kernel that processes rows of scores
        3       like 1, split into the smallest parts, as if memory were scarce
        4       like 0, with tiles of 128 queries for all sizes (bf16, heads of at most 64
                channels)
-       5, 6    like 0, as if there were no memory for rows of dR (5), or only enough for
-               half of them (6) (bf16, relative positions) */
+       5, 6    like 0, with no memory (5), or half of the required memory (6), for the
+               gradients of the position scores (bf16, relative positions) */
 extern void stx_cuda_attention(stx_ctx *x, int version);
 #endif
 
@@ -2390,10 +2395,12 @@ typedef struct stx_vocab_io_desc {
     size_t dim;                 /* C, required */
     size_t emb;                 /* channels of the embedding; 0: C. It must be C with an
                                    adaptive input or a tied output */
-    int    in;                  /* STX_VOCAB_PLAIN: a table (V,emb), or _ADAPTIVE, with ids
-                                   sorted by decreasing frequency */
+    int    in;                  /* STX_VOCAB_PLAIN: a table (V,emb); _ADAPTIVE: an
+                                   adaptive input, which requires ids sorted by decreasing
+                                   frequency */
     int    out;                 /* STX_VOCAB_PLAIN: W (V,C) and a bias; _TIED: W is the
-                                   input table; _ADAPTIVE: allowed with any input */
+                                   input table; _ADAPTIVE: an adaptive output, with any
+                                   input */
     double scale;               /* factor of the embedding; 0: 1 if plain, sqrt(C) if adaptive */
     double dropout;             /* inside adaptive input and output, see stx_adaptive */
 
@@ -2527,11 +2534,11 @@ typedef struct stx_memory_layer {
     int       masked;           /* 1: rows are missing in some stream */
     int32_t  *pad;              /* (B,count) on the host, if masked; nonzero: the row is missing */
     size_t    pad_capacity;     /* elements allocated for pad */
-    stx_real *base;             /* capacity: rows in the buffer; offset: rows before `data` */
-    size_t    capacity, offset; /* rows in the buffer; rows before `data` */
+    stx_real *base;             /* the buffer (B,capacity,width), see >>memory: arena */
+    size_t    capacity, offset; /* capacity: rows in the buffer; offset: rows before `data` */
     size_t    pushed;           /* rows pushed in step pushed_step */
-    size_t    max_pushed;       /* largest value of pushed in the last 32 to 64 steps */
-    size_t    recent_max_pushed, recent_steps;  /* largest value of pushed in the last
+    size_t    max_pushed;       /* largest value of `pushed` in the last 32 to 64 steps */
+    size_t    recent_max_pushed, recent_steps;  /* largest value of `pushed` in the last
                                                    recent_steps steps */
     uint64_t  pushed_step;      /* the last step that pushed rows */
     uint64_t  viewed_step;      /* the last step that read rows in place */
@@ -2714,7 +2721,8 @@ typedef struct stx_lm {
     stx_tensor *(*loss)(void *model, const stx_ids *ids, const stx_ids *targets, const void *in,
                         void *out);
 
-    /* The training objective, nll plus penalties. Pass it to stx_backward. */
+    /* The training objective: nll, which `loss` returned, plus penalties. Pass the
+       result to stx_backward. */
     stx_tensor *(*total)(void *model, stx_tensor *nll);
 
     /* Must be called after each update. */
@@ -3640,7 +3648,7 @@ struct stx_ctx {
         int recording;   /* 1: ops add nodes to the tape */
         stx__node *last; /* the newest node */
         stx__free_grad *free_grads, *free_entries;
-        uint64_t steps_begun; /* calls of stx_begin, plus one */
+        uint64_t steps_begun; /* number of calls of stx_begin, plus 1 */
         /* in the backward pass of stx_recompute: the step arenas before the second run;
            otherwise NULL */
         const struct stx__mark *recompute_mark;
@@ -3844,8 +3852,8 @@ static void stx__group_mean(stx_ctx *x, stx_real *p, size_t n) {
     x->group.ops->wait(x, p, n);
 }
 
-/* Returns the bytes used or, with reserved = 1, reserved by the gradient arenas of all
-   parameter lists. */
+/* Returns the number of bytes that the gradient arenas of all parameter lists use or,
+   with reserved = 1, have reserved. */
 static size_t stx__grads_bytes(const stx_ctx *x, int reserved) {
     const stx_params *p;
     size_t n = 0;
@@ -4206,7 +4214,7 @@ static void stx__free_from_last_step(stx_ctx *x) {
     }
 }
 
-/* Allocates n elements, not zeroed. */
+/* Allocates n elements in the arena for `where` without zeroing them. */
 static stx_real *stx__alloc_elements(stx_ctx *x, int where, size_t n) {
     return (stx_real *)stx__arena_alloc(x, stx__arena_of(x, where),
                                         stx_bytes_of(n, stx__element_size(x, where), 1));
@@ -5426,7 +5434,7 @@ static void stx__step_release(stx_ctx *x, stx__mark m) {
 typedef struct stx__recompute_save {
     stx_recompute_fn fn;
     void *user;
-    uint64_t op; /* index of the op (rng.op) before the first run */
+    uint64_t op; /* value of x->rng.op before the first run */
     int count, more;
     stx__uses uses;
 } stx__recompute_save;
