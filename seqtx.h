@@ -997,7 +997,8 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
 typedef struct stx_residual_norm_args {
     size_t N, C;
     stx_real eps, drop;                     /* drop: dropout probability; 0: no dropout */
-    uint64_t seed, stream, rng_first;       /* for dropout, see stx_dropout_args */
+    uint64_t seed, stream, rng_first;       /* for dropout: seed, stream and first of
+                                               stx_dropout_args */
     const stx_real *h, *f;                  /* (N,C) */
     const stx_real *gain, *shift, *bias;    /* (C); bias can be NULL */
     stx_real *y, *s;                        /* (N,C) */
@@ -1098,11 +1099,11 @@ STX_KERNEL(stx_linear_fwd, (stx_ctx *x, const stx_linear_args *a))
        dW += da^T in
        db += sum of the rows of da
 
-   padding: the last `padding` of the O outputs are padding. da and W contain zeros there;
-   dW and db do not include them.
+   padding: the last `padding` of the O outputs are padding. da and W contain zeros
+   there; dW and db do not include them.
 
-   batch > 1: computes only dW, as the sum over `batch` pairs of matrices (N,O) and
-   (N,Ci).
+   batch > 1: computes only dW, as the sum over `batch` pairs of matrices da (N,O) and
+   `in` (N,Ci).
 
    deferred: db or dW is the gradient of a parameter, which the backward pass does not
    read. During stx_backward, a GPU can defer the addition, to process many such sums in
@@ -1167,7 +1168,7 @@ STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, i
 enum { STX_HEAD_GROUPS = 3 };
 
 typedef struct stx_head_groups {
-    size_t count;                       /* 1 to STX_HEAD_GROUPS */
+    size_t count;                       /* number of groups, 1 to STX_HEAD_GROUPS */
     size_t rows[STX_HEAD_GROUPS];       /* number of newest rows that each group reads,
                                            decreasing; group 0 reads all rows */
     uint8_t of[256];                    /* group of each head; heads keep their order
@@ -1394,7 +1395,7 @@ STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_
    stx_attention_args. All four buffers have the same strides. */
 typedef struct stx_attention_kv {
     const stx_real *k, *v;      /* (B,rows,D n): the newest rows of the n heads in the group */
-    stx_real *dk, *dv;          /* their gradients, or NULL */
+    stx_real *dk, *dv;          /* gradients of k and v, or NULL */
     size_t rows, row_stride, batch_stride;
 } stx_attention_kv;
 
@@ -1452,7 +1453,8 @@ typedef struct stx_attention_args {
     stx_real *dq, *dk, *dv;                 /* gradients, with the shapes of the inputs */
     stx_real *dpe, *dcontent_bias, *dposition_bias, *dspan_fraction;
     stx_real *dpersistent_k, *dpersistent_v;
-    void *work;                             /* scratch memory of stx_attention_work bytes */
+    void *work;                             /* scratch memory; stx_attention_work returns
+                                               its size */
 } stx_attention_args;
 
 /* Returns the size in bytes of the scratch memory that the forward or backward kernel
@@ -2056,11 +2058,12 @@ typedef struct stx_sampling {
     uint64_t seed;
 } stx_sampling;
 
-/* Samples a token from logits or log-probabilities (V); adding a constant to all of them
-   has no effect. The result depends on the arguments only, so pass a different counter
-   for each token. s NULL: the most likely token. work is scratch memory of V elements,
-   not needed at temperature 0. Returns -1 if V is 0, if logits is NULL or contains NaN or
-   +infinity, or if work is NULL and needed. Logits of -infinity have probability 0. */
+/* Samples a token from logits or log-probabilities (V); adding a constant to all of
+   them has no effect. The result depends on the arguments only, so pass a different
+   counter for each token. If s is NULL, returns the most likely token. work is scratch
+   memory of V elements, not needed at temperature 0. Returns -1 if V is 0, if logits is
+   NULL or contains NaN or +infinity, or if work is NULL and needed. Logits of -infinity
+   have probability 0. */
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits,
                            size_t V, stx_real *work);
 
@@ -3690,8 +3693,8 @@ struct stx_ctx {
         stx__replay entry[STX__REPLAYS];
         uint64_t last_key, runs;
         int ran; /* 1: last_key is valid, because a step has run */
-        /* on a GPU: name of the first host access or allocation, in this step and in
-           the last step that was not captured; NULL if there was none */
+        /* on a GPU: description of the first host access or allocation, in this step
+           and in the last step that was not captured; NULL if there was none */
         const char *host_access, *last_access;
         char status[256]; /* text of stx_step_replay_status */
     } replay;
@@ -3808,7 +3811,7 @@ static void stx__report_stale(stx_ctx *x) {
 }
 
 /* Returns the packed copy (>>gemm: packed weights) of the matrix that p points into, or
-   NULL. The list is sorted by address. */
+   NULL. x->packed.matrix is sorted by address. */
 static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
     size_t lo = 0, hi = x->packed.count;
     const stx__packed *w;
@@ -5043,7 +5046,7 @@ static void stx__add_uses(stx__uses *u, stx_tensor *const *in, int count) {
 }
 
 /* Records the op that computed y on the tape if one of its inputs requires a gradient.
-   Returns NULL if no input does, or after an error. */
+   Returns the new node, or NULL if no input does or after an error. */
 static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *),
                               stx_tensor *const *in, int count) {
     stx__node *n;
