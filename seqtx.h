@@ -14549,19 +14549,21 @@ typedef struct stx__attn_few {
     size_t           h;
     stx__attn_mask   mask;
     stx__kv_rows     k, v;
-    const int32_t   *pad;            /* (S), or NULL */
-    const stx_real  *query;          /* (D) */
+    const int32_t   *pad;            /* (S): nonzero for padded keys; NULL without padding */
+    const stx_real  *query;          /* (D): the query vector */
     ptrdiff_t        i;              /* position of the query */
-    ptrdiff_t        edge[4];        /* visited keys: zero vectors in [edge[0],edge[1]),
-                                        cached keys up to edge[2], then keys of the block
-                                        up to edge[3] */
-    stx_real        *q, *qv, *out;   /* (D): scale (query + content_bias), scale (query +
-                                        position_bias), output */
+    ptrdiff_t        edge[4];        /* bounds of the visited keys: [edge[0],edge[1]) are
+                                        zero vectors, [edge[1],edge[2]) are cached keys,
+                                        and [edge[2],edge[3]) are keys of the block */
+    stx_real        *q, *qv, *out;   /* (D) each: q = scale (query + content_bias), qv =
+                                        scale (query + position_bias), and the output */
     stx_real        *s;              /* scores, later weights, of keys edge[0] .. edge[3]-1 */
-    stx_real         state[3];       /* max, sum m e^(s - max), sum e^(s - max) */
+    stx_real         state[3];       /* max of the scores s, sum of m e^(s - max), sum of
+                                        e^(s - max) */
 } stx__attn_few;
 
-/* Returns the scratch size in elements, for q, qv, out, s and m_by_distance. */
+/* Returns the number of elements of scratch memory for q, qv, out, s and
+   m_by_distance. */
 static size_t stx__attn_few_reals(const stx__attn *A) {
     const stx_attention_args *a = A->a;
     return stx__round_up(3 * a->D + (a->S + a->span + a->N) + (a->span + 1), 16);
@@ -14596,8 +14598,8 @@ static void stx__attn_few_open(stx_ctx *x, const stx__attn *A, stx_real *scratch
     }
 }
 
-/* Sets f->edge to the range of keys to visit, which excludes keys with m = 0 and padded
-   keys at either end. Returns the number of keys in the range. */
+/* Sets f->edge for the keys to visit. These exclude keys whose span mask m is 0 and
+   padded keys at either end. Returns the number of keys to visit. */
 static size_t stx__attn_few_range(stx__attn_few *f, size_t i0) {
     const stx_attention_args *a = f->plan->a;
     ptrdiff_t from, to;
@@ -14621,9 +14623,10 @@ static void stx__attn_few_scores(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to,
     const stx_attention_args *a = f->plan->a;
     const size_t D = a->D, ldp = f->plan->tables * D, n = (size_t)(to - from);
     const stx_real *pe = a->pe ? a->pe + stx__attn_table(f->plan, f->h) * D : NULL;
-    const ptrdiff_t p = (ptrdiff_t)a->P - 1 + a->delta_min - (f->i - from); /* row of pe */
+    /* row of pe for key `from`; negative if there is none */
+    const ptrdiff_t p = (ptrdiff_t)a->P - 1 + a->delta_min - (f->i - from);
     stx_real *s = f->s + (from - f->edge[0]);
-    size_t none = pe ? 0 : n; /* keys without a row of pe */
+    size_t none = pe ? 0 : n; /* number of leading keys without a row of pe */
     if (pe && p < 0) none = STX_MIN((size_t)-p, n);
     STX_CALL(f->x, stx__attn_few_score, (s, f->q, f->qv, k, ldk, NULL, 0, none, D));
     if (none == n) return;
@@ -14652,7 +14655,7 @@ static void stx__attn_few_values(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to,
 /* Processes all keys except the persistent vectors. */
 static void stx__attn_few_keys(stx__attn_few *f, size_t i0) {
     const size_t n = stx__attn_few_range(f, i0);
-    size_t at = 0; /* index of the first key in m_by_distance */
+    size_t at = 0; /* index of the first visited key in m_by_distance */
     stx_real rescale;
     ptrdiff_t j;
     int e;
@@ -14663,7 +14666,7 @@ static void stx__attn_few_keys(stx__attn_few *f, size_t i0) {
         stx__attn_few_scores(f, from, to, k, e < 2 ? f->k.cached_stride : f->k.block_stride);
     }
     for (j = f->edge[1]; f->pad && j < f->edge[3]; j++)
-        if (f->pad[j]) f->s[j - f->edge[0]] = -(stx_real)HUGE_VAL; /* e^-inf = 0 */
+        if (f->pad[j]) f->s[j - f->edge[0]] = -(stx_real)HUGE_VAL; /* its weight is e^-inf = 0 */
 
     if (!f->plan->a->not_causal) at = (size_t)(f->edge[0] - (f->i - (ptrdiff_t)f->mask.farthest));
     at = STX_MIN(at, f->mask.count);
@@ -14709,18 +14712,18 @@ static void stx__attn_few_query(stx_ctx *x, const stx__attn *A, stx_real *scratc
 // >>attention: units and work
 
 /* A work unit: queries i0 .. i0+n-1 in head h of batch row b. In the backward pass, a
-   unit consists of all queries and of keys first .. end-1, and is computed by `owner`.
-   `part` is -1 for the first unit of a head. Other units of the head have the same
-   queries, so each has a separate dq buffer with the index `part`. */
+   unit consists of all queries of the head and of keys first .. end-1, and is computed
+   by `owner`. `part` is -1 for the first unit of a head. Other units of the head have
+   the same queries, so each has a separate dq buffer with the index `part`. */
 typedef struct stx__attn_unit {
     size_t    b, h, i0, n;
     ptrdiff_t first, end;
     int       owner, part;
 } stx__attn_unit;
 
-/* The units of a call, and its buffers in the `work` memory. An owner is a list of
-   units that one thread computes in sequence. The number of owners depends only on the
-   number of threads of the context, so that sums have a fixed order. */
+/* The units of a call, and the buffers that the call uses in `work` memory. An owner is
+   a list of units that one thread computes in sequence. The number of owners depends
+   only on the number of threads of the context, so that sums have a fixed order. */
 typedef struct stx__attn_work {
     stx__attn_unit *unit;
     size_t    count;                 /* number of units */
@@ -14729,15 +14732,15 @@ typedef struct stx__attn_work {
     size_t    scratch_bytes;
     size_t    owners;                /* number of owners; all members from here to `load`
                                         are for the backward pass only */
-    stx_real *dpe;                   /* per owner: (tables,D,ldpe), dpe_size elements */
-    stx_real *dpk, *dpv;             /* per owner: (H,N,D), dpk_size elements each */
+    stx_real *dpe;                   /* per owner: (tables,D,ldpe), which has dpe_size elements */
+    stx_real *dpk, *dpv;             /* per owner: (H,N,D), which has dpk_size elements */
     size_t    dpe_size, dpk_size, ldpe;
     stx_real *dcontent_bias;         /* per unit: (D) */
     stx_real *dposition_bias;        /* per unit: (D) */
     stx_real *dspan;                 /* per unit: one value */
-    stx_real *part;                  /* per part index: dq, (T,D) */
+    stx_real *part;                  /* per part index: (T,D), a partial sum of dq */
     double   *load;                  /* per owner: cost of its units so far */
-    size_t    bytes;                 /* total size of `work` */
+    size_t    bytes;                 /* size of the `work` memory */
 } stx__attn_work;
 
 /* Estimates the cost of head order[i] as the number of keys that a tile of BQ queries
@@ -14762,8 +14765,8 @@ static size_t stx__attn_count(size_t n, size_t size) {
 /* Appends the units of head order[i] in one batch row, with `queries` queries per unit
    in the forward pass, or `keys` keys per unit in the backward pass. In the backward
    pass, a head has at least one unit, because its units also write the zero gradients
-   of keys that no query reaches. `part` is the next free part number. Returns the next
-   free part number after these units. With w->unit = NULL, only counts the units. */
+   of keys that no query reaches. `part` is the next free part index. Returns the next
+   free part index after these units. With w->unit = NULL, only counts the units. */
 static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backward,
                               size_t queries, size_t keys, int part, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
@@ -14821,7 +14824,8 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int backward, st
     }
 }
 
-/* Lays out `work` at `base`. With base = NULL, only computes its size. */
+/* Divides the `work` memory at `base` into the buffers of *w. With base = NULL, only
+   computes its size. */
 static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *base,
                              stx__attn_work *w) {
     const stx_attention_args *a = A->a;
@@ -14836,7 +14840,8 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *b
     w->unit = (stx__attn_unit *)stx__cut(&c, w->count * sizeof *w->unit);
     A->pe_columns = (stx_real *)stx__cut(&c, A->tables * A->pe_rows * A->Dk / A->per_word * real);
     if (backward) {
-        parts = w->count - a->B * a->H; /* all but the first unit of each head */
+        parts = w->count - a->B * a->H; /* units with a dq buffer: all but the first of
+                                           each head */
         w->dpk_size = a->N && (a->dpersistent_k || a->dpersistent_v) ? a->H * a->N * a->D : 0;
         w->ldpe = A->pe_rows + STX__STAGGER;
         w->dpe_size = a->dpe ? A->tables * a->D * w->ldpe : 0;
@@ -14937,8 +14942,10 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: backward
 
-/* Gradients for one query, derived line by line from the forward pass.
-   w_j = e^(s_j - row_max) inv_sum is recomputed tile by tile, and a_j = m_j w_j.
+/* Gradients for one query, derived line by line from the forward pass. For key j, s_j
+   is the score, m_j the span mask, and r_j the factor from dropout (see
+   stx__attn_weight_factors). w_j = e^(s_j - row_max) inv_sum is recomputed tile by
+   tile, and a_j = m_j w_j.
 
        y = sum_j r_j a_j v_j
            dv_j += r_j a_j dy
@@ -14970,15 +14977,17 @@ typedef struct stx__attn_row {
     size_t n, m_count;               /* the first m_count keys have m < 1 */
     size_t begin, end;               /* columns [begin,end) affect dspan_fraction */
     stx_real row_max, inv_sum;
-    stx_real dot, eps_dot;           /* dot = dy . y, and eps * dot; with no_renorm, 0 and dot */
+    stx_real dot, eps_dot;           /* dot is dy . y, eps_dot is eps dy . y; with
+                                        no_renorm, 0 and dy . y */
 } stx__attn_row;
 
-/* Replaces g = dy . v with ds, and s with r a:
+/* Replaces the scores s with r a, and g = dy . v with ds. r is the factor of the
+   weight, and m the span mask of the key:
        a = m w,  w = e^(s - row_max) inv_sum
            ds = a (r g - dot) - eps_dot w,  dspan += w (r g - dot)
 
-   m_by_distance holds m for the first m_count columns; the others have m = 1. factors
-   (n) holds r, or is NULL if r = 1. */
+   m_by_distance holds m for the first m_count columns; the others have m = 1. `factors`
+   (n) holds r; NULL means r = 1. */
 STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g,
                                   const stx_real *STX_RESTRICT m_by_distance,
                                   const stx_real *STX_RESTRICT factors, const stx__attn_row *row,
@@ -14993,7 +15002,8 @@ STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *S
     if (end < dm_end) end = STX_MIN(dm_end, n);
 
     for (c = 0; c < end; c++) {
-        /* m w <= 1, but w alone could overflow: limit the exponent. NaN stays NaN */
+        /* m w <= 1, but w could overflow where m is small, so the exponent is limited.
+           A NaN stays a NaN */
         const stx_real over_max = s[c] - max, v = over_max > 80 ? 80 : over_max;
         const stx_real w = stx_fast_exp(fma, v) * inv, m = c < m_count ? m_by_distance[c] : 1;
         const stx_real dm = g[c] - dot;
@@ -15016,8 +15026,8 @@ STX_EACH_ISA(stx__attn_soft_bwd,
               const stx__attn_row *row, stx_real *dspan),
              s, g, m_by_distance, factors, row, dspan)
 
-/* Row r of s and g holds the scores and dy . v. Replaces them with weights and ds in
-   the columns that the query sees. */
+/* Row r of s holds the scores, and row r of g holds dy . v. Replaces the scores with
+   the weights, and dy . v with ds, in the columns that the query sees. */
 static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real row_max,
                               stx_real inv_sum, stx_real *dspan) {
     const stx_attention_args *a = t->plan->a;
@@ -15026,8 +15036,8 @@ static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real 
     const size_t end = t->persistent ? 0 : t->mask.end;
     stx_real *s = t->buf.s + r * STX__LDS, *g = t->buf.g + r * STX__LDS;
     stx__attn_row row;
-    size_t at = count; /* index of column lo in m_by_distance, or count + 1 if it is past
-                          mask.end */
+    size_t at = count; /* index of column lo in m_by_distance, or count + 1 if the column
+                          is past mask.end */
     if (!t->persistent) at = STX_MIN((size_t)(t->lo[r] - t->farthest_column[r]), count + 1);
     if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
     row.n = (size_t)t->hi[r] - lo;
@@ -15042,8 +15052,8 @@ static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real 
              (s + lo, g + lo, t->mask.m_by_distance + STX_MIN(at, count), factors, &row, dspan));
 }
 
-/* With bf16, converts ds to `half` and forms pairs of rows r and r+1 of s and of g. In
-   the pairs for pe, row r+1 is one column ahead of row r. */
+/* With bf16, stores a bf16 copy of ds in buf.half, and forms pairs of rows r and r+1 of
+   s and of g. In the pairs for pe, row r+1 is one column ahead of row r. */
 static void stx__attn_bwd_pairs(stx_ctx *x, stx__attn_tile *t, size_t rows) {
     const stx__attn *A = t->plan;
     size_t r;
@@ -15060,8 +15070,9 @@ static void stx__attn_bwd_pairs(stx_ctx *x, stx__attn_tile *t, size_t rows) {
     }
 }
 
-/* Replaces s and g of the tile with weights and ds, or with zeros where a query sees no
-   key. row_max and inv_sum point to the values of the tile's first query. */
+/* Replaces the tile's s with the weights and its g with ds, and sets both to zero where
+   a query sees no key. row_max and inv_sum point to the values of the tile's first
+   query. */
 static void stx__attn_bwd_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *row_max,
                               const stx_real *inv_sum, stx_real *dspan) {
     const size_t rows = stx__round_up(t->nb, t->plan->mk->kr > 1 ? 32 : 1);
@@ -15082,10 +15093,10 @@ static void stx__attn_bwd_weights(stx_ctx *x, stx__attn_tile *t, const stx_real 
     if (t->plan->per_word == 2) stx__attn_bwd_pairs(x, t, rows);
 }
 
-/* Computes to[d][c] += sum_r transposed[d][r] weights[r][c] over the tile's queries.
-   `to` is dk_t if `transposed` is q_t and `weights` is ds, or dv_t if they are dy_t and
-   r a. `transposed` is an operand (D,ldt), `weights` is (BQ,LDS), `pairs` holds pairs
-   of its rows for bf16, and `to` is (D,LDK). */
+/* Computes to[d][c] += sum_r transposed[d][r] weights[r][c] over the tile's queries r.
+   With q_t and ds as factors, `to` is dk_t; with dy_t and r a, it is dv_t. `transposed`
+   is an operand (D,ldt), `weights` is (BQ,LDS), `pairs` holds pairs of the rows of
+   `weights` for bf16, and `to` is (D,LDK). */
 static void stx__attn_sum_queries(const stx__attn_tile *t, const void *transposed,
                                   const stx_real *weights, const uint32_t *pairs, stx_real *to) {
     const stx__attn *A = t->plan;
@@ -15111,8 +15122,9 @@ static void stx__attn_sum_queries(const stx__attn_tile *t, const void *transpose
     }
 }
 
-/* Computes dpe[d][p] += sum_r qv_t[d][r] ds[r][c] with c = p - p0 + r, reading ds with
-   a skew. dpe is (D,ldpe). */
+/* Computes dpe[d][p] += sum_r qv_t[d][r] ds[r][c] with c = p - p0 + r (see
+   stx__attn_p0), so each row of ds is read one column further right than the previous
+   one. dpe is (D,ldpe). */
 static void stx__attn_dpe(const stx__attn_tile *t, stx_real *dpe, size_t ldpe) {
     const stx__attn *A = t->plan;
     const stx__micro *mk = A->mk;
@@ -15141,7 +15153,8 @@ static void stx__attn_dpe(const stx__attn_tile *t, stx_real *dpe, size_t ldpe) {
     }
 }
 
-/* Computes out_pe[r] += sum_p ds[r][p - p0 + r] pe_p, reading ds with a skew. */
+/* Computes out_pe[r] += sum_p ds[r][p - p0 + r] pe_p (see stx__attn_p0), so each row of
+   ds is read one column further right than the previous one. */
 static void stx__attn_sum_pe(const stx__attn_tile *t) {
     const stx__attn *A = t->plan;
     const stx__micro *mk = A->mk;
@@ -15174,7 +15187,8 @@ STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_r
 STX_EACH_ISA(stx__row_dot, (stx_real * s, const stx_real *a, const stx_real *b, size_t n), s, a, b,
              n)
 
-/* Adds `from` (n,w) to `to`, with row strides ldf and ldt. */
+/* Adds `from` (n,w), which has a row stride of ldf, to `to`, which has a row stride of
+   ldt. */
 STX_INNER void stx__attn_add(int fma, stx_real *STX_RESTRICT to, size_t ldt,
                              const stx_real *STX_RESTRICT from, size_t ldf, size_t n, size_t w) {
     size_t r, i;
@@ -15189,7 +15203,7 @@ STX_EACH_ISA(stx__attn_add,
              to, ldt, from, ldf, n, w)
 
 typedef struct stx__attn_dq_args {
-    stx_real *dq;                    /* (n,D), or NULL */
+    stx_real *dq;                    /* (n,D), with a row stride of ldq, or NULL */
     size_t    ldq;
     int       accumulate;            /* nonzero: add to dq; 0: overwrite it */
     stx_real *dcontent_bias, *dposition_bias;    /* (D) */
@@ -15221,9 +15235,9 @@ STX_INNER void stx__attn_dq(int fma, const stx__attn_dq_args *a) {
 
 STX_EACH_ISA(stx__attn_dq, (const stx__attn_dq_args *a), a)
 
-/* Transposes columns c .. c+n-1 of `from` (D,LDK) and stores the result in `to` (n,D),
-   with a row stride of ldt, or adds it if `accumulate` is set. `work` has space for BK
-   rows of NR elements. */
+/* Transposes columns c .. c+n-1 of `from` (D,LDK). Stores the result in `to` (n,D),
+   which has a row stride of ldt, or adds it to `to` if `accumulate` is set. `work` has
+   space for BK rows of NR elements. */
 static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ldt,
                                      const stx_real *from, size_t c, size_t n, stx_real *work,
                                      int accumulate) {
@@ -15239,8 +15253,8 @@ static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ld
     }
 }
 
-/* Adds the gradient of n rows to `rows`, or overwrites `rows` with it. Columns c ..
-   c+n-1 of t (D,LDK) hold the gradient. With t = NULL, it is zero. */
+/* Adds the gradient of n rows to `rows`, or stores it there if `overwrite` is set.
+   Columns c .. c+n-1 of t (D,LDK) hold the gradient. With t = NULL, it is zero. */
 static void stx__attn_store_rows(const stx__attn *A, stx_real *rows, size_t stride, int overwrite,
                                  const stx_real *t, size_t c, size_t n, stx_real *work) {
     size_t r;
@@ -15250,9 +15264,9 @@ static void stx__attn_store_rows(const stx__attn *A, stx_real *rows, size_t stri
         for (r = 0; r < n; r++) memset(rows + r * stride, 0, A->a->D * sizeof *rows);
 }
 
-/* Stores the gradient of keys or values [from,to). t (D,LDK) holds the gradient, with
-   key j0 in column 0. With t = NULL, it is zero. `work` has space for BK rows of NR
-   elements. */
+/* Adds or stores the gradient of keys or values [from,to), as *r specifies. t (D,LDK)
+   holds the gradient, with key j0 in column 0. With t = NULL, it is zero. `work` has
+   space for BK rows of NR elements. */
 static void stx__attn_store(const stx__attn *A, const stx__kv_rows *r, const stx_real *t,
                             ptrdiff_t j0, ptrdiff_t from, ptrdiff_t to, stx_real *work) {
     const ptrdiff_t cached = STX_MAX(from, r->cached_first);
@@ -15693,7 +15707,8 @@ static int stx__adaptive_check_cluster(stx_ctx *x, const char *op, const stx_ada
     return 1;
 }
 
-/* Checks all fields of *a that the input or, if `output` is set, the output uses. */
+/* Checks the fields of *a that an adaptive input uses or, if `output` is set, those
+   that an adaptive softmax uses. */
 static int stx__adaptive_check(stx_ctx *x, const char *op, const stx_adaptive *a, size_t d,
                                int output) {
     STX__FP_SCOPE;
@@ -15740,8 +15755,9 @@ static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a
     return 1;
 }
 
-/* Returns the number of slots for m ids: m on a CPU, and on a GPU m rounded up to a
-   multiple of 1/16 of all ids, so that steps with similar counts have the same shapes. */
+/* Returns the number of slots for m ids. On a CPU, it is m. On a GPU, m is rounded up
+   to a multiple of 1/16 of the total number of ids, so that steps with similar counts
+   have the same shapes. */
 static size_t stx__cluster_capacity(const stx_ids *ids, size_t m) {
     size_t n = ids->B * ids->T, each = (n + 15) / 16;
     if (ids->data == ids->device || !m) return m;
@@ -15810,8 +15826,8 @@ static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, con
     return all ? mask : NULL;
 }
 
-/* Returns the rows P_c dropout(T_c[id]) of all clusters, one cluster after the other,
-   as (1,all,d). */
+/* Returns the rows P_c dropout(T_c[id]) of all clusters c, one cluster after the other,
+   as (1,all,d). T_c is the table of the cluster, and P_c its projection, if any. */
 static stx_tensor *stx__adaptive_rows(stx_ctx *x, const stx_adaptive *a, size_t n,
                                       const stx__sorted_ids *s) {
     stx_tensor *all = NULL;
@@ -15883,10 +15899,11 @@ static stx_tensor *stx__logits(stx_ctx *x, stx_tensor *h, stx_tensor *T, stx_ten
     return stx__linear_padded(x, h, T, b, STX_ACT_NONE, pad);
 }
 
-/* Returns the logits of cluster c for rows h (n,d): T_c dropout(P_c^T h + p_c) + b_c.
-   For the head, c = 0, the columns for the other clusters follow. `mask` holds the
-   dropout masks of the cluster's rows; if it is NULL, new masks are drawn with the
-   probability `dropout`. *w receives the number of columns without padding. */
+/* Returns the logits of cluster c for rows h (n,d): T_c dropout(P_c^T h + p_c) + b_c,
+   with the cluster's table T_c, projection P_c, projection bias p_c and bias b_c. The
+   head (c = 0) has one more column for each other cluster. `mask` holds the dropout
+   masks of the cluster's rows; if it is NULL, new masks are drawn with the probability
+   `dropout`. *w receives the number of columns without padding. */
 static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c,
                                         double dropout, stx_tensor *mask, size_t *w) {
     stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, *logits;
@@ -15901,16 +15918,16 @@ static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_t
 }
 
 /* State of an adaptive softmax call. The loss is the head's loss over all n rows plus
-   the loss of each cluster over its rows. Rows have weights if `how` is given, and
-   always on a GPU, where clusters have slots without a row. */
+   the loss of each cluster over its rows. Rows have weights if `how` is given. On a GPU
+   they always have weights, because some slots of a cluster have no row there. */
 typedef struct stx__adaptive_loss {
     const stx_adaptive *a;
     stx_token_loss *how;             /* options of the token loss, or NULL */
     stx_tensor     *h;               /* (n,d) */
     size_t          n;
     stx__sorted_ids s;
-    stx_real       *weight;          /* (n), on the device; NULL if not weighted */
-    stx_tensor     *nll;             /* (n); NULL if not weighted */
+    stx_real       *weight;          /* (n), row weights on the device; NULL if there are none */
+    stx_tensor     *nll;             /* (n), losses of the rows; NULL if there are no weights */
 } stx__adaptive_loss;
 
 /* Returns `loss` plus the loss of cluster c >= 1. */
@@ -16062,8 +16079,8 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
 // >>report
 
 /* Creates the report, a device buffer that the host reads between steps. On a CPU, the
-   host's copy is the same buffer, without the mirrors, because parameters can be read
-   directly. */
+   host reads this buffer directly, and it has no mirrors, because the parameters
+   themselves can be read directly. */
 static int stx__report_create(stx_ctx *x) {
     size_t bytes = sizeof *x->report.device;
     if (x->report.device) return 1;
@@ -16094,8 +16111,9 @@ static void stx__report_request(stx_ctx *x) {
 }
 #endif
 
-/* Waits until the host's copy of the report is current. During a capture, nothing runs
-   and the copy does not change. On a CPU, the copy is always current. */
+/* Waits until the host's copy of the report is current. During a capture, the GPU runs
+   nothing, so the copy cannot change, and this returns 1 without waiting. On a CPU, the
+   copy is always current. */
 static int stx__report_sync(stx_ctx *x) {
     if (!stx__report_create(x)) return 0;
 #ifdef SEQTX_CUDA
@@ -16556,8 +16574,8 @@ static long stx__mpi_parent(void) {
 }
 
 /* Waits for n requests. Polls for a few microseconds, then yields between polls, so
-   that ranks can share a processor. Sets an error if the launcher has been killed,
-   because it could no longer end this rank if another rank failed. */
+   that ranks can share a processor. Sets an error if the launcher has been killed: it
+   could then no longer end this rank if another rank failed. */
 static int stx__mpi_wait(stx_ctx *x, const char *what, int n, MPI_Request *req) {
     int done = 0, code = MPI_SUCCESS;
     unsigned polls = 0;
@@ -16852,7 +16870,7 @@ static const stx__group_ops stx__nccl_mpi_ops = {
 
   #endif
 
-/* Joins the NCCL group of the ranks that MPI has connected, or that a launcher
+/* Joins the NCCL group of all ranks, which MPI has connected or another launcher has
    started. */
 static int stx__nccl_join(stx_ctx *x, const stx_launch_info *s) {
     unsigned char id[STX_NCCL_ID];
@@ -17039,8 +17057,8 @@ STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
     STX_RUN(x, stx_fill, (x, mean->data, 1, (stx_real)n));
     stx__group_mean(x, mean->data, 1);
 
-    /* y = own / mean, or 0 if the mean is 0, computed as the loss weight of a single
-       row */
+    /* y = own / mean, or 0 if the mean is 0. stx__loss_weights computes this as the
+       loss weight of a single row */
     memset(&a, 0, sizeof a);
     a.N = 1;
     a.mean = mean->data;
@@ -17057,9 +17075,9 @@ STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
 
 struct stx_param_subset {
     size_t count;
-    stx_tensor **tensor;    /* [count] */
-    stx_optim_chunk *chunk; /* [count], on the device: one per parameter; only p and n are
-                               set */
+    stx_tensor **tensor;    /* (count) */
+    stx_optim_chunk *chunk; /* (count), on the device: one chunk per parameter, in which
+                               only p and n are set */
 };
 
 STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, size_t count) {
@@ -17095,8 +17113,8 @@ STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *s, double lo, 
     STX_RUN(x, stx_clamp, (x, s->chunk, s->count, (stx_real)lo, (stx_real)hi));
 }
 
-/* Resolves a beta of the desc: -1 means 0, because 0 selects the default. The desc
-   itself keeps -1, so that it can be used again with the same meaning. */
+/* Returns the value of a beta of the desc. There, 0 selects the default, so -1 means 0.
+   The desc itself keeps -1, so that it can be used again with the same meaning. */
 static double stx__beta(double b) {
     return b == -1 ? 0 : b;
 }
@@ -17493,8 +17511,10 @@ typedef struct stx__sgd {
 /* SGD with momentum:
 
        g'  = factor g + decay p
-       buf = momentum buf + g'           if there is a buffer
-       p   = p - lr buf, g = 0           (lr g' without a buffer) */
+       buf = momentum buf + g'
+       p   = p - lr buf, g = 0
+
+   Without a buffer, p = p - lr g'. */
 STX_INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size_t n,
                           const stx__sgd *k) {
     const stx_real lr = k->lr, factor = k->factor, momentum = k->momentum, decay = k->decay;
@@ -17700,7 +17720,7 @@ STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_optim
     stx__each_chunk(x, chunk, count, stx__lamb_direction_part, &j);
 }
 
-/* p = p - lr g, g = 0, where g holds the direction */
+/* Computes p = p - lr g, where g holds the update direction, and sets g to 0. */
 static void stx__lamb_update_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
     const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
@@ -17885,7 +17905,7 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value) {
 STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets,
                               uint64_t salt) {
     const stx_ids *tokens[2];
-    uint64_t key = 14695981039346656037u; /* FNV-1a */
+    uint64_t key = 14695981039346656037u; /* offset basis of the 64-bit FNV-1a hash */
     int i;
     tokens[0] = ids;
     tokens[1] = targets;
@@ -18604,7 +18624,7 @@ struct stx_file {
     char *path;
     char *pool;                 /* all strings of the header, decoded */
     stx_entry *entry;           /* (count), in the order of the header */
-    const stx_entry **by_name;  /* (count), sorted */
+    const stx_entry **by_name;  /* (count), sorted by name */
     stx__pair *meta;            /* (nmeta), sorted by key */
     size_t count, cap, nmeta, capmeta;
 };
@@ -18615,8 +18635,9 @@ typedef struct stx__json {
     const char *path;
     const unsigned char *s; /* (n): the header; s[i] is the next byte to parse */
     size_t n, i;
-    char *pool;             /* (n): the decoded strings. Even with its terminator, none is
-                               longer than its quoted form in the header */
+    char *pool;             /* (n): the decoded strings. A decoded string and its
+                               terminator take no more space than its quoted form in the
+                               header */
     size_t used;            /* bytes of the pool in use */
 } stx__json;
 
@@ -21064,8 +21085,8 @@ static int stx__memory_set_mask(stx_memory *s, size_t l, const int32_t *m, size_
 }
 
 /* Builds a mask (B,n0+n1) in step memory: the mask of n0 rows of y, starting at row
-   `first`, followed by n1 entries of pad, starting at t0. Without y or pad, no row in
-   the corresponding part is masked. */
+   `first`, followed by columns t0 .. t0+n1-1 of pad. If y or pad is NULL, no row in its
+   part is masked. */
 static int32_t *stx__memory_masks(stx_ctx *x, size_t B, const stx_memory_layer *y, size_t first,
                                   size_t n0, const stx_ids *pad, size_t t0, size_t n1) {
     size_t b, n = n0 + n1;
@@ -21104,8 +21125,8 @@ static int stx__memory_fits(const stx_memory *s, const char *op, size_t l, const
     return 0;
 }
 
-/* Adds n to the number of rows that this step writes after rows in use or after the
-   newest row. Updates max_pushed, the maximum of this number over recent steps. */
+/* Adds n to the number of rows that this step writes after the existing rows of the
+   layer. Updates max_pushed, the maximum of this number over recent steps. */
 static void stx__memory_count_pushed(stx_memory *s, stx_memory_layer *y, size_t n) {
     const uint64_t step = s->ctx->tape.steps_begun;
     if (y->pushed_step != step) {
@@ -21137,15 +21158,16 @@ static int stx__memory_append(stx_memory *s, size_t l, const stx__memory_rows *r
     stx_memory_layer *y = &s->layer[l];
     const size_t n = r->old + r->own, end = y->offset + y->count, d = y->width;
 
-    /* The new rows fit after the last one. On a GPU, rows that no step views must also be
-       at the beginning of the buffer, so that every step uses the same addresses. */
+    /* No row moves if the new rows fit after the last one. On a GPU, rows that no step
+       views must also be at the beginning of the buffer, so that every step uses the
+       same addresses. */
     if (end + r->own <= y->capacity && (y->viewed || !stx__on_gpu(x) || end == r->old)) {
         stx__memory_set_offset(s, y, end - r->old);
         return 1;
     }
 
-    /* if the old rows move down by as many rows as are appended, one pass can move them
-       and append the new ones */
+    /* if the old rows move down by as many rows as are appended, one pass can both move
+       the old rows and append the new ones */
     if (r->own && r->old && !stx__memory_in_use(s, y) && n <= y->capacity
         && end - r->old == r->own && n <= STX__SHIFTS * r->own) {
         STX_RUN(x, stx__shift2d,
@@ -21156,9 +21178,9 @@ static int stx__memory_append(stx_memory *s, size_t l, const stx__memory_rows *r
     return stx__memory_make_space(s, l, r->old, n, stx__memory_spare(s, y, n));
 }
 
-/* Prepares a push whose old rows are in layer `in` of another memory. If `in` is NULL,
-   there are none. Makes space for all rows, after any rows in use, and copies the old
-   ones. */
+/* Prepares a push whose old rows are in the layer *in of another memory; with in =
+   NULL, there are no old rows. Makes space for all rows, after any rows in use, and
+   copies the old rows. */
 static int stx__memory_replace(stx_memory *s, size_t l, const stx_memory_layer *in,
                                const stx__memory_rows *r) {
     stx_ctx *x = s->ctx;
@@ -21219,7 +21241,7 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
         stx__memory_count_pushed(out, o, i == o ? r.own : n);
     space = i == o ? stx__memory_append(out, l, &r) : stx__memory_replace(out, l, i, &r);
     if (!space) return 0;
-    o->count = 0;   /* until all rows are in place */
+    o->count = 0;   /* the layer is empty until all rows are in place */
     if (!stx__memory_set_mask(out, l, mask, n)) return 0;
     if (r.own && space == 1)
         STX_RUN(x, stx_copy2d,
@@ -21244,9 +21266,9 @@ STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_
     if (!n || !y->width) return 1;
     y->viewed = 1;
 
-    /* Rows move only before the first view in a step: if the space after them is too
-       small or, on a GPU, if they are not at the beginning of the buffer, so that every
-       step uses the same addresses. */
+    /* Rows move only before the first view in a step, and only if the space after them
+       is too small or, on a GPU, if they are not at the beginning of the buffer, so
+       that every step uses the same addresses. */
     if (!stx__memory_in_use(s, y)
         && (y->offset + y->count + y->max_pushed > y->capacity || (y->offset && stx__on_gpu(x)))) {
         /* moving rows does not change their values, so s is const for the caller */
@@ -21403,8 +21425,9 @@ static int stx__memory_move_to_end(stx_memory *s, size_t l, size_t rows) {
 }
 
 /* Implements stx_memory_copy for layer l of a memory without is_state. If some streams
-   are not overwritten, the layer receives the larger row count of the two memories. In
-   streams with fewer rows, the oldest rows are missing. */
+   are not overwritten, the layer receives the larger row count of the two memories.
+   Streams that have fewer rows are filled up with missing rows at the oldest
+   positions. */
 static int stx__memory_copy_layer(stx_memory *to, size_t b, const stx_memory *from, size_t c,
                                   size_t n, size_t l) {
     stx_ctx *x = to->ctx;
@@ -21628,7 +21651,7 @@ STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *pref
     stx__memory_count_name(name, s, prefix, 0);
     if (shared && !stx_writer_meta_u64(w, name, stx_memory_max_rows(s))) return 0;
 
-    /* with a shared layout, all layers have the same mask: only the first one saves it */
+    /* with a shared layout, all layers have the same mask, so it is saved only once */
     while (first < s->desc.layers && !s->layer[first].width) first++;
     for (l = 0; l < s->desc.layers; l++)
         if (!stx__memory_save_layer(w, s, prefix, l, !shared || l == first)) return 0;
@@ -21648,8 +21671,8 @@ static const stx_entry *stx__memory_entry(stx_ctx *x, const stx_file *f, const c
     return NULL;
 }
 
-/* Reads the logical and the actual row count of layer l, and checks that the file has
-   these rows with the right shape. */
+/* Reads the logical and the actual row count of layer l into *logical and *count, and
+   checks that the file has these rows with the right shape. */
 static int stx__memory_check_layer(const stx_memory *s, const stx_file *f, const char *prefix,
                                    size_t l, uint64_t *logical, uint64_t *count) {
     stx_ctx *x = s->ctx;
