@@ -14542,7 +14542,8 @@ STX_EACH_ISA(stx__attn_few_sum,
               size_t n, size_t D, stx_real f),
              out, w, v, ldv, n, D, f)
 
-/* State of one query of one head. The buffers are parts of the thread's scratch. */
+/* State of the computation for one query in one head. The buffers are parts of the
+   thread's scratch memory. */
 typedef struct stx__attn_few {
     stx_ctx         *x;
     const stx__attn *plan;
@@ -15391,8 +15392,8 @@ static void stx__attn_bwd_unreached(stx__attn_bwd *u) {
     }
 }
 
-/* Computes dk, dv and dpe for all keys of the unit, then dq and the gradients of the
-   biases from sum_j ds_j k_j and sum_j ds_j pe_p. */
+/* Computes dk, dv and dpe for all keys of the unit. Then computes dq and the bias
+   gradients from the sums of ds_j k_j and ds_j pe_p over the keys j. */
 static void stx__attn_bwd_keys(stx__attn_bwd *u) {
     const stx__attn *A = u->plan;
     const stx_attention_args *a = A->a;
@@ -16360,7 +16361,7 @@ typedef struct stx__buckets {
     size_t *at;         /* (count + 1): first element of each bucket; the last entry is
                            the total size */
     size_t *until;      /* (count): number of nodes left on the tape when the bucket is complete */
-    int *owner;         /* (count): rank that receives the mean, with sharded state */
+    int *owner;         /* (count): rank that receives the bucket's mean if the state is sharded */
 } stx__buckets;
 
 /* Returns the index of the first gradient of rank r's shard. */
@@ -16444,8 +16445,8 @@ static void stx__end_sending(stx_ctx *x) {
         if (p->buckets && p->buckets->sent < p->buckets->count) stx__mean_grads(p);
 }
 
-/* With sharded state, adds the other ranks' sums to the n sums over this rank's
-   chunks. */
+/* With sharded state, each of the n sums covers only this rank's chunks. Adds the other
+   ranks' values to each sum. */
 static void stx__sum_over_shards(stx_ctx *x, double *sums, size_t n) {
     if (x->group.shard && stx_ok(x)) x->group.ops->sum_ranks(x, sums, n);
 }
@@ -16548,8 +16549,9 @@ typedef struct stx__mpi {
     long parent;        /* pid of the process that started this one: mpirun or its local daemon */
 } stx__mpi;
 
-/* MPI is initialised once per process, so this state is also per process: whether the
-   library has initialised MPI, and how many contexts have joined. */
+/* State of the process, because a process can initialise MPI only once.
+   stx__mpi_initialised is 1 if the library has initialised MPI; stx__mpi_joined is the
+   number of contexts that have joined. */
 static int stx__mpi_initialised, stx__mpi_joined;
 
 static stx__mpi *stx__mpi_of(const stx_ctx *x) {
@@ -17191,7 +17193,7 @@ static int stx__optim_make_state(stx_optim *o, int k) {
 }
 
 /* Fills in the chunks of all parameters, in host memory. If the state of a chunk is on
-   another rank, its n stays 0. */
+   another rank, the chunk's n stays 0. */
 static void stx__optim_fill_chunks(const stx_optim *o, stx_optim_chunk *chunk) {
     const stx_params *p = o->params;
     size_t i, at, first = 0;
@@ -17433,8 +17435,8 @@ STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_optim_chunk *chu
     stx__each_chunk(x, chunk, count, stx__squares_part, &j);
 }
 
-/* Sets the bias corrections of update u->step. Returns the learning rate, or 0 for the
-   first updates of RAdam if radam_skip is set. */
+/* Sets the bias corrections for update number u->step. Returns the learning rate, or 0
+   for the first updates of RAdam if radam_skip is set. */
 static double stx__optim_corrections(stx_update *u, const stx_optim_desc *d) {
     STX__FP_SCOPE;
     const double beta1 = d->beta1, beta2 = d->beta2, step = (double)u->step;
@@ -17669,7 +17671,8 @@ STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_optim_ch
     stx__each_chunk(x, chunk, count, stx__adam_part, &j);
 }
 
-/* Computes the update direction of LAMB, which replaces g:
+/* Computes the update direction of LAMB and stores it in g, with c1 = correction1 and
+   c2 = correction2 of stx_update:
 
        d = factor g
        m = beta1 m + rest1 d
@@ -17956,8 +17959,8 @@ static double stx__lr_recursive(const stx_schedule *s, double k) {
                  / (1 + cos(stx__pi * last / T));
 }
 
-/* Returns the learning rate of update k = 0, 1, .. as in Transformer-XL's code
-   (1901.02860), for s->literal. */
+/* Returns the learning rate of update k = 0, 1, .. as computed by Transformer-XL's code
+   (1901.02860). Called only if s->literal is set. */
 static double stx__lr_literal(const stx_schedule *s, double k) {
     STX__FP_SCOPE;
     const double W = (double)s->warmup, T = (double)s->total;
@@ -17969,8 +17972,8 @@ static double stx__lr_literal(const stx_schedule *s, double k) {
     if (k < W) return s->lr * k / W;
     if (s->kind == STX_LR_COSINE && T > 0)
         return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(stx__pi * k / T));
-    /* the authors' code sets the constant rate only during the warm-up, and never if
-       W = 1 */
+    /* constant rate: the authors' code sets it only during the warm-up of W updates,
+       and never if W = 1 */
     return W > 1 ? s->lr * (W - 1) / W : s->lr;
 }
 
@@ -18011,9 +18014,9 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
 // >>sampling
 
 /* Returns the largest v >= `least` such that the number of weights >= v (if `count` is
-   1) or their sum (if `count` is 0) is at least `goal`. Bisects over bit patterns,
-   which sort in the same order as the non-negative values they encode, in at most 32
-   passes for float or 64 for double. */
+   1) or the sum of these weights (if `count` is 0) is at least `goal`. Bisects over bit
+   patterns, which sort in the same order as the non-negative values they encode, in at
+   most 32 passes for float or 64 for double. */
 static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, double goal,
                                int count) {
 #ifdef SEQTX_DOUBLE
@@ -18710,8 +18713,8 @@ static int stx__json_hex4(stx__json *j, uint32_t *v) {
     return 1;
 }
 
-/* Decodes \uXXXX, or a surrogate pair \uXXXX\uXXXX, into *c; j->i is just after the
-   first u. Rejects code point 0, because strings are zero-terminated. */
+/* Decodes \uXXXX, or a surrogate pair \uXXXX\uXXXX, into *c; on entry, j->i is just
+   after the first u. Rejects code point 0, because strings are zero-terminated. */
 static int stx__json_unicode(stx__json *j, uint32_t *c) {
     uint32_t low;
     if (!stx__json_hex4(j, c)) return 0;
@@ -18728,8 +18731,8 @@ static int stx__json_unicode(stx__json *j, uint32_t *c) {
     return 1;
 }
 
-/* Decodes an escape sequence to o; j->i is just after the backslash. Returns the number
-   of bytes written, or 0 after an error. */
+/* Decodes an escape sequence to o; on entry, j->i is just after the backslash. Returns
+   the number of bytes written, or 0 after an error. */
 static size_t stx__json_escape(stx__json *j, char *o) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     uint32_t c = j->i < j->n ? j->s[j->i] : 0;
@@ -18889,8 +18892,8 @@ static int stx__file_place(stx_file *f, stx_entry *e, size_t most, size_t begin,
     return 1;
 }
 
-/* Reads the description of a tensor, an object with exactly dtype, shape and
-   data_offsets. */
+/* Reads the description of a tensor, an object whose members are exactly dtype, shape
+   and data_offsets. */
 static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsigned char *base,
                             size_t size) {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
@@ -19700,7 +19703,8 @@ typedef struct stx__item {
     const void *data;
 } stx__item;
 
-/* Tensor data that the writer owns, copied from a GPU or gathered from several pieces. */
+/* Tensor data that the writer owns. It was copied from a GPU or gathered from several
+   pieces. */
 typedef struct stx__host_copy {
     struct stx__host_copy *next;
     stx_real *data;
@@ -20009,9 +20013,9 @@ STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n) {
 #endif
 }
 
-/* Extends the hash h by n bytes, taken in words of 8 bytes. Hashing data in several
-   calls gives the same result as in one call only if each call but the last hashes
-   complete words. */
+/* Returns hash h extended by n bytes of data, which are hashed in words of 8 bytes.
+   Hashing data in several calls gives the same result as in one call only if each call
+   but the last hashes complete words. */
 static uint64_t stx__hash(uint64_t h, const void *data, size_t n) {
     const unsigned char *p = (const unsigned char *)data;
     while (n) {
@@ -20081,8 +20085,8 @@ STX_DEF int stx_file_verify(const stx_file *f) {
     return 0;
 }
 
-/* Allocates host memory for n elements, which is freed with the writer. Returns NULL
-   after an error. */
+/* Allocates host memory for n elements. The memory is freed with the writer. Returns
+   NULL after an error. */
 static stx_real *stx__host_copy_new(stx_writer *w, size_t n) {
     stx__host_copy *c = (stx__host_copy *)stx_block(w->x, sizeof *c);
     if (!c) {
@@ -20669,7 +20673,8 @@ static void stx__vocab_io_cluster(stx_vocab_io *w, stx_params *p) {
                                            d->cutoffs, d->out_width[0], 1, 1);
 }
 
-/* Creates the weight and bias of a plain or tied output, which w->out also describes as a
+/* Creates the bias of a plain or tied output, and the weight of a plain output; the
+   weight of a tied output is the input table. w->out also describes the output, as a
    single cluster. */
 static void stx__vocab_io_plain_out(stx_vocab_io *w, stx_params *p) {
     const stx_vocab_io_desc *d = &w->desc;
@@ -20887,7 +20892,7 @@ static size_t stx__memory_spare(const stx_memory *s, const stx_memory_layer *y, 
     return grow + (stx__on_gpu(s->ctx) ? y->max_pushed : STX_MAX(y->max_pushed, n / 2));
 }
 
-/* max_pushed is the maximum over the last 32 to 64 steps */
+/* max_pushed is the largest number of rows pushed in any of the last 32 to 64 steps */
 enum { STX__PUSH_STEPS = 32 };
 
 /* Overlapping rows are shifted in place if that takes at most this many passes, which a
@@ -21370,7 +21375,7 @@ STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t kee
 
 // >>memory: streams
 
-/* Clears n rows of stream b of layer l, starting at row `first`. Masks them in mask
+/* Clears n rows of stream b of layer l, starting at row `first`. Masks them in `mask`
    (B,count) unless missing_as_zeros is set. */
 static void stx__memory_remove(stx_memory *s, size_t l, int32_t *mask, size_t b, size_t first,
                                size_t n) {
@@ -21891,7 +21896,7 @@ static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *
 }
 
 /* Returns S rows of a buffer, starting at row `first`, as a tensor (B,S,width). The
-   stride between its streams is that of the buffer, not S * width. */
+   stride between streams is that of the buffer, capacity * width. */
 static stx_tensor *stx__cache_view(stx_ctx *x, const stx_tensor *like, const stx_real *buf,
                                    size_t first, size_t S, size_t width) {
     stx_tensor *t = stx__view(x, (stx_tensor *)(uintptr_t)like);
