@@ -17558,7 +17558,7 @@ STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_optim_chu
     stx__each_chunk(x, chunk, count, stx__sgd_part, &j);
 }
 
-/* Adagrad: sum = sum + g^2 ; p = p - lr g / (sqrt(sum) + eps) ; g = 0 */
+/* Adagrad: sum = sum + g^2, p = p - lr g / (sqrt(sum) + eps), g = 0 */
 STX_INNER void stx__adagrad_n(int fma, stx_real *p, stx_real *sum, stx_real *g, size_t n,
                               stx_real lr, stx_real eps) {
     size_t i;
@@ -17858,12 +17858,12 @@ static void stx__replay_launch(stx_ctx *x, const stx__replay *r) {
 
 /* Returns why a step cannot be captured or replayed, or NULL if it can.
 
-   A step is captured only if its key equals that of the previous step. In that case,
-   the previous step left everything that the key describes unchanged. A replay, which
-   neither calls fn nor changes the host's state, also leaves it unchanged. With two
-   alternating keys, each step may undo what the other one did: one moves rows to
-   another buffer, and the next moves them back. A replay would not change the host's
-   state, and the next key would describe data that the device no longer has. */
+   A step is captured only if its key equals that of the previous step. In that case, the
+   previous step left everything that the key describes unchanged. A replay, which neither
+   calls fn nor changes the host's state, also leaves it unchanged. If steps with two keys
+   alternate, each step may undo what the previous one did. For example, one step moves
+   rows to another buffer, and the next moves them back. A replay would not change the
+   host's state, and the next key would describe data that the device no longer has. */
 static const char *stx__replay_obstacle(const stx_ctx *x, uint64_t key, const stx__replay *r) {
     if (r) return r->graph ? NULL : r->error;
     if (!x->replay.ran || x->replay.last_key != key)
@@ -18471,8 +18471,8 @@ static void stx__text_add_json(stx__text *t, const char *s) {
 
 enum { STX__DTYPES = STX_F16 + 1 };
 
-/* The element types that can be read, indexed by STX_F32 .. STX_F16, followed by types
-   whose name and size are known but whose values cannot be read. */
+/* The element types that can be read, indexed by STX_F32 .. STX_F16. They are followed
+   by types that have a known name and size but cannot be read. */
 static const struct {
     const char *name;
     size_t bytes;
@@ -20255,8 +20255,9 @@ static const char *stx__optim_state_name(char *out, const char *prefix, int k) {
     return stx__optim_name(out, prefix, k ? "optim.1." : "optim.0.");
 }
 
-/* For sharded state: gathers state k of tensor i, whose first chunk is `first`, on rank
-   0. On rank 0, `copy` receives the whole tensor; on all other ranks, `copy` is NULL. */
+/* For sharded state: gathers state k of tensor i on rank 0. `first` is the index of the
+   tensor's first chunk. On rank 0, `copy` receives the whole tensor; on all other
+   ranks, `copy` is NULL. */
 static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
                               stx_real *copy) {
     stx_ctx *x = o->params->ctx;
@@ -20807,13 +20808,14 @@ STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx
    after the push of the step. Therefore rows move only at the first view in a step, which
    also makes space for max_pushed rows, the number that a step pushes.
 
-   On a CPU, the buffer has spare capacity for half as many rows again, so rows move only
-   once in many steps. On a GPU, it holds the memory and the rows of one step, as shown
-   above, and the rows move in every step. Each move reads and writes every row once, but
-   all steps then use the same addresses, so one CUDA graph can replay them all. For the
-   same reason the rows move even if there is enough space, for example after a window has
-   become shorter. If no step views a memory because it is only copied (stx_memory_read),
-   its rows move at the push, and its buffer has no spare rows for a step.
+   On a CPU, the spare capacity of the buffer is half the number of rows, so rows move
+   only once in many steps. On a GPU, it holds the memory and the rows of one step, as
+   shown above, and the rows move in every step. Each move reads and writes every row
+   once, but all steps then use the same addresses, so one CUDA graph can replay them all.
+   For the same reason the rows move even if there is enough space, for example after a
+   window has become shorter. If no step views a memory because it is only copied
+   (stx_memory_read), its rows move at the push, and its buffer has no spare rows for a
+   step.
 
    A step may also replace rows that it has viewed. If a step reads memory M and writes N,
    and then reads N and writes M, it has already viewed the old rows of M when it pushes
@@ -21873,10 +21875,10 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     return 1;
 }
 
-/* Appends rows (B,t,width), with a row stride of ld elements, to a buffer whose last
-   `have` rows are still needed. If the buffer is full, those rows are first moved to its
-   beginning. Source and destination do not overlap, because the buffer has a capacity of
-   at least 2 have + t rows. */
+/* Appends rows (B,t,width), with a row stride of ld elements, to a buffer. The last
+   `have` rows of the buffer are still needed; if it is full, they are first moved to
+   its beginning. Source and destination do not overlap, because the buffer has a
+   capacity of at least 2 have + t rows. */
 static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *y, size_t have,
                               size_t B, size_t t, const stx_real *rows, size_t ld) {
     size_t w = y->width, len = y->len, all = y->capacity * w, b;
