@@ -483,8 +483,8 @@ typedef struct stx_span_desc {
                                forward_columns, apply only with adapt_io */
     int    adapt_io_tied;   /* 1: input and output share tables and projections */
     double divval;          /* cluster i has width floor(d / divval^i); 0: 4 */
-    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second, third, .. cluster;
-                                               increasing, below vocab */
+    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second, third, .. cluster; in
+                                               increasing order, below vocab */
     size_t cutoffs;         /* number of cutoffs; 0: use 20000, 40000 and 200000, as far as they
                                are below vocab */
     int    forward_columns; /* order of the cluster logits in the output head. 0: last cluster
@@ -503,14 +503,14 @@ typedef struct stx_span_desc {
 
 /* Parameters of a layer. */
 typedef struct stx_span_layer {
-    stx_tensor *z;                          /* (H), (1) with span_per_layer, or NULL if
-                                               spans are fixed */
+    stx_tensor *z;                          /* (H), or (1) with span_per_layer; NULL if spans are
+                                               fixed */
     stx_tensor *pers_key, *pers_val;        /* (H,N,D); NULL without pers */
     stx_tensor *wq, *wk, *wv, *wo;          /* (d,d); wq, wk, wv are adjacent in memory */
     stx_tensor *norm1_gain, *norm1_shift;   /* (d) */
-    stx_tensor *w1, *b1;                    /* (f,d), (f); w1 to norm2_shift are NULL with
+    stx_tensor *w1, *b1;                    /* w1 (f,d); b1 (f). w1 to norm2_shift are NULL with
                                                pers */
-    stx_tensor *w2, *b2;                    /* (d,f), (d) */
+    stx_tensor *w2, *b2;                    /* w2 (d,f); b2 (d) */
     stx_tensor *norm2_gain, *norm2_shift;   /* (d) */
 } stx_span_layer;
 
@@ -612,8 +612,9 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in,
                                      stx_span_state *out);
 
-/* Hidden state (B,T,d) -> logits (B,T,V), differentiable. With adapt_io this is an
-   error, because each cluster has a separate softmax. Returns NULL after an error. */
+/* Hidden state (B,T,d) -> logits (B,T,V), which are differentiable. With adapt_io, this
+   is an error, because each cluster has a separate softmax. Returns NULL after an
+   error. */
 STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h);
 
 /* Hidden state (B,T,d) -> log p (B,T,V), which is not differentiable. Works with and
@@ -642,9 +643,9 @@ STX_DEF void stx_span_clamp(stx_span *m);
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets,
                               const stx_span_state *s, uint64_t salt);
 
-/* Returns the span z L of one head in tokens, without the ramp. Returns L if spans are
-   fixed, and 0 if l or head is out of range. On a GPU, this and the next three functions
-   wait until the spans of the previous step are known. */
+/* Returns the span of one head in tokens, z L, without the ramp. Returns L if spans are
+   fixed, and 0 if l or head is out of range. On a GPU, this and the next three
+   functions wait until the spans of the previous step are known. */
 STX_DEF double stx_span_head_span(const stx_span *m, size_t l, size_t head);
 
 /* Return S, the number of tokens that layer l can look back, and C, the length of its
@@ -654,9 +655,9 @@ STX_DEF size_t stx_span_window(const stx_span *m, size_t l);
 STX_DEF size_t stx_span_cache_length(const stx_span *m, size_t l);
 
 /* Computes spans including the ramp, in tokens, as the authors' code logs them. *avg
-   receives the mean over the layers of each layer's reach at the mean z of its heads.
-   *max receives the largest reach of any head. With fixed spans, both values are L. If
-   m is NULL, both are 0. Either pointer can be NULL. */
+   receives the mean of the layers' reaches, each computed from the mean z of the
+   layer's heads. *max receives the largest reach of any head. With fixed spans, both
+   values are L. If m is NULL, both are 0. Either pointer can be NULL. */
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 
 
@@ -678,8 +679,8 @@ typedef struct stx_span_gen {
 STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B);
 STX_DEF void stx_span_gen_free(stx_span_gen *g);
 
-/* Empties the cache and sets its windows from the current spans. Does nothing after an
-   error. */
+/* Empties the cache and sets the window of each layer from the current spans. Does
+   nothing after an error. */
 STX_DEF void stx_span_gen_reset(stx_span_gen *g);
 
 /* Feeds n >= 1 tokens per stream, ids (B,n), and returns log p (B,V) of the next
@@ -788,7 +789,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
                              stx_vocab_io_desc *vocab_io) {
     STX__FP_SCOPE;
     /* With these limits, no product of two sizes overflows 64 bits, and the default of
-       inner, 4 dim, never exceeds most_inner. */
+       `inner`, 4 dim, never exceeds most_inner. */
     const size_t most = (size_t)1 << 30, most_dim = most / 2, most_inner = 2 * most;
     *d = *from;
     if (!d->layers) d->layers = 8;
@@ -874,7 +875,7 @@ static void stx__span_create_layer(stx_span *m, size_t l) {
     const stx_span_desc *d = &m->desc;
     stx_span_layer *p = &m->layer[l];
     const size_t D = d->dim / d->heads;
-    const double scale_d = 1 / sqrt((double)d->dim);    /* bound or standard deviation */
+    const double scale_d = 1 / sqrt((double)d->dim);    /* bound or standard deviation of weights */
     const double scale_f = 1 / sqrt((double)d->inner);
     const double xavier = sqrt(6 / ((double)d->dim + (double)d->inner));
     const int proj = d->fairseq_init ? STX_NORMAL : STX_UNIFORM;
@@ -1013,7 +1014,7 @@ static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows,
     z = stx_param_mirror(m->ctx, m->layer[l].z);
     if (!z) return;
 
-    /* one more than the reach, because the key at which m becomes 0 is still on the
+    /* one more row than the reach, because the first key with m = 0 is still on the
        ramp */
     for (head = 0; head < d->heads; head++)
         need[head] = stx__span_reach(d, (double)z[head]) + 1;
@@ -1222,11 +1223,11 @@ static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h,
     in->qkv = stx_linear_concat(m->ctx, h, w, NULL, 3);
     in->pe = m->key_pe;
     in->span_fraction = p->z;
-    in->persistent_k = p->pers_key; /* stx_attention scales them by sqrt(D), sqrt(N) */
+    in->persistent_k = p->pers_key; /* stx_attention scales keys by sqrt(D) and values by sqrt(N) */
     in->persistent_v = p->pers_val;
 }
 
-/* Runs the part of a layer after attention. y is the attention output:
+/* Runs the part of a layer after attention, from the attention output y:
        h'  = LN1(h + Wo y)
        h'' = LN2(h' + W2 dropout(relu(W1 h' + b1)) + b2)    omitted with pers
    There is no other dropout on the residual branches. */
@@ -1245,8 +1246,8 @@ static stx_tensor *stx__span_tail(stx_span *m, size_t l, stx_tensor *h, stx_tens
                                   p->norm2_shift, STX__SPAN_NORM_EPS);
 }
 
-/* One layer, as a function that stx_recompute can call. in[0] is h (B,T,d). Returns h
-   of the next layer. */
+/* One layer, as a function that stx_recompute can call. in[0] is h (B,T,d). Returns the
+   h that the next layer reads. */
 static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__span_job *job = (const stx__span_job *)user;
     stx_span *m = job->m;
@@ -1271,7 +1272,7 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     return stx__span_tail(m, job->l, in[0], stx_attention(x, &a, &attn));
 }
 
-/* ids (B,T) -> (B,T,d), with emb_dropout. */
+/* ids (B,T) -> embedding (B,T,d) after emb_dropout. */
 static stx_tensor *stx__span_embed(stx_span *m, const stx_ids *ids) {
     return stx_dropout(m->ctx, stx_vocab_io_embed(m->vocab_io, ids), m->desc.emb_dropout);
 }
@@ -1390,7 +1391,7 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g) {
     }
 }
 
-/* ids (B,T) -> hidden states (B,T,d): the loop of stx_span_forward, with KV caches
+/* ids (B,T) -> hidden states (B,T,d). Runs the loop of stx_span_forward, with KV caches
    instead of the memory. */
 static stx_tensor *stx__span_gen_step(void *user, const stx_ids *ids) {
     stx_span_gen *g = (stx_span_gen *)user;

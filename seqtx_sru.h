@@ -383,19 +383,19 @@ extern "C" {
 
 // >>api: configuration
 
-enum { STX_SRU_LINEAR = 0, STX_SRU_ATTENTION };                            /* desc.transform */
+enum { STX_SRU_LINEAR = 0, STX_SRU_ATTENTION };                            /* for `transform` */
 
-enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };   /* desc.norm */
+enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };   /* for `norm` */
 
 /* A custom transform (custom_m and transform_module of the authors' code). `in`
-   (B,T,Ci) is the layer's input after layer norm and dropout. The function sets *U to
-   (B,T,k,O), in the planes of stx_sru_args, and, for gate vectors that depend on the
-   input, *V to (B,T,2,O), which is added to v. k is 4 if the layer has a highway and Ci
-   differs from O, else 3. Layers with a custom transform have no memory. Returns 1, or
-   0 if it fails. The function is called in every forward pass, and again in the
-   backward pass if the layer is recomputed. In that case, it must depend only on `in`,
-   `user` and the parameters and must have no side effects, and `user` must be valid
-   until stx_backward returns. */
+   (B,T,Ci) is the layer's input after layer norm and dropout. The function sets *U to a
+   tensor (B,T,k,O), with planes in the order of stx_sru_args. For gate vectors that
+   depend on the input, it also sets *V to a tensor (B,T,2,O), which is added to v. k is
+   4 if the layer has a highway and Ci differs from O, else 3. Layers with a custom
+   transform have no memory. Returns 1, or 0 if it fails. The function is called in
+   every forward pass, and again in the backward pass if the layer is recomputed. In
+   that case, it must depend only on `in`, `user` and the parameters and must have no
+   side effects, and `user` must be valid until stx_backward returns. */
 typedef int (*stx_sru_transform)(stx_ctx *x, void *user, size_t layer, stx_tensor *in,
                                  stx_tensor **U, stx_tensor **V);
 
@@ -438,9 +438,9 @@ typedef struct stx_sru_desc {
                                    one mask for all times */
     int    input_first;         /* 1: if input differs from O, a matrix maps x to O first,
                                    so that every layer has k = 3 */
-    int    init_xavier;         /* STX_SRU_LINEAR: 1: Xavier initialisers, as in version 3.0 of the
-                                   authors' code; 0: as in version 2.6. SRU++ always
-                                   uses Xavier initialisers */
+    int    init_xavier;         /* for STX_SRU_LINEAR. 1: Xavier initialisers, as in version 3.0
+                                   of the authors' code; 0: as in version 2.6. SRU++
+                                   always uses Xavier initialisers */
     double v_init;              /* the initial v is uniform in [-v_init, v_init]. 0: sqrt(3/2), or
                                    1 with Xavier. -1: v starts at 0 and is learned */
     stx_sru_transform custom;   /* replaces `transform`; `user` is its second argument */
@@ -453,10 +453,10 @@ typedef struct stx_sru_desc {
     /* SRU++ */
     size_t heads;               /* number of attention heads, a divisor of P, at most 256; 0: 1 */
     double attn_dropout;        /* probability, in [0,1), of dropping attention weights */
-    size_t attention_every;     /* layers n, 2 n, .. (counted from 1) attend, and the others only
-                                   project; 0: 1 */
-    size_t attention_last;      /* the last n layers attend; cannot be combined with
-                                   attention_every. 0: not used */
+    size_t attention_every;     /* n: layers n, 2 n, .. (counted from 1) attend, and the others
+                                   only project; 0: n = 1 */
+    size_t attention_last;      /* number of layers that attend, counted from the last; cannot be
+                                   combined with attention_every. 0: not used */
     int    no_attention;        /* 1: no layer attends */
     int    no_attn_norm;        /* 1: no layer norm in the transform */
     int    attn_norm_first;     /* 1: query, keys and values come from LN(z), and
@@ -475,16 +475,20 @@ typedef struct stx_sru_desc {
 
 /* Parameters and shapes of a layer. */
 typedef struct stx_sru_layer {
-    size_t Ci, P, k;                        /* P is 0 without W1 */
+    size_t Ci, P, k;                        /* Ci: input features. P: width of the projection, or
+                                               0 without W1. k: planes of U, 3 or 4 */
     int    attends, highway;                /* attends: 1 if the layer has attention. highway: 1
                                                if xt = alpha x; 0 without a highway, or
                                                with k = 4 (xt = u3) */
     stx_real alpha;
-    stx_tensor *w1, *w2, *w3;               /* (P,Ci) (2P,P) (k O, P or Ci); NULL if absent */
+    stx_tensor *w1, *w2, *w3;               /* w1 (P,Ci); w2 (2P,P); w3 (k O,P), or (k O,Ci)
+                                               without w1. NULL if absent */
     stx_tensor *alpha_attn;                 /* (1); its name in a checkpoint is "alpha" */
-    stx_tensor *attn_gain, *attn_shift;     /* (P) */
-    stx_tensor *gain, *shift;               /* (Ci), or (O) with STX_SRU_NORM_AFTER */
-    stx_tensor *v, *bias;                   /* (2,O): vf, vr; bf, br. v is NULL with v1 */
+    stx_tensor *attn_gain, *attn_shift;     /* (P): layer norm of the transform */
+    stx_tensor *gain, *shift;               /* layer norm (desc.norm): (Ci), or (O) with
+                                               STX_SRU_NORM_AFTER */
+    stx_tensor *v, *bias;                   /* (2,O) each. v: vf, vr, or NULL with v1; bias: bf,
+                                               br */
 } stx_sru_layer;
 
 /* A stack. The context owns it and its parameters. */
@@ -492,14 +496,14 @@ typedef struct stx_sru {
     stx_ctx       *ctx;
     stx_sru_desc   desc;        /* with the defaults filled in */
     size_t         O;
-    stx_tensor    *w_input;     /* (O,input), or NULL without input_first */
+    stx_tensor    *w_input;     /* (O,input): the matrix of input_first, or NULL if there is none */
     stx_sru_layer *layer;       /* [layers] */
 } stx_sru;
 
 /* Creates a stack and adds its parameters to params, with names that begin with prefix
-   ("" or "encoder.", at most 96 bytes). The context of params owns it, and the desc is
-   copied. Returns NULL and sets an error if the desc is NULL or invalid, or if memory
-   runs out. */
+   ("" or "encoder.", at most 96 bytes). The context of params owns the stack, and the
+   desc is copied. Returns NULL and sets an error if the desc is NULL or invalid, or if
+   memory runs out. */
 STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const stx_sru_desc *d);
 
 /* Number of parameter elements of a stack with this desc. Nothing is created. Returns
@@ -522,8 +526,8 @@ typedef struct stx_sru_io {
                                    is set) */
     const stx_ids *memory_pad;  /* (B,M), nonzero: padding in memory */
     size_t window;              /* number of time steps that attention looks back; 0: all */
-    stx_tensor **last;          /* out: (B,O) final states: after the last time in the first
-                                   direction, after the first time in the second */
+    stx_tensor **last;          /* out: final states (B,O), after the last time in the first
+                                   direction and after the first time in the second */
     stx_tensor **inputs;        /* out: (B,T,Ci), memory for the next segment */
 } stx_sru_io;
 
@@ -531,8 +535,8 @@ typedef struct stx_sru_io {
    they are constants. Returns NULL and sets an error if a shape is wrong. */
 STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *x, stx_sru_io *io);
 
-/* Returns the padding (B,T) for rows of the given lengths (B), as ids of this step: 0
-   before time length[b], and 1 from then on. A length above T is an error. */
+/* Returns the padding (B,T) of B rows with the given lengths, as ids of this step: row
+   b is 0 before time length[b], and 1 from then on. A length above T is an error. */
 STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, size_t T);
 
 
@@ -582,13 +586,13 @@ STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state 
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix);
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix);
 
-/* Copy c to or from host memory in the state shape of PyTorch's RNNs, (layers D, B, H),
-   in which row l D + s is direction s of layer l. The state itself has the shape
-   (layers, B, D H), which orders the elements differently if there are two directions.
-   Therefore, stx_sru_state_set_nn takes the shape (d0,d1,d2) of `in` and rejects any
-   other than (layers D, B, H). It returns 1, or sets an error, returns 0 and leaves the
-   state unchanged. For elements in the order of the state, use stx_upload(x, s->c,
-   ..). */
+/* Copy the states c to or from host memory in the state shape of PyTorch's RNNs,
+   (layers D, B, H), in which row l D + s is direction s of layer l. The state itself
+   has the shape (layers, B, D H), which orders the elements differently if there are
+   two directions. Therefore, stx_sru_state_set_nn takes the shape (d0,d1,d2) of `in`
+   and rejects any other than (layers D, B, H). It returns 1, or sets an error, returns
+   0 and leaves the state unchanged. For elements in the order of the state, use
+   stx_upload(x, s->c, ..). */
 STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out);
 STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0, size_t d1,
                                  size_t d2);
@@ -724,11 +728,11 @@ STX_DEF stx_lm stx_sru_as_lm(stx_sru_lm *m);
 typedef struct stx_sru_recurrence_in {
     stx_tensor *u;          /* (B,T,k,O) */
     stx_tensor *xr;         /* (B,T,O), the highway; k = 3 only */
-    stx_tensor *v, *bias;   /* (2,O): vf and vr (v = NULL: 0); bf and br */
+    stx_tensor *v, *bias;   /* (2,O) each. v: vf and vr (NULL: 0); bias: bf and br */
     stx_tensor *V;          /* (B,T,2,O), added to v */
-    stx_tensor *c0;         /* (B,O) */
+    stx_tensor *c0;         /* (B,O), the initial states; NULL: 0 */
     stx_tensor *mask;       /* (B,O): m, a constant */
-    const stx_ids *pad;     /* (B,T) */
+    const stx_ids *pad;     /* (B,T), nonzero: padding */
     size_t directions;      /* D, 1 or 2; 0: 1 */
     double alpha;           /* scale of xr; 0: 1 */
     int    tanh;
@@ -754,22 +758,23 @@ typedef struct stx_sru_args {
     size_t B, T, H, D, k;           /* O = D H; D is 1 or 2 */
     int    tanh;
     stx_real alpha;                 /* has no default: 0 removes the highway of k = 3 */
-    const stx_real *u, *xr;         /* (B,T,k,O); (B,T,O) or NULL */
-    const stx_real *v, *bias;       /* (2,O): vf, vr (NULL: 0); bf, br */
+    const stx_real *u, *xr;         /* u (B,T,k,O); xr (B,T,O), or NULL */
+    const stx_real *v, *bias;       /* (2,O) each. v: vf, vr (NULL: 0); bias: bf, br */
     const stx_real *V;              /* (B,T,2,O) or NULL: added to vf, vr at each time */
     const stx_real *c0;             /* (B,O) or NULL: 0 */
     const stx_real *m;              /* (B,O) or NULL: 1. Always float */
     const int32_t  *pad;            /* (B,T) or NULL */
-    stx_real *h, *last;             /* (B,T,O); (B,O) or NULL */
+    stx_real *h, *last;             /* h (B,T,O); last (B,O), or NULL */
     stx_real *c;                    /* (B,tiles,O), saved for the backward pass, which recomputes
                                        the other states: the state before each tile of
                                        STX_SRU_TILE steps, in the order of the
                                        direction. NULL: no backward pass follows */
-    const stx_real *dh, *dlast;     /* like h and last; NULL: 0 */
-    stx_real *du, *dV;              /* like u and V: written. du is required, and so is dV if V is
-                                       given */
-    stx_real *dxr;                  /* like xr: written, or added to with add_xr; or NULL */
-    stx_real *dv, *dbias, *dc0;     /* like v, bias, c0; or NULL */
+    const stx_real *dh, *dlast;     /* gradients of h and last; NULL: 0 */
+    stx_real *du, *dV;              /* gradients of u and V: written. du is required, and so is dV
+                                       if V is given */
+    stx_real *dxr;                  /* gradient of xr: written, or added to if add_xr is 1; or
+                                       NULL */
+    stx_real *dv, *dbias, *dc0;     /* gradients of v, bias and c0: added to; or NULL */
     int add_xr;
     void *work;                     /* stx_sru_work bytes, used only during the call */
 } stx_sru_args;
@@ -780,7 +785,8 @@ static inline size_t stx_sru_tiles(const stx_sru_args *a) {
     return (a->T + STX_SRU_TILE - 1) / STX_SRU_TILE;
 }
 
-/* Returns the size of args.work in bytes; the second function is for the GPU. */
+/* Returns the size of args.work in bytes: stx_sru_work for the CPU, stx_sru_work_cuda
+   for the GPU. */
 STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward);
 #ifdef SEQTX_CUDA
 extern size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward);
@@ -788,9 +794,9 @@ extern size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward)
 STX_KERNEL(stx_sru_fwd, (stx_ctx *x, const stx_sru_args *a))
 STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
 
-/* The definition of both passes, computed column by column and step by step in double,
-   for readers and as the reference in tests. The arrays of *a are in host memory, and
-   `state` has T + 1 elements. */
+/* Compute both passes directly from the formulas, column by column and step by step in
+   double, for readers and as the reference in tests. The arrays of *a are in host
+   memory, and `state` has T + 1 elements. */
 STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state);
 STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state);
 
@@ -991,8 +997,8 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
 
 // >>recurrence: plain definition
 
-/* The values of one step. c is c'; at padding, it equals the old state, and all other
-   values are 0. */
+/* The values of one step. c is the state after the step, c'. At padding, it equals the
+   state before the step, and all other values are 0. */
 typedef struct stx__sru_step {
     double vf, vr, f, r, c, g, xt, m;
     int padded;
@@ -1108,8 +1114,8 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
 
 // >>recurrence: work units
 
-/* Columns are independent but times are not, so loops are vectorised over columns. A
-   work unit is a block of columns of one batch row and direction, for all times or for
+/* Columns are independent, but time steps are not, so loops are vectorised over columns.
+   A work unit is a block of columns of one batch row and direction, for all times or for
    a chunk of them. It processes its times tile by tile. U and h are streamed, while the
    block's constants (v, bias, mask) and its state stay in the L1 cache.
 
@@ -1125,8 +1131,8 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
    runs its steps. The forward pass is affine only without v and V. */
 
 enum {
-    STX__SRU_LARGE     = 8 << 20,                   /* a call with more bytes of h than this does
-                                                       not fit in the caches */
+    STX__SRU_LARGE     = 8 << 20,                   /* bytes of h above which a call does not fit
+                                                       in the caches */
     STX__SRU_MAX_WIDTH = 4096 / sizeof(stx_real),   /* columns per block */
     STX__SRU_MIN_WIDTH = 16
 };
@@ -1203,15 +1209,15 @@ STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
 /* A block of columns: its position, constants and scratch memory. */
 typedef struct stx__sru_block {
     const stx_sru_args *a;
-    size_t    b, s;                             /* batch row and direction */
-    size_t    o, n;                             /* first column, number of columns */
+    size_t    b, s;                             /* b: batch row; s: direction */
+    size_t    o, n;                             /* o: first column; n: number of columns */
     size_t    O, ldu;
     int       large;                            /* 1: the call does not fit in the caches */
     ptrdiff_t sign;                             /* 1, or -1 in the second direction */
-    const stx_real *vf, *vr, *bf, *br, *m;      /* (n) */
+    const stx_real *vf, *vr, *bf, *br, *m;      /* (n) each: gate vectors, biases, dropout mask */
     stx_real *c;                                /* (n), the current state */
-    stx_real *zeros, *ones;                     /* (n) */
-    stx_real *scratch;                          /* the rest of the scratch memory */
+    stx_real *zeros, *ones;                     /* (n) each, filled with 0 and with 1 */
+    stx_real *scratch;                          /* rest of the scratch memory */
 } stx__sru_block;
 
 static void stx__sru_block_init(stx__sru_block *block, const stx_sru_args *a,
@@ -1270,8 +1276,8 @@ static const stx_real *stx__sru_plane(const stx__sru_block *block, size_t row, s
     return block->a->u + row * block->ldu + i * block->O + block->o;
 }
 
-/* Returns the highway before it is multiplied by alpha. *ld receives its stride between
-   steps. */
+/* Returns the highway input (xr or u3), not yet multiplied by alpha. *ld receives its
+   stride between steps. */
 static const stx_real *stx__sru_highway(const stx__sru_block *block, size_t row, ptrdiff_t *ld) {
     const stx_sru_args *a = block->a;
     if (a->k == 4) {
@@ -1326,7 +1332,7 @@ static inline void stx__sru_fence(int stream) {
 #define STX__SRU_OUT stx_real *STX_RESTRICT
 
 /* Inputs of the loops over the steps of a run. ld* are the strides between rows. In the
-   backward pass, the pointers are at the last step, and the loops run in reverse. The
+   backward pass, the pointers refer to the last step, and the loops run in reverse. The
    loops never write to memory that they read through this struct. gcc must know this to
    vectorise them. Therefore, these fields and all parameters that are written through
    have STX_RESTRICT, and so must the pointer to the struct in every function. */
@@ -1334,11 +1340,11 @@ typedef struct stx__sru_rows {
     STX__SRU_IN u0;                             /* planes of u */
     STX__SRU_IN u1;
     STX__SRU_IN u2;
-    STX__SRU_IN skip;                           /* highway before alpha: xr or u3 */
-    STX__SRU_IN V;                              /* added to vf and vr if `gates` */
+    STX__SRU_IN skip;                           /* highway input, xr or u3 */
+    STX__SRU_IN V;                              /* added to vf and vr if `gates` is 1 */
     ptrdiff_t ldu, ldx, ldv;
-    STX__SRU_IN vf;                             /* (n), the same for all steps, as are the next
-                                                   four */
+    STX__SRU_IN vf;                             /* vf, vr, bf, br and m: (n), the same for all
+                                                   steps */
     STX__SRU_IN vr;
     STX__SRU_IN bf;
     STX__SRU_IN br;
@@ -1347,15 +1353,15 @@ typedef struct stx__sru_rows {
     STX__SRU_IN cs;                             /* backward: states before each step and after the
                                                    last, with stride `width` */
     STX__SRU_IN fs;                             /* backward: forget gates, with stride `width` */
-    ptrdiff_t ldh, ldd;                         /* strides of h or dh, and of dx */
+    ptrdiff_t ldh, ldd;                         /* ldh: stride of h or dh; ldd: stride of dx */
     size_t O, width, steps, n;                  /* O is the stride between planes */
     stx_real alpha;                             /* 1 with k = 4 */
     int large, tanh_, gates;
 } stx__sru_rows;
 
-/* Describes `steps` steps of a block. row is where the loop starts: at the first step
-   in the forward pass, and at the last step in the backward pass, which runs in
-   reverse. */
+/* Describes `steps` steps of a block. `row` is the row in which the loop starts: that
+   of the first step in the forward pass, and of the last step in the backward pass,
+   which runs in reverse. */
 static void stx__sru_set_rows(stx__sru_rows *r, const stx__sru_block *block, size_t row,
                               size_t steps) {
     const stx_sru_args *a = block->a;
@@ -1457,8 +1463,8 @@ static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *block, const stx__sru
     }
 }
 
-/* With v = 0, composes the map of a run, c_end = slope c_begin + offset, with the map
-   of the preceding steps. */
+/* For v = 0: composes the map of a run, c_end = slope c_begin + offset, with the map of
+   the steps before it, which slope and offset contain. */
 STX_INNER void stx__sru_fwd_map(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset, STX__SRU_IN u0,
                                 STX__SRU_IN u1, ptrdiff_t ldu, STX__SRU_IN bf, size_t steps,
                                 size_t n) {
@@ -1510,8 +1516,8 @@ static stx_real *stx__sru_reset_map(const stx__sru_block *block, const stx__sru_
 typedef struct stx__sru_loop {
     const stx_sru_args *a;
     stx__sru_plan plan;
-    stx_real *scratch;              /* (threads,plan.scratch) */
-    stx_real *sums_v, *sums_b;      /* backward: (B chunks,2,O) each */
+    stx_real *scratch;              /* (threads,plan.scratch): scratch memory of each thread */
+    stx_real *sums_v, *sums_b;      /* backward: sums of dv and of dbias, (B chunks,2,O) each */
 } stx__sru_loop;
 
 static void stx__sru_run_loop(stx_ctx *x, stx_part part, const stx__sru_loop *loop) {
@@ -1629,7 +1635,7 @@ STX_EACH_ISA(stx__sru_states,
              (STX__SRU_OUT cs, STX__SRU_OUT fs, const stx__sru_rows *STX_RESTRICT in),
              cs, fs, in)
 
-/* The values of a backward step that do not depend on e, for one column; dhm is dh m:
+/* The values of a backward step that do not depend on e, for one column. With dhm = dh m:
        h  = xt + (g(c') - xt) m r         dzr = dhm (g - xt) r (1-r)
                                           dc' = dhm r g' + e = dc_h + e
        c' = u0 + (c - u0) f               dzf = dc' (c - u0) f (1-f) = dc' df */
@@ -1654,7 +1660,7 @@ STX_INNER stx__sru_partials stx__sru_partials_of(int fma, int tanh_, stx_real cp
        du0 = dc' (1-f)    du1 = dzf    du2 = dzr    dx = alpha (dh - dh m r)
        e  <- dc' f + dzf vf + dzr vr
    Writes du (with a stride of O between planes), dx (stride ldd) and dV (like V). gvf,
-   gvr, gbf and gbr (n) accumulate dvf, dvr, dbf and dbr. All pointers are at the last
+   gvr, gbf and gbr (n) accumulate dvf, dvr, dbf and dbr. All pointers refer to the last
    step. */
 STX_INNER void stx__sru_bwd_steps_as(int fma, STX__SRU_OUT du, STX__SRU_OUT dx, STX__SRU_OUT dV,
                                      STX__SRU_OUT e, STX__SRU_OUT gvf, STX__SRU_OUT gvr,
@@ -1728,7 +1734,8 @@ STX_EACH_ISA(stx__sru_bwd_steps,
               const stx__sru_rows *STX_RESTRICT in),
              du, dx, dV, e, gvf, gvr, gbf, gbr, in)
 
-/* Composes the map of e over a run with the map over the following steps:
+/* Composes the map of e over a run with the map over the steps after it, which slope
+   and offset contain:
        offset <- J offset + Q             slope <- J slope */
 STX_INNER void stx__sru_bwd_map_as(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset,
                                    const stx__sru_rows *STX_RESTRICT in, int tanh_, int gates) {
@@ -1772,7 +1779,7 @@ typedef struct stx__sru_tile {
     stx_real *dx;       /* STX_SRU_TILE rows: dx, if it cannot be written directly */
     stx_real *sums;     /* 4 rows: dvf, dvr, dbf, dbr of a tile */
     stx_real *total;    /* 4 rows: sums over all tiles */
-    stx_real *e;        /* 1 row */
+    stx_real *e;        /* 1 row: gradient of c' from later times */
 } stx__sru_tile;
 
 static void stx__sru_tile_init(stx__sru_tile *w, const stx__sru_block *block, size_t width) {
@@ -1831,8 +1838,8 @@ static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t wid
     int add = 0;
     size_t j;
 
-    /* dx is written to plane 3, to dxr, or to a temporary buffer, which is then added
-       to dxr or discarded */
+    /* dx is written to plane 3 of du, to dxr, or to a temporary buffer, which is then
+       added to dxr or discarded */
     r->ldd = (ptrdiff_t)width;
     if (a->k == 4) {
         dx = du + 3 * O;
@@ -1914,7 +1921,7 @@ static void stx__sru_bwd_part(const stx_share *share, const void *job) {
         size_t tile, after, j, g;
         stx__sru_tile_init(&w, &block, plan->width);
 
-        /* the initial e, from the maps of the later chunks */
+        /* compute the initial e from the maps of the later chunks */
         for (j = 0; j < block.n; j++) w.e[j] = a->dlast ? a->dlast[at + j] : 0;
         for (after = plan->chunks; --after > chunk;)
             stx__sru_apply_map(&block, plan, after, w.e);
@@ -1963,23 +1970,23 @@ static int stx__sru_bad(stx_ctx *x, const char *field, double got, const char *e
     return stx_bad_value(x, "stx_sru_create", field, got, expected);
 }
 
-/* Returns O. */
+/* Returns O, the number of columns. */
 static size_t stx__sru_columns(const stx_sru_desc *d) {
     return d->hidden * (d->bidirectional ? 2 : 1);
 }
 
-/* Returns P of layer l. */
+/* Returns P of layer l, the width of its projection. */
 static size_t stx__sru_proj(const stx_sru_desc *d, size_t l) {
     return d->projs ? d->projs[l] : d->proj;
 }
 
-/* Returns Ci of layer l. */
+/* Returns Ci of layer l, its number of input features. */
 static size_t stx__sru_inputs(const stx_sru_desc *d, size_t l) {
     const size_t O = stx__sru_columns(d);
     return l || (d->input_first && d->input != O) ? O : d->input;
 }
 
-/* Returns k of layer l. */
+/* Returns k of layer l, its number of planes. */
 static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) {
     return !d->no_skip && stx__sru_inputs(d, l) != stx__sru_columns(d) ? 4 : 3;
 }
@@ -2026,7 +2033,8 @@ static int stx__sru_check_attention(stx_ctx *x, stx_sru_desc *d) {
                  d->attention_every, d->attention_last);
         return 0;
     }
-    /* with attention_last, attention_every stays 0, so a resolved desc is valid too */
+    /* with attention_last, attention_every stays 0, so that a resolved desc is valid
+       when resolved again */
     if (!d->attention_every && !d->attention_last) d->attention_every = 1;
     if (srupp && d->attention_every > d->layers)
         return stx__sru_bad(x, "attention_every", (double)d->attention_every,
@@ -2167,7 +2175,7 @@ static void stx__sru_create_layer(stx_params *params, const char *prefix, const 
         y->w1 = stx__sru_param(params, prefix, l, "w1", STX_UNIFORM, bound, P, Ci);
     }
     if (y->attends) {
-        bound = sqrt(2.0 / (double)P);      /* Xavier: 6 / (P + 2 P) */
+        bound = sqrt(2.0 / (double)P);      /* Xavier: sqrt(6 / (P + 2 P)) */
         y->w2 = stx__sru_param(params, prefix, l, "w2", STX_UNIFORM, bound, 2 * P, P);
         y->alpha_attn = stx__sru_param(params, prefix, l, "alpha", STX_CONSTANT, d->alpha_init,
                                        1, 0);
@@ -2228,7 +2236,7 @@ STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const st
 
     if (d->input_first && d->input != m->O) {
         char name[160];
-        /* SRU: like PyTorch's Linear, even with init_xavier; SRU++: Xavier */
+        /* SRU: as in PyTorch's Linear, even with init_xavier; SRU++: Xavier */
         double bound = 1 / sqrt((double)d->input);
         if (d->transform == STX_SRU_ATTENTION) bound = sqrt(6.0 / (double)(d->input + m->O));
         snprintf(name, sizeof name, "%sinput.weight", prefix);
@@ -2333,8 +2341,8 @@ static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_t
     if (norm_first) all = stx_layernorm(x, all, p->attn_gain, p->attn_shift, 1e-5);
     if (!all) return NULL;
 
-    /* Queries are the rows of the segment, the last T of `all`. stx__sru_after adds the
-       attention output to z itself, before the norm. */
+    /* Queries are the rows of the segment, the last T of `all`. stx__sru_after adds z
+       to the attention output, before the norm. */
     T = h->dim[1];
     MT = all->dim[1];
     query = all;
@@ -2366,10 +2374,10 @@ static const stx_ids *stx__sru_key_pad(stx_ctx *x, const stx_ids *before, const 
 typedef struct stx__sru_job {
     stx_sru *m;
     size_t   l, window;
-    const stx_ids *pad;             /* (B,T) */
-    const stx_ids *key_pad;         /* (B,M+T) */
+    const stx_ids *pad;             /* (B,T): padding of the segment */
+    const stx_ids *key_pad;         /* (B,M+T): padding of all keys */
     const unsigned char *padded;    /* (B,T) in host memory with zero_pads, else NULL */
-    int memory, c0, last;           /* which optional tensors are present */
+    int memory, c0, last;           /* 1 for each optional tensor that is present */
 } stx__sru_job;
 
 /* *mask receives a dropout mask (B,O) for all times, or NULL if nothing is dropped.
@@ -2386,7 +2394,7 @@ static int stx__sru_mask(stx_sru *m, size_t l, size_t B, stx_tensor **mask) {
     return 1;
 }
 
-/* Returns U of a custom transform. *V receives its V, if it has one. */
+/* Returns U of a custom transform. *V receives the transform's V, if it has one. */
 static stx_tensor *stx__sru_custom(stx_sru *m, size_t l, stx_tensor *in, size_t size,
                                    stx_tensor **V) {
     const char *op = "stx_sru_forward";
@@ -2596,8 +2604,8 @@ STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b) {
     stx_memory_reset_stream(s->memory, b);
 }
 
-/* Checks that a segment's state, "in" or "out", fits the model and the number of
-   streams. */
+/* Checks that a segment's state, the one named `which` ("in" or "out"), fits the model
+   and the number of streams. */
 static int stx__sru_state_fits(const stx_sru *m, const stx_tensor *h, const stx_sru_state *s,
                                const char *which) {
     if (!s || (s->model == m && s->B == h->dim[0])) return 1;

@@ -131,7 +131,7 @@ extern "C" {
 /* stx_vocab_desc.kind: see the manual */
 enum { STX_TOK_BYTES, STX_TOK_CHARS, STX_TOK_WORDS, STX_TOK_PIECES, STX_TOK_IDS };
 
-/* stx_vocab_desc.order: how CHARS, WORDS and compact bytes are numbered */
+/* stx_vocab_desc.order: how ids are assigned with CHARS, WORDS and compact BYTES */
 enum {
     STX_ORDER_FIRST,        /* by first occurrence (Adaptive Span) */
     STX_ORDER_COUNT_LATER,  /* by decreasing count; for equal counts, the LATER the first
@@ -151,10 +151,10 @@ typedef struct stx_vocab_desc {
     int compact;        /* BYTES: 1 assigns ids only to bytes that occur; see the manual */
     int eos;            /* CHARS: 1 encodes a line end as <eos> */
     int eos_first;      /* 1: <eos> has id 0 in any order (Transformer-XL on WikiText-103) */
-    uint64_t min_count; /* Pieces that occur fewer times become <unk>. A value of 2 or more always
-                           adds <unk> to the vocabulary. 0 and 1 keep all pieces.
-                           Encoding an unknown piece is then an error, unless the
-                           training text contains the word <unk> */
+    uint64_t min_count; /* Pieces that occur fewer than min_count times become <unk>. A value of 2
+                           or more always adds <unk> to the vocabulary. 0 and 1 keep all
+                           pieces. Encoding an unknown piece is then an error, unless
+                           the training text contains the word <unk> */
     const char *pieces; /* PIECES: path of a SentencePiece .model. IDS: path of a .vocab
                            file with one piece per line, optionally followed by a tab and
                            a score, as SentencePiece writes it. The score follows the last
@@ -263,14 +263,15 @@ enum { STX_BATCH_END, STX_BATCH_OK, STX_BATCH_FRESH };
 /* evaluation rules; see stx_batches_rewind */
 enum { STX_EVAL_ALL, STX_EVAL_LITERAL };
 
-/* stx_batches_desc.how: how each of the B streams is read and continued after its
-   end */
+/* stx_batches_desc.how: how each of the B streams is read, and how it continues after
+   its end */
 enum {
-    STX_BATCH_STREAMS, /* restarts at a random position below T */
-    STX_BATCH_ROLL,    /* restarts at position 0, rotated by a random number of tokens. The
-                          first pass is rotated too. A remainder shorter than T is skipped
-                          (NVIDIA's Transformer-XL) */
-    STX_BATCH_RECORDS  /* reads records as the reference code of PAR does; see below */
+    STX_BATCH_STREAMS, /* the stream restarts at a random position below T */
+    STX_BATCH_ROLL,    /* the stream restarts at position 0, rotated by a random number of tokens.
+                          The first pass is rotated too. A remainder shorter than T is
+                          skipped (NVIDIA's Transformer-XL) */
+    STX_BATCH_RECORDS  /* the stream consists of records, as in the reference code of PAR; see
+                          below */
 };
 
 /* STX_BATCH_RECORDS cuts the text into consecutive blocks of S = T+1 tokens and drops the
@@ -531,7 +532,7 @@ static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
     for (i = 0; i < 3 && at < n && (s[at] & 0xC0) == 0x80; i++) at++;
     if (at < n && s[at] == '\n' && s[at - 1] == '\r') return at + 1;
     if (kind == STX_TOK_CHARS || s[at - 1] == '\n' || s[at - 1] == '\r') return at;
-    /* i is 1 after white space */
+    /* i: 1 if the previous character is white space */
     for (i = s[at - 1] < 0x80 && stx__is_white(s[at - 1]); at < n; at += k) {
         if ((k = stx_utf8(s + at, n - at, &u)) == 0 || (i && !stx__is_white(u))) return at;
         if (u == '\r') return at + 1 < n && s[at + 1] == '\n' ? at + 2 : at + 1;
@@ -597,7 +598,7 @@ struct stx_vocab {
     int32_t byte_id[256];     /* BYTES: the id of each byte, or -1 */
     unsigned char *type;      /* PIECES, IDS: the STX_PIECE_.. type of each piece */
     unsigned char *text;      /* PIECES, IDS: the decoded pieces */
-    size_t *text_at, *text_n; /* PIECES, IDS: offset and length of each piece in text */
+    size_t *text_at, *text_n; /* PIECES, IDS: offset and length of each piece in `text` */
     unsigned char *model;     /* PIECES: (model_n) contents of the SentencePiece model file */
     size_t model_n;
     void *spm;                /* PIECES: the opened model; NULL without the library */
@@ -743,8 +744,8 @@ static void stx__bad_utf8(stx_ctx *x, const char *where, uint64_t at, unsigned c
 
 // >>pieces
 
-/* Decodes a piece to out and returns the length of the result: at most 5 bytes or the
-   length of the piece, whichever is larger. */
+/* Decodes a piece to out and returns the length of the result: at most the length of
+   the piece or 5 bytes, whichever is larger. */
 static size_t stx__piece_text(const stx_vocab *v, int32_t id, unsigned char *out) {
     static const unsigned char blank[] = "\xe2\x96\x81", unknown[] = " \xe2\x81\x87 ";
     const unsigned char *s = v->d.p[id].s;
@@ -907,11 +908,12 @@ static size_t stx__list_line(const unsigned char *s, const unsigned char *end) {
     return (size_t)(s - line);
 }
 
-/* Reads the next piece of a .vocab file. It is at *s; *n receives its length. Moves *s
-   past the piece's line and adds the number of lines read to *line. Returns 0 after an
-   error. If the file has scores, a line without one is the start of a piece that
-   contains a newline. This is accepted only if one side of the newline is empty.
-   Otherwise, each side could be a separate piece, the first of which has no score. */
+/* Reads the next piece of a .vocab file. The piece starts at *s, and *n receives its
+   length. Moves *s past the piece's line and adds the number of lines read to *line.
+   Returns 0 after an error. If the file has scores, a line without one is the start of
+   a piece that contains a newline. This is accepted only if one side of the newline is
+   empty. Otherwise, each side could be a separate piece, the first of which has no
+   score. */
 static int stx__list_next(stx_ctx *x, const char *path, int scored, const unsigned char **s,
                           const unsigned char *end, size_t *n, size_t *line) {
     const unsigned char *at = *s;
@@ -1761,7 +1763,7 @@ STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d)
     if (d->how == STX_BATCH_RECORDS)
         return blocks < d->B ? 0 : blocks - (d->B - 1) * (blocks / d->B);
     n /= d->B;
-    return n <= T ? 0 : (n - T + T - 1) / T; /* batches until p >= n - T */
+    return n <= T ? 0 : (n - T + T - 1) / T; /* number of batches until p >= n - T */
 }
 
 /* Returns the number of tokens by which a stream is rotated in this epoch. It depends

@@ -22,7 +22,7 @@
   #undef I /* OpenBLAS's header includes complex.h */
 #endif
 #ifdef BENCH_CBLAS
-/* defined by OpenBLAS only; NULL if another CBLAS is linked */
+/* defined only by OpenBLAS; NULL if another CBLAS is linked */
 extern void openblas_set_num_threads(int n) __attribute__((weak));
 extern char *openblas_get_corename(void) __attribute__((weak));
 extern char *openblas_get_config(void) __attribute__((weak));
@@ -75,10 +75,10 @@ enum {
 static struct {
     /* matmuls: the lowest ratio to the fastest peer, and to oneDNN's bf16 */
     double f32_least, bf16_least;
-    double one_long[PRECISIONS]; /* cost of a layer with one long head among short ones, relative
-                                    to a layer with only long heads */
-    double context[PRECISIONS];  /* step time with the largest maximum span, relative to a maximum
-                                    of 1024 */
+    double one_long[PRECISIONS]; /* cost of a layer with one long head and seven short ones,
+                                    relative to a layer with eight long heads */
+    double context[PRECISIONS];  /* step time of a model with the largest maximum span, relative
+                                    to a maximum span of 1024 */
     double rate[SPANS_KINDS][CONTENDERS], memory[SPANS_KINDS][CONTENDERS];
     double generation[SPANS_KINDS][PRECISIONS];
 } found;
@@ -133,9 +133,9 @@ static const linear linears[] = {
     {"PAR 128", 1536, 128, 256},
     {"PAR 128", 1024, 128, 512},
     {"PAR 128", 1024, 512, 128},
-    /* the adaptive softmax: a head of 250 words, a cluster of 2,250 words with 32
-       channels and one of 9,500 words with 8 channels; the rows are the tokens that use
-       each */
+    /* the adaptive softmax: a head of 250 words and 2 cluster logits, a cluster of
+       2,250 words with 32 channels, and a cluster of 9,500 words with 8 channels. The
+       rows of each are the tokens that use it */
     {"PAR 128, words", 1024, 128, 252},
     {"PAR 128, words", 512, 32, 2250},
     {"PAR 128, words", 256, 8, 9500}};
@@ -159,7 +159,8 @@ static matmul *matmul_add(int *n, const char *of, const char *what, int ta, int 
 }
 
 /* Fills `matmuls` and returns the number of entries. With --quick, these are the
-   smaller squares, the first model, the lowest row count, and the tiles. */
+   smaller squares, the layers of the first model, the matmuls with the fewest rows, and
+   the tiles. */
 static int matmul_list(void) {
     static const size_t few[2] = {1024, 4096};
     size_t i, s;
@@ -183,7 +184,8 @@ static int matmul_list(void) {
     return n;
 }
 
-/* BY_DNNL_BARE: oneDNN's bf16 matmul of operands that are already rounded. */
+/* Contenders of the matmuls. BY_DNNL_BARE is oneDNN's bf16 matmul of operands that are
+   already rounded. */
 enum { BY_F32, BY_BF16, BY_CBLAS, BY_MKL, BY_DNNL, BY_DNNL_BF16, BY_DNNL_BARE, BYS };
 
 static void own_matmul(stx_ctx *x, const matmul *p, const stx_real *A, const stx_real *B,
@@ -566,8 +568,8 @@ static void bench_gemm(void) {
 
 // >>attention
 
-/* cost: index of the case to which costs are relative. Spans are limited either by the
-   window or by the learned ramp (z). */
+/* cost: index of the case to which the cost is compared. ramp: 1 if spans are limited
+   by a learned z, 0 if by the window. */
 typedef struct {
     const char *name;
     size_t heads, longest, shortest, B;
@@ -810,7 +812,7 @@ static void trainee_create(trainee *t, stx_ctx *x, size_t B, size_t span) {
     check(x);
 }
 
-static double trainee_step(trainee *t) { /* returns the mean nll in nats */
+static double trainee_step(trainee *t) { /* runs a step; returns the mean nll in nats */
     stx_tensor *loss;
     double nll;
     if (stx_batches_next(t->b, t->in, t->out) == STX_BATCH_FRESH) stx_span_state_reset(t->memory);
@@ -900,7 +902,7 @@ static void context_table(context_case cases[CONTEXTS][PRECISIONS], const size_t
             cell_spread(1 + 4 * p, &c->ms, 1, 1);
             cell(3 + 4 * p, "%.3f", ratio);
             cell(4 + 4 * p, "%.0f", c->memory * 1e-6);
-            found.context[p] = ratio; /* the last ratio is kept: the largest span */
+            found.context[p] = ratio; /* the ratio of the largest span, the last case, is kept */
             trainee_destroy(&c->t);
         }
     }
@@ -1161,8 +1163,8 @@ static void bench_generation(void) {
 
 static const char *const spans_title[SPANS_KINDS] = {"full", "learned-like", "short"};
 
-/* Prints a result with its target. `then` is the next target, or 0 for none. `less` is
-   nonzero if a lower value is better. */
+/* Prints a result with its target. `then` is the target after it, or 0 if there is
+   none. `less` is nonzero if lower values are better. */
 static void goal(const char *what, double value, int less, double target, double then) {
     const char *bound = less ? "at most" : "at least";
     int first = less ? value <= target : value >= target,

@@ -73,8 +73,8 @@ static stx_lm create(stx_ctx *x) {
     return stx_comp_as_lm(model_create(x));
 }
 
-/* A model that has read --prompt segments of the text. ids: the tokens of the next
-   segment, and the token after it. */
+/* A model that has read --prompt segments of the text. `ids` contains the tokens of the
+   next segment and the token after it. */
 typedef struct {
     stx_ctx *x;
     stx_comp *m;

@@ -4,11 +4,11 @@
        make bench-cuda CUDA_ARCH=sm_90         builds this file and runs bench/run_cuda.sh
                                                (bench/README.md)
 
-   Times are measured between CUDA events on the context's stream, rates of whole rounds
-   use the host's clock. Training contenders (this program with --worker, and PyTorch)
-   are separate processes that alternate and reply to lines on stdin (the protocol of
-   peers/attn_span_torch_cuda.py). All start from the same parameter file and read the
-   same random tokens. A row is void if its losses differ from the peer's. */
+   Times are measured between CUDA events on the context's stream, and rates of whole
+   rounds with the host's clock. Training contenders (this program with --worker, and
+   PyTorch) are separate processes that alternate and reply to lines on stdin (the
+   protocol of peers/attn_span_torch_cuda.py). All start from the same parameter file and
+   read the same random tokens. A row is void if its losses differ from the peer's. */
 #define _DEFAULT_SOURCE
 #ifdef SEQTX_CUDA_HOST /* tests/cuda_host declares CUDA for C++ only */
   #include "../tests/cuda_host/cuda_host.h"
@@ -96,7 +96,7 @@ static stx_ctx *context(int mode, int no_graph) {
     return x;
 }
 
-static double used_bytes(void) { /* of the whole device, as the driver reports it */
+static double used_bytes(void) { /* in use on the whole device, as the driver reports */
     size_t left = 0, total = 0;
     cuda(cudaMemGetInfo(&left, &total), "cudaMemGetInfo");
     return (double)(total - left);
@@ -308,8 +308,8 @@ typedef struct {
     uint64_t done, key;
 } trainee;
 
-/* literal: bit 0: unwritten memory rows are zero keys, as in the peer; bit 1: eps as in
-   the authors' code. */
+/* Creates a configuration's model. Bit 0 of `literal` turns unwritten memory rows into
+   zero keys, as in the peer, and bit 1 selects the eps of the authors' code. */
 static stx_span *model_create(stx_ctx *x, const config *c, int literal) {
     stx_span_desc d;
     stx_span *m;
@@ -410,7 +410,7 @@ static void step(void *user) {
     stx_span_clamp(t->m);
 }
 
-/* Sets the input of a step: tokens and learning rate. */
+/* Sets the tokens and the learning rate of a step. */
 static void trainee_feed(trainee *t) {
     if (stx_batches_next(t->batches, t->block[0], t->block[1]) == STX_BATCH_FRESH)
         stx_span_state_reset(t->memory);
@@ -448,8 +448,8 @@ static double trainee_round(trainee *t, int n, samples *ms) {
     return at;
 }
 
-/* Runs steps until the memory is full, the clocks have risen, the graph is captured,
-   and the loss of --check-step is known. */
+/* Runs steps until the memory is full, the GPU's clock rate has risen, the graph is
+   captured, and the loss of --check-step is known. */
 static int trainee_warm(trainee *t, double limit) {
     double until = seconds() + limit;
     int fill = 3, n;
@@ -575,7 +575,8 @@ static void contender_heard(contender *c) {
     json_text(line, "note", c->note, sizeof c->note);
 }
 
-/* `share` is the number of seconds for warming up. */
+/* Builds the command line of contender i. `share` is the time for warming up, in
+   seconds. */
 static void contender_command(arguments *a, int i, const config *g, const char *params,
                               const char *data, size_t share) {
     a->n = 0;
@@ -778,7 +779,8 @@ static void training_note(const training *t, const contender *c) {
     snprintf(note + strlen(note), CELL - strlen(note), ", %.0f warm-up steps", c->warm_steps);
 }
 
-/* flop: operations of a step; gemm: FLOP/s of the large matmul. */
+/* Prints contender i. `flop` is the number of operations of a step, and `gemm` the
+   FLOP/s of the large matmul. */
 static void training_row(const training *t, int i, double flop, double gemm) {
     const contender *c = &t->c[i], *with = reference_of(t), *bf16 = &t->c[PEER_BF16];
     double ms = median(&c->ms);
@@ -904,8 +906,8 @@ static void ops_start(void) {
     }
 }
 
-/* Runs one round of an operation. Returns 1 after adding its times in ms to forward and
-   backward (backward may be NULL), or 0 with the reason in `why`. */
+/* Runs one round of an operation. Adds its times in ms to `forward` and `backward` (may
+   be NULL) and returns 1, or writes the reason to `why` and returns 0. */
 static int ops_ask(const char *what, samples *forward, samples *backward, char *why, size_t size,
                    double limit) {
     double ms;
@@ -999,14 +1001,14 @@ static const char *const who[WHO] = {"seqtx bf16", "seqtx f32",
                                      "PyTorch FlexAttention bf16, R materialised",
                                      "PyTorch SDPA bf16, E keys, no window, no positions"};
 
-/* Number of matmuls of 2 D E operations per query and head, {forward, backward}. SDPA
-   has fewer, because it has no positions. */
+/* Number of matmuls of 2 D E operations per query and head: {forward pass, backward
+   pass} of each contender. SDPA has fewer, because it has no positions. */
 static const int attention_matmuls[WHO][2] = {{3, 6}, {3, 6}, {3, 6}, {2, 4}};
 
 typedef struct {
     size_t B, T, H, D, E, L;
     stx_ctx *x[2];
-    job j[2][2]; /* for each of x: forward, backward */
+    job j[2][2]; /* [i]: the forward and the backward pass in context x[i] */
     samples ms[WHO][2];
     char cannot[WHO][256], request[WHO][256]; /* request: sent to PyTorch */
 } attention_case;
@@ -1107,8 +1109,8 @@ enum { UNIFORM, CONTEXT, BATCH, GRAPH, EPS, CURVES };
 
 static const char *const curve_name[CURVES] = {"span", "context", "batch", "graph", "exact eps"};
 
-/* keys: keys per query, summed over layers and heads; rows: memory rows, summed over
-   layers. */
+/* A point of a curve. keys: keys per query, summed over layers and heads. rows: memory
+   rows, summed over layers. */
 typedef struct {
     char name[CELL];
     int curve, no_graph, literal;
@@ -1262,7 +1264,9 @@ static void curve_rows(int curve) {
     }
 }
 
-/* The fitted formula: ms = v[0] + v[1] sum (keys + Bq + Bk / 2) + v[2] sum rows */
+/* The fitted formula is ms = v[0] + v[1] sum (keys + Bq + Bk / 2) + v[2] sum rows. The
+   first sum is over layers and heads, the second over layers. Bq and Bk are BLOCK_Q and
+   BLOCK_K. */
 enum { BLOCK_Q = 64, BLOCK_K = 64, FIT_LEAST = 4 };
 
 static int point_fits(const point *p, double f[3]) {
@@ -1272,8 +1276,8 @@ static int point_fits(const point *p, double f[3]) {
     return p->ms.n && (p->curve == UNIFORM || p->curve == CONTEXT);
 }
 
-/* Fits v by least squares of the relative errors: each equation is divided by the time
-   of its point. */
+/* Fits v by least squares of the relative errors: the equation of each point is divided
+   by its measured time. */
 static void curves_fit(void) {
     double a[3][4], v[3], f[3], worst = 0;
     int k, l, used = 0;
@@ -1467,7 +1471,7 @@ static void rows_job(job *j, stx_ctx *x, void (*fn)(job *), size_t N, size_t C, 
     if (stx_ok(x)) stx_cuda_upload(x, j->ids, ids, N * sizeof *ids);
     if (stx_ok(x)) stx_cuda_sync(x);
     free(ids);
-    /* writes valid means and deviations, which the backward pass reads */
+    /* the forward pass writes the statistics that the backward pass reads */
     if (stx_ok(x) && (fn == run_layernorm_bwd || fn == run_residual_bwd)) run_layernorm_fwd(j);
     if (stx_ok(x) && fn == run_entropy_bwd) run_entropy_fwd(j);
     if (stx_ok(x) && fn == run_bias_relu) stx_cuda_sync(x);
@@ -1537,8 +1541,8 @@ static void shape_add(const char *what, int ta, int tb, size_t M, size_t N, size
 
 static void shapes_list(void) {
     static const size_t dims[2][3] = {{256, 512, 768}, {16, 32, 48}};
-    /* an output layer of 205 words: unpadded, padded to multiples of 16 bytes, and as
-       the GPU pads it */
+    /* an output layer of 205 words: unpadded, padded to a multiple of 16 bytes, and
+       padded as in training on the GPU */
     static const size_t vocab[2][3] = {{205, 208, 256}, {13, 16, 19}};
     size_t N = opt.tiny ? 32 : 32768, large = opt.tiny ? 64 : 8192, i;
     shapes.n = 0;
@@ -1561,7 +1565,7 @@ static void shapes_list(void) {
     }
 }
 
-/* Writes microseconds, range and TFLOP/s in three columns. */
+/* Writes the median time in microseconds, its range, and the TFLOP/s to three columns. */
 static void cell_us(int column, const samples *ms, double flop) {
     if (!ms->n) return;
     cell_spread(column, ms, 1, 1e3);
@@ -1686,8 +1690,8 @@ static const size_t sru_shapes[][3] = {{4, 1024, 3072},
 
 enum { SRU_N = sizeof sru_shapes / sizeof *sru_shapes };
 
-/* The operands of the forward pass (u0 u1 u2 x -> h) or the backward pass (u0 u1 u2 x
-   dh -> du0 du1 du2 dx), and one state per tile. */
+/* Times the recurrence of SRU. Its operands are those of the forward pass (u0 u1 u2 x ->
+   h) or the backward pass (u0 u1 u2 x dh -> du0 du1 du2 dx), and one state per tile. */
 static void sru_row(const size_t *shape, int backward, int mode) {
     static job j;
     size_t B = opt.tiny ? 1 : shape[0], T = opt.tiny ? 40 : shape[1], O = opt.tiny ? 40 : shape[2];
@@ -1703,7 +1707,7 @@ static void sru_row(const size_t *shape, int backward, int mode) {
     stx_destroy(x);
 }
 
-static void optim_row(const config *of) { /* all parameters of the model */
+static void optim_row(const config *of) { /* updates all parameters of the model */
     static job j;
     config c = configured(*of);
     stx_ctx *x = context(BF16, 1);
@@ -1749,10 +1753,10 @@ static void bench_gemm(void) {
 
 // >>idle: how long the device waits for the host
 
-/* Runs steps without reading anything in between: the host only copies inputs and
-   launches, so the device always has work. The key of the steps must not change. The
-   caller therefore checks that the spans stay within their windows during these few
-   steps. */
+/* Runs n steps without reading results in between. The host only copies inputs and
+   launches kernels, so the device always has work. The key of the steps must not
+   change. The caller therefore checks that the spans stay within their windows during
+   these few steps. */
 static double back_to_back(trainee *t, int n, double *host) {
     double at;
     int k;

@@ -63,8 +63,8 @@ static stx_par *model_create(stx_ctx *x) {
     return m;
 }
 
-/* An architecture search in training, with deterministic noise and an optimiser for the
-   gates. */
+/* An architecture search in training, with deterministic noise and a separate optimiser
+   for the gates. */
 static struct {
     stx_lm lm;
     stx_par *m;
@@ -74,7 +74,7 @@ static struct {
 } search;
 
 /* Returns the loss with the same noise as the peer. In step n, the noise of branch k in
-   block l of L is ((37 (3 (L n + l) + k) + 11) mod 101 + 1/2) / 102. */
+   block l of L blocks is ((37 (3 (L n + l) + k) + 11) mod 101 + 1/2) / 102. */
 static stx_tensor *search_loss(void *m, const stx_ids *ids, const stx_ids *targets, const void *in,
                                void *out) {
     size_t i, n = 3 * search.m->desc.blocks;
@@ -197,9 +197,9 @@ static int generate_worker(void) {
 
 enum { CONFIGS = 3, WORDS_MADE = 400000 };
 
-/* search: number of blocks of the search, or 0 for a Transformer-XL of `layers` layers.
-   quick: cutoffs with --quick, for a tenth of the words. found: blocks of the network
-   that is used for generation instead of the search. */
+/* search: number of blocks of the search, or 0 for a Transformer-XL with `layers`
+   layers. quick: cutoffs with --quick, for a tenth of the words. found: blocks of the
+   network that replaces the search in generation. */
 typedef struct {
     const char *name;
     int search, layers, D, H, F, T, M, B, V;
@@ -305,9 +305,9 @@ static void describe_clusters(const int32_t *ids, size_t n, char *to, size_t siz
     }
 }
 
-/* Writes the tokens of the model to `path`: the bytes of the text or, if there are more
-   words than byte values, random words. In this case, `said` receives a description of
-   their clusters. */
+/* Writes the tokens of the model to `path`: the bytes of the text or, if the vocabulary
+   has more than 256 words, random words. For random words, `said` receives a
+   description of their clusters. */
 static void write_tokens(const char *path, char *said, size_t size) {
     FILE *f = fopen(path, "wb");
     size_t n = WORDS_MADE;

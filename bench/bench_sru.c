@@ -21,7 +21,7 @@ enum { CONFIGS = 5, SHAPES = 7, HEADS = 4 };
 
 static struct {
     double fwd[SHAPES], bwd[SHAPES]; /* relative to memcpy */
-    double head[HEADS];              /* time of matmuls divided by time of attention */
+    double head[HEADS];              /* time with matmuls divided by time with stx_attention */
     double token[CONFIGS];           /* ms per generated token */
     lm_found training[CONFIGS];
 } found;
@@ -29,9 +29,9 @@ static struct {
 
 // >>recurrence: bytes per second, compared with memcpy
 
-/* Elements moved per unit and time step, {forward, backward}. The minimum: forward
-   reads u0, u1, u2 and x and writes h; backward reads u0, u1, u2, x and dh and writes
-   four gradients. The published kernels also move every c. */
+/* Elements moved per unit and time step, {forward, backward}. `minimum`: the forward pass
+   reads u0, u1, u2 and x and writes h; the backward pass reads u0, u1, u2, x and dh and
+   writes four gradients. `published`: the published kernels, which also move every c. */
 static const int minimum[2] = {5, 9}, published[2] = {6, 10};
 
 static struct {
@@ -137,7 +137,7 @@ static stx_sru_args recurrence_args(stx_ctx *x, size_t B, size_t T, size_t O) {
     return a;
 }
 
-/* Returns the seconds per call. */
+/* Returns the time per call in seconds. */
 static double recurrence_time(stx_ctx *x, stx_sru_args *a, int backward, size_t calls) {
     double at = seconds();
     size_t i;
@@ -242,8 +242,8 @@ static const head one_heads[HEADS] = {{1, 1024, 1024, 768, 1},
                                       {2, 512, 512, 480, 1}};
 
 typedef struct {
-    stx_ctx *x[2];                  /* [0]: for stx_attention, [1]: for matmuls */
-    stx_real *in, *mask, *out[2];   /* in: q, dy, k, v, and k and v concatenated */
+    stx_ctx *x[2];                  /* [0] for stx_attention, [1] for matmuls */
+    stx_real *in, *mask, *out[2];   /* in: q, dy, k, v, and the concatenation of k and v */
     size_t nq, nk, S;               /* nq, nk: number of elements of q and of k; S: number of
                                        keys */
     samples ms[2];
@@ -412,8 +412,8 @@ static stx_lm create(stx_ctx *x) {
 
 // >>training
 
-/* P = 0: SRU, otherwise SRU++. bf16: 0 for no bf16 contenders, 1 for all, 2 for all but
-   the compiled one. quick: 1 if --quick includes the model. */
+/* P: 0 for SRU, otherwise the width of SRU++. bf16: 0 for no bf16 contenders, 1 for
+   all, 2 for all but the compiled one. quick: 1 if --quick includes the model. */
 typedef struct {
     const char *name, *title;
     int layers, d, P, T, B, steps, bf16, no_update, quick;
@@ -463,7 +463,7 @@ static void training_config(int at) {
     lm_training_arguments(&shared, B, steps, warmup);
     arg_text(&shared, "--load", params);
     if (g->no_update) arg(&shared, "--no-update");
-    for (i = 0; i < CONTENDERS; i++) /* omitted because memory ran out */
+    for (i = 0; i < CONTENDERS; i++) /* skip contenders for which memory does not suffice */
         skip[i] = lm_kinds[i].precision == BF16
                   && (!g->bf16 || (g->bf16 == 2 && lm_kinds[i].compile));
     lm_start(c, lm_kinds, CONTENDERS, PEER, skip, label, opt.data, &shared);

@@ -49,8 +49,8 @@ static void totals(const work *w, int at) {
   "matmuls TFLOP|attention TFLOP|executed|needed / executed|together|of the model (MFU)|" \
   "matmuls GB|attention GB|passes GB|optimiser GB|together|nodes|roofline ms|planned ms"
 
-/* Prints one line per configuration and kernel: padded channels per head, queries per
-   warp, name of the sweep, and the work of a step as a number of full warp tiles */
+/* Prints one line per configuration and kernel: the padded channels per head, the queries
+   per warp, the name of the sweep, and the work of a step in units of full warp tiles. */
 static void sweeps(void) {
     static const char *const name[SWEEPS] = {"fwd", "queries", "keys", "table", "diagonals"};
     size_t l;

@@ -14,7 +14,7 @@ static const char *const precision_name[PRECISIONS] = {"f32", "bf16"};
 // >>options
 
 static struct {
-    int quick, help, threads, rounds, warmup, steps, batch; /* 0, or -1 for warmup: not given */
+    int quick, help, threads, rounds, warmup, steps, batch; /* not given: 0, or -1 for warmup */
     const char *self, *data, *python, *python_plain, *peer, *work, *only, *config, *without;
 } opt = {0, 0, 0, 0, -1, 0, 0, NULL, NULL, NULL, NULL, NULL, ".", NULL, NULL, ""};
 
@@ -242,11 +242,12 @@ typedef struct {
     /* the largest accepted difference of losses (and relative difference of gradient
        norms) from the reference */
     double tolerance;
-    int on, fits; /* on: 1 while it replies; fits: 1 if it agrees with the reference */
+    int on, fits; /* on: 1 while the contender replies; fits: 1 if its results agree with the
+                     reference */
     process p;
     samples rate;
-    /* norm: of the last gradient, or NaN. peak: peak memory that the contender reports.
-       memory: peak memory of its process if known, otherwise equal to `peak` */
+    /* norm: norm of the last gradient, or NaN. peak: peak memory that the contender
+       reports. memory: peak memory of its process if known, otherwise equal to `peak` */
     double step1, last, norm, peak, memory;
     char blas[128], cannot[256], log[512];
 } contender;

@@ -1,8 +1,8 @@
 /* cuda_model.h - the configurations of the GPU benchmarks, and formulas for the
    operations and bytes of one training step of each. No GPU is required. Letters: B
-   streams, M block, N = B M tokens, d width, f inner width, H heads, D = d / H, L
-   largest span, S_l working span of layer l, E mean keys per query and head, P
-   persistent vectors, V vocabulary. */
+   streams, M tokens per stream and step, N = B M, d width, f inner width, H heads,
+   D = d / H, L largest span, S_l working span of layer l, E mean keys per query and
+   head, P persistent vectors, V vocabulary size. */
 #ifndef BENCH_CUDA_MODEL_H
 #define BENCH_CUDA_MODEL_H
 #include <math.h>
@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Spans of the heads, in this order: all L; similar to learned spans; all `reach`; L
-   for one head and `reach` for the others. */
+/* Spans of the heads. FULL: all L. LEARNED: similar to learned spans. ALL: all `reach`.
+   ONE: L for one head and `reach` for the others. */
 enum { SPANS_FULL, SPANS_LEARNED, SPANS_ALL, SPANS_ONE };
 
 typedef struct config {
@@ -60,8 +60,8 @@ static inline config tiny(config c) {
     return c;
 }
 
-/* Returns the span of head h of layer l in tokens. SPANS_LEARNED: short heads in the
-   lower layers and a few long ones in the upper layers, as in trained models. The
+/* Returns the span of head h of layer l in tokens. SPANS_LEARNED has short heads in the
+   lower layers and a few long ones in the upper layers, as trained models do. The
    longest span of a layer is a multiple of 64 (for L = 1024 or 8192). The working span
    changes in steps of 64. With the ramp of 32, these spans are half a step away from
    the next change on either side, so that the few updates of a benchmark do not change
@@ -101,8 +101,9 @@ static inline double window_of(const config *c, size_t l) {
 }
 
 /* Divides the n heads, sorted by decreasing window w, into at most three groups: heads
-   0 .. *a - 1, *a .. *b - 1 and *b .. n - 1. The first group projects m rows. Each
-   further group adds the cost of 64 rows of all heads. */
+   0 .. *a - 1, *a .. *b - 1 and *b .. n - 1. The first group projects m rows, and each
+   further group the longest window of its heads. Each further group also adds the cost
+   of 64 rows of all heads. */
 static inline void group_cuts(const double *w, size_t n, double m, size_t *a, size_t *b) {
     double H = (double)n, best = m * H, cost;
     size_t i, j, k;
@@ -193,13 +194,14 @@ typedef struct work_row {
 typedef struct work {
     work_row row[40];
     int rows;
-    /* for MFU: attention has 3 matmuls forward and 6 backward, without recomputation */
+    /* operations for MFU: attention has 3 matmuls forward and 6 backward, without
+       recomputation */
     double model_flop;
-    /* number of sums over rows with a deferred second stage, and bytes that this stage
-       reads */
+    /* sums: number of sums over rows with a deferred second stage. sum_bytes: bytes
+       that this stage reads */
     double sums, sum_bytes;
-    /* number of weight gradients that are split along K, bytes of their slices, and
-       bytes of dW that are read and written */
+    /* cut: number of weight gradients that are split along K. cut_bytes: bytes of their
+       slices. cut_dw: bytes of dW that are read and written */
     double cut, cut_bytes, cut_dw;
 } work;
 
@@ -232,8 +234,8 @@ static inline void work_add(work *w, const char *name, int group, double calls, 
 }
 
 /* Adds `count` sums over N rows of C elements: a first stage in chunks (stx__chunk),
-   and a deferred second stage ("Deferred sums" in seqtx_cuda.cu), with one node per 24
-   sums or 32 MiB of partial sums. */
+   and a deferred second stage ("Deferred sums" in seqtx_cuda.cu), with one graph node
+   per 24 sums or 32 MiB of partial sums. */
 static inline void work_sums(work *w, double N, double C, double count, double least, double most) {
     double rows = ceil(ceil(N / most) / 8) * 8;
     w->sums += count;
@@ -252,8 +254,8 @@ static inline void work_sums_made(work *w) {
 }
 
 /* Returns the number of slices of K ("Split K" in seqtx_cuda.cu) for a weight gradient
-   (o,i) over n rows. work_busy returns the fraction of 132 multiprocessors that tiles
-   of 128 x 128 keep busy. */
+   of shape (o,i) that sums over n rows. work_busy returns the fraction of 132
+   multiprocessors that tiles of 128 x 128 keep busy. */
 static inline double work_pieces(double o, double i, double n) {
     size_t tiles = (size_t)(ceil(o / 128) * ceil(i / 128)), K = (size_t)n, best = 1,
            least = (tiles + 127) / 128 * K, p;
@@ -287,7 +289,7 @@ typedef struct tiles {
     double T, C, S, live, span, lo;
     /* strip: queries per warp; columns: columns of dR per block of the table kernel */
     int D, DP, BQ, BK, strip, columns;
-    double full; /* up to this distance, keys have full weight */
+    double full; /* distance up to which keys have full weight */
 } tiles;
 
 static inline int tiles_channels(double D) {
@@ -333,8 +335,8 @@ static inline double tiles_groups(const tiles *t, double i, double j0, double fa
     return last > first ? last - first : 0;
 }
 
-/* Returns the units of the forward pass per head and batch row: positions, logits and
-   values. Positions have 16 more columns at the start of a strip, and in each tile
+/* Returns the units of the forward pass per head and batch row, for positions, logits
+   and values. Positions have 16 more columns at the start of a strip, and in each tile
    inside the window of a warp with 32 rows. */
 static inline double tiles_forward(const tiles *t) {
     double i0, j0, i, units = 0;
@@ -457,10 +459,10 @@ static inline double tiles_vectors(const tiles *t, double N, int backward) {
     return units * 16 / t->BK;
 }
 
-/* The sweeps of a layer. attention_sweeps writes the units of each sweep per batch row
-   to `units` (persistent vectors count as part of the forward and key sweeps), and the
-   bytes of dR that are written and read to *bytes. It returns the tile sizes of the
-   forward or the backward pass. */
+/* The sweeps of the attention kernels. attention_sweeps writes the units of each sweep
+   per batch row to `units` (persistent vectors count as part of the forward and key
+   sweeps), and the bytes of dR that are written and read to *bytes. It returns the tile
+   sizes of the forward or the backward pass. */
 enum { SWEEP_FORWARD, SWEEP_QUERIES, SWEEP_KEYS, SWEEP_TABLE, SWEEP_DIAGONALS, SWEEPS };
 
 static inline tiles attention_sweeps(const config *c, size_t l, int backward, double *units,
@@ -501,7 +503,7 @@ static inline tiles attention_sweeps(const config *c, size_t l, int backward, do
 }
 
 /* Returns the operations that the attention kernels of a layer execute in the forward
-   pass (backward = 0) or the backward pass (1). */
+   pass (backward = 0) or the backward pass (backward = 1). */
 static inline double attention_runs(const config *c, size_t l, int backward, double *bytes) {
     double units[SWEEPS], sum = 0;
     tiles t = attention_sweeps(c, l, backward, units, bytes);
@@ -536,10 +538,10 @@ static inline void work_runs(work *w, const char *name, double run, double flop)
         }
 }
 
-/* Adds dW (o,i) of n rows. Slices are written here and read by the deferred sums, which
-   add them to dW; a single slice is added directly. The expected rate of matmuls
-   assumes a fully busy GPU, so it is scaled by the fraction of multiprocessors that the
-   tiles keep busy. */
+/* Adds the weight gradient dW (o,i), a sum over n rows. Slices are written here and
+   read by the deferred sums, which add them to dW; a single slice is added directly.
+   The expected rate of matmuls assumes a fully busy GPU, so it is scaled by the
+   fraction of multiprocessors that the tiles keep busy. */
 static inline void work_weight(work *w, const char *name, double n, double i, double o,
                                double used) {
     double pieces = work_pieces(o, i, n), scratch = pieces > 1 || used < o, flop = 2 * n * i * o,
@@ -582,7 +584,8 @@ static inline void work_linear(work *w, const char *fwd, const char *dx, const c
     work_linear_padded(w, fwd, dx, dw, n, i, o, n_dx, added, o);
 }
 
-/* Adds one layer with a full memory. Every operand of a pass is counted once. */
+/* Adds the work of one layer with a full memory. Every operand of a pass is counted
+   once. */
 static inline void work_layer(work *w, const config *c, size_t l) {
     double B = (double)c->batch, M = (double)c->block, N = B * M, d = (double)c->dim,
            f = (double)c->inner, L = (double)c->span, P = (double)c->pers, rows;
@@ -598,7 +601,7 @@ static inline void work_layer(work *w, const config *c, size_t l) {
     for (g = 0; g < groups; g++) {
         work_linear(w, "Wk, Wv of the memory forward", "", "Wk, Wv of the memory backward, dW",
                     B * window[g], d, 2 * D * heads[g], 0, 0);
-        keys += B * window[g] * D * heads[g]; /* elements of k and of v */
+        keys += B * window[g] * D * heads[g]; /* number of elements of k, and of v */
     }
     if (groups > 1)
         work_add(w, "weights, rows by groups of heads", PASSES, 2, 0,
@@ -705,11 +708,11 @@ static inline void more_copy(work *w, double nodes, double elements) {
     work_add(w, "memory: copies", PASSES, nodes, 0, 2 * 2 * elements);
 }
 
-/* Adds one attention. With place = 1, it is causal, over the block and the C keys
-   before it, with positions, which require one more matmul. In Transformer-XL,
-   positions have biases, and their gradient does not belong to a parameter. With place
-   = 0, attention is not causal, over C keys. With back = 0, there is no backward
-   pass. */
+/* Adds the work of one attention. With place = 1, it is causal, over the block and the
+   C keys before it, with positions, which require one more matmul. In Transformer-XL,
+   positions have biases, and the gradient of the positions does not belong to a
+   parameter. With place = 0, it is not causal, over C keys, without positions. With
+   back = 0, there is no backward pass. */
 static inline void more_attention(work *w, const family *f, double T, double C, int place,
                                   int back) {
     double B = (double)f->batch, d = (double)f->dim, H = (double)f->heads, D = d / H, N = B * T,
@@ -754,8 +757,8 @@ static inline void more_gru(work *w, double n, double d) {
     work_add(w, "gates", PASSES, 2, 0, 2 * (8 + 15) * n * d);
 }
 
-/* Adds the attention of Transformer-XL. The residual sum that follows adds the bias of
-   Wo. */
+/* Adds the work of an attention layer of Transformer-XL. The bias of Wo is added by the
+   residual sum that follows. */
 static inline void more_xl_attention(work *w, const family *f) {
     double B = (double)f->batch, T = (double)f->block, C = (double)f->memory, d = (double)f->dim,
            N = B * T;
@@ -846,7 +849,7 @@ static inline void family_count(work *w, const family *f) {
     work_add(w, "norms, update, gradients to 0", UPDATE, 3, 0, 30 * family_parameters(f));
 }
 
-/* The values that work_sum can add up. WORK_PLAN includes the time per node. */
+/* The quantities that work_sum can add up. WORK_PLAN includes the time per node. */
 enum { WORK_FLOP, WORK_BYTES, WORK_MS, WORK_RUN, WORK_NODES, WORK_PLAN };
 
 static inline double work_value(const work_row *r, int what) {
@@ -860,7 +863,8 @@ static inline double work_value(const work_row *r, int what) {
     }
 }
 
-/* Returns the sum of a value over the rows of a group, or over all rows if group < 0. */
+/* Returns the sum of the quantity `what` over the rows of a group, or over all rows if
+   group < 0. */
 static inline double work_sum(const work *w, int group, int what) {
     double sum = 0;
     int i;

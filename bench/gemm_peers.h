@@ -1,5 +1,5 @@
-/* gemm_peers.h - the peers of stx_gemm in bench.c, within one process: a CBLAS, MKL,
-   oneDNN. Each is optional. Included after the library and cpu.h.
+/* gemm_peers.h - the peers of stx_gemm in bench.c, within one process: a CBLAS, MKL and
+   oneDNN. Each is optional. Include this file after the library and cpu.h.
 
    CBLAS   linked (-DBENCH_CBLAS). The number of threads is set for OpenBLAS only.
    MKL     loaded by dlopen from a file with sgemm_ and MKL_Set_Num_Threads_Local:
@@ -34,8 +34,8 @@ static void cblas_matmul(const matmul *p, const stx_real *A, const stx_real *B, 
                 (int)(p->tb ? p->K : p->N), 0, C, (int)p->N);
 }
 
-/* The linked CBLAS is a contender if it reaches this many GFLOP/s. The reference BLAS
-   does not: it is a hundred times slower, and its rows would take hours. */
+/* The linked CBLAS is a contender only if it reaches this many GFLOP/s. This excludes the
+   reference BLAS, which is a hundred times slower, so that its rows would take hours. */
 enum { CBLAS_LEAST = 12 };
 
 static double cblas_rate(void) {
@@ -88,8 +88,8 @@ static void *symbol(void *from, const char *name, void *to) {
     return at;
 }
 
-/* Returns 1 if MKL was found. Otherwise mkl.name says why not. Unless NULL, `amd` is a
-   file that defines mkl_serv_intel_cpu_true, to replace the function in MKL. */
+/* Returns 1 if MKL was found. Otherwise mkl.name says why not. If `amd` is not NULL, it
+   is a file whose mkl_serv_intel_cpu_true replaces the function in MKL. */
 static int mkl_open(const char *path, const char *amd) {
     void (*version)(char *to, int size);
     void *lib;
@@ -122,7 +122,8 @@ static int mkl_open(const char *path, const char *amd) {
     return 1;
 }
 
-/* Row-major matrices are transposed column-major matrices: C^T = op(B)^T op(A)^T. */
+/* A row-major matrix is the transpose of a column-major one, so MKL computes
+   C^T = op(B)^T op(A)^T. */
 static void mkl_matmul(const matmul *p, const stx_real *A, const stx_real *B, stx_real *C) {
     int m = (int)p->N, n = (int)p->M, k = (int)p->K, lda = (int)(p->tb ? p->K : p->N),
         ldb = (int)(p->ta ? p->M : p->K);
@@ -156,8 +157,8 @@ static int mkl_check(void) {
 #ifdef BENCH_DNNL
 static struct {
     int on;
-    /* NULL if oneDNN does not use OpenMP. It then takes part only in comparisons with
-       all threads */
+    /* sets the number of threads; NULL if oneDNN does not use OpenMP and therefore
+       takes part only in comparisons with all threads */
     void (*threads)(int n);
     char name[200];
     dnnl_engine_t engine;
@@ -174,14 +175,15 @@ typedef const dnnl_memory_desc_t *dnnl_layout;
     #define BENCH_LAYOUT(md) (&(md))
   #endif
 typedef struct {
-    /* pack: NULL if the primitive reads the caller's floats directly */
+    /* pack[i]: NULL if `run` reads operand i from the caller's floats directly */
     dnnl_primitive_t run, pack[2];
     dnnl_memory_t in[2], packed[2], out;
 } dnnl_plan;
 
 /* A matmul by oneDNN in f32 or bf16. of[0] reads operands in the caller's layout, of[1]
    in the layout that the primitive prefers. Reorder primitives round or pack the
-   operands, which is part of the measured time. best: index of the faster plan. */
+   operands, which is part of the measured time. `best` is the index of the faster
+   plan. */
 typedef struct {
     dnnl_plan of[2];
     int best;
@@ -191,8 +193,8 @@ static int dnnl_good(dnnl_status_t s) {
     return s == dnnl_success;
 }
 
-/* *md receives the layout of A (i = 0), B (1) or C (2). `any` is 1 if oneDNN may choose
-   the layout. */
+/* *md receives the layout of A (i = 0), B (i = 1) or C (i = 2). `any` is 1 if oneDNN
+   may choose the layout. */
 static int dnnl_describe(dnnl_memory_desc_t *md, const matmul *p, int i, dnnl_data_type_t type,
                          int any) {
     dnnl_dims_t dim, step;
@@ -312,7 +314,7 @@ static int dnnl_pair_make(dnnl_pair *d, const matmul *p, const stx_real *A, cons
     for (any = 0; any < 2; any++) {
         dnnl_plan *k = &d->of[any];
         if (!dnnl_make(k, p, A, B, C, bf16, any)) continue;
-        /* identical to the first plan */
+        /* this plan is identical to the first */
         if (any && !bf16 && !k->pack[0] && !k->pack[1]) {
             dnnl_drop(k);
             continue;

@@ -264,7 +264,7 @@ typedef struct {
     const char *name;
     double tolerance;
     int precision, compile, who;
-    const char *more[3]; /* further options, ended by NULL */
+    const char *more[3]; /* further options, terminated by NULL */
 } lm_kind;
 
 /* The training contenders. */
@@ -347,7 +347,7 @@ static inline void lm_start(contender *c, const lm_kind *kind, int n, int twice,
     probe_begin();
 }
 
-/* Adds the --worker options of a training benchmark. */
+/* Adds the options of a training contender to a command line. */
 static inline void lm_training_arguments(arguments *a, int B, int steps, int warmup) {
     arg_number(a, "--batch-sz", (size_t)B);
     arg_number(a, "--steps", (size_t)steps);
@@ -376,7 +376,7 @@ static inline void lm_training_say(contender *c, int r, int steps, int warmup) {
     contest_say(c, CONTENDERS, PEER);
 }
 
-/* Prints a table of step times. tokens: number of tokens per step. */
+/* Prints a table of step times. `tokens` is the number of tokens per step. */
 static inline void lm_step_times(const contender *c, double tokens) {
     int i;
     header("contender|ms per step|range");
@@ -412,7 +412,7 @@ static inline void lm_keep(lm_found *f, const contender *c) {
     }
 }
 
-/* The number of columns of the summary. */
+/* Number of columns of the summary. */
 enum { LM_SUMMARY = 9 };
 
 #define LM_SUMMARY_HEADER \

@@ -7,8 +7,8 @@
        cc -O2 bench/ranks_model.c -o build/ranks_model -lm
        build/ranks_model [--trainer build/train_attn_span]
 
-   --trainer: compares the parameter counts with those that the trainer's --dry-run
-   prints; exit code 1 if they differ. */
+   --trainer compares the parameter counts with those that the trainer's --dry-run
+   prints, and the exit code is 1 if they differ. */
 #define _DEFAULT_SOURCE
 #include "report.h"
 #include "cuda_model.h"
@@ -16,16 +16,16 @@
 
 // >>assumptions
 
-/* bytes/s per direction that a ring reaches; the total of both directions is 900
-   GB/s */
+/* bytes/s per direction that a ring reaches over NVLink, which has a total of 900 GB/s
+   in both directions */
 static const double NVLINK = 0.8 * 450e9;
-static const double NET_USABLE = 0.9; /* of the nominal rate of a network */
-/* seconds per step of a ring or tree, inside a machine and between machines; seconds
-   per call of any size */
+static const double NET_USABLE = 0.9; /* usable fraction of a network's nominal rate */
+/* seconds. HOP_INSIDE, HOP_NET: per step of a ring or tree, inside a machine and
+   between machines. CALL: per call of any size */
 static const double HOP_INSIDE = 2e-6, HOP_NET = 6e-6, CALL = 10e-6;
 
-/* GPUs per machine; elements per bucket (stx_group_desc); streams of the planned
-   steps */
+/* GPUS: GPUs per machine. BUCKET: elements per bucket (stx_group_desc). WHOLE: streams
+   of the planned steps */
 enum { GPUS = 8, BUCKET = 1 << 20, WHOLE = 64 };
 
 /* planned: expected milliseconds per step of 64 streams on one H200, in bf16, with
@@ -57,8 +57,8 @@ enum { NETS = sizeof nets / sizeof *nets };
 
 // >>compute
 
-/* Seconds of the phases of a step on one GPU. half: backward pass of each half of a
-   layer, in the order of the backward pass: feed-forward, then attention */
+/* Seconds of the phases of a step on one GPU. half[l][0] and half[l][1]: backward pass
+   of the feed-forward half and then of the attention half of layer l */
 typedef struct phases {
     double forward, head, half[64][2], embedding, update, backward, all;
     size_t layers;
@@ -145,8 +145,8 @@ static phases step_of(const model *m, double streams) {
 
 // >>buckets
 
-/* size: elements of each parameter, in the order of stx_span_params. ready: time at which
-   the gradient of each is complete, in seconds after the start of the backward pass */
+/* size: elements of each parameter, in the order of stx_span_params. ready: time at
+   which its gradient is complete, in seconds after the start of the backward pass */
 typedef struct gradients {
     double size[64 * 11 + 4], ready[64 * 11 + 4], all;
     int n;
@@ -166,7 +166,7 @@ static void list_gradients(gradients *g, const config *c, const phases *p) {
     g->all = 0;
     for (l = c->layers; l-- > 0;)
         for (i = 0; i < 2; i++) at[l][i] = t += p->half[l][i];
-    /* all layers use key_pe, so its gradient is complete after the last of them */
+    /* all layers use key_pe, so its gradient is complete only after the last layer */
     add_gradient(g, d / (double)c->heads * (double)c->span, t);
     add_gradient(g, VOCAB * d, t + p->embedding);
     add_gradient(g, VOCAB * d + VOCAB, p->head);
@@ -188,10 +188,10 @@ static double rate_of(const net *w) {
     return w->nics * w->gbit / 8 * 1e9 * NET_USABLE;
 }
 
-/* Returns the seconds of an all-reduce of n elements by the fastest method; *how
-   receives its name. The methods are a ring over all GPUs, and two levels: NVLink
-   inside each machine, then a ring or a tree between machines, in which each GPU sums
-   1/GPUS of the elements. */
+/* Returns the time in seconds of an all-reduce of n elements by the fastest method.
+   *how receives the name of this method. The methods are a ring over all GPUs, and two
+   levels: NVLink inside each machine, then a ring or a tree between machines, in which
+   each GPU sums 1/GPUS of the elements. */
 static double all_reduce(double n, int gpus, const net *w, const char **how) {
     double bytes = 4 * n, N = gpus, machines = N / GPUS, inside, ring, by_ring, by_tree, best,
            lan = rate_of(w);
@@ -221,8 +221,8 @@ typedef struct exchange {
 } exchange;
 
 /* Computes the exchange of all buckets. They are sent one after the other, from the end
-   of the list. Each is sent when all its gradients are complete. wire: total time of
-   the transfers; exposed: time after the end of the backward pass */
+   of the list. Each is sent when all its gradients are complete. `wire` is the total time
+   of the transfers, and `exposed` the part of it after the end of the backward pass. */
 static exchange overlap(const gradients *g, const phases *p, int gpus, const net *w,
                         double bucket) {
     exchange e = {0, 0};

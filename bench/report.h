@@ -46,9 +46,9 @@ static inline void progress(const char *what) {
 
 // >>options of a command line
 
-/* An option. Its value is stored in *whole, *real or *text; the other two pointers are
-   NULL. *whole receives a number of at least `least`, the index of the value in
-   `choices`, or 1 for a flag, which has no value. A table of options ends with
+/* An option. Its value is stored in *whole, *real or *text, and the other two of these
+   pointers are NULL. *whole receives a number of at least `least`, the index of the
+   value in `choices`, or 1 for a flag, which has no value. A table of options ends with
    OPTION_END. */
 typedef struct {
     const char *name;
@@ -66,7 +66,7 @@ enum { IS_FLAG = -1 };
 #define OPTION_TEXT(name, to)            {name, NULL, 0, NULL, to, NULL}
 #define OPTION_END                       {NULL, NULL, 0, NULL, NULL, NULL}
 
-/* Returns the part of a list after its first element. */
+/* Returns the rest of a comma-separated list after its first element. */
 static inline const char *after(const char *list) {
     list += strcspn(list, ",");
     return list + (*list == ',');
@@ -243,7 +243,7 @@ static inline int cell_spread(int column, const samples *s, int digits, double s
     return column + 2;
 }
 
-/* Writes n values, starting at a column, and "-" for those that were not measured. */
+/* Writes n values to consecutive columns, and "-" for those that were not measured. */
 static inline void cell_values(int column, const double *v, const int *digits, int n) {
     int i;
     for (i = 0; i < n; i++) {

@@ -74,8 +74,8 @@ static void copy_part(const stx_share *s, const void *job) {
     for (i = s->begin; i < s->end; i++) memcpy(m->to + i * BLOCK, m->from + i * BLOCK, BLOCK);
 }
 
-/* Returns GB/s. Only the second pass is timed, because the threads are then awake, as
-   they are while a model generates. */
+/* Returns the rate of reading memory in GB/s. Only the second pass is timed, because
+   the threads are then awake, as they are while a model generates. */
 static double reading(stx_ctx *x, const memory *m) {
     double at = 0;
     int pass;
@@ -96,7 +96,7 @@ static double copying(stx_ctx *x, const memory *m) {
     return 2 * (double)(m->blocks * BLOCK) / (seconds() - at) * 1e-9;
 }
 
-/* Packs parameters and returns the bytes read per token. */
+/* Packs parameters as `kind` requires, and returns the bytes read per token. */
 static double pack(stx_params *p, int kind, double floats) {
     if (kind == KIND_F32) return floats * sizeof(stx_real);
     return (double)stx_params_pack(p, kind_weights[kind]);
@@ -335,7 +335,7 @@ enum { MODELS = sizeof models / sizeof *models, NARROWS = sizeof narrow / sizeof
 typedef struct {
     stx_lm lm;
     void *gen;
-    samples times, reads; /* times: per token, in ms or us; reads: in GB/s */
+    samples times, reads; /* times: time per token in ms or us; reads: read rate in GB/s */
     double bytes;         /* bytes read per token */
 } generator;
 
