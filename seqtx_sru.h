@@ -1139,7 +1139,7 @@ enum {
 
 /* The division of a call into work units. */
 typedef struct stx__sru_plan {
-    size_t O;               /* D H */
+    size_t O;               /* D H, the number of columns */
     size_t ldu;             /* k O, the stride between rows of u */
     size_t width;           /* columns per block */
     size_t blocks;          /* blocks per direction */
@@ -1148,7 +1148,8 @@ typedef struct stx__sru_plan {
     size_t chunks;          /* number of chunks that the tiles are divided into */
     size_t chunk_tiles;     /* tiles per chunk */
     size_t scratch;         /* elements of scratch memory per thread */
-    size_t maps;            /* elements of the chunks' affine maps, (B,chunks,2,O); 0 for 1 chunk */
+    size_t maps;            /* elements of the chunks' affine maps, (B,chunks,2,O); 0 if there is
+                               1 chunk */
 } stx__sru_plan;
 
 /* Returns 1 if there is nothing to compute. T = 0 does not count as empty, because
@@ -1185,11 +1186,12 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
         if (!plan->chunks) plan->chunks = 1;
     }
     plan->chunk_tiles = (plan->tiles + plan->chunks - 1) / plan->chunks;
-    /* rounding up to whole tiles can leave fewer chunks; with T = 0 there is one */
+    /* rounding up to whole tiles can reduce the number of chunks; with T = 0, there is
+       one */
     plan->chunks = 1;
     if (plan->chunk_tiles)
         plan->chunks = (plan->tiles + plan->chunk_tiles - 1) / plan->chunk_tiles;
-    /* rows for c, zeros and ones; in the backward pass, also for stx__sru_tile */
+    /* rows for c, zeros and ones; in the backward pass, also the rows of stx__sru_tile */
     plan->scratch = plan->width * (backward ? 3 * STX_SRU_TILE + 13 : 3);
     plan->maps = plan->chunks > 1 ? 2 * a->B * plan->chunks * plan->O : 0;
 }
@@ -1213,7 +1215,7 @@ typedef struct stx__sru_block {
     size_t    o, n;                             /* o: first column; n: number of columns */
     size_t    O, ldu;
     int       large;                            /* 1: the call does not fit in the caches */
-    ptrdiff_t sign;                             /* 1, or -1 in the second direction */
+    ptrdiff_t sign;                             /* 1 in the first direction, -1 in the second */
     const stx_real *vf, *vr, *bf, *br, *m;      /* (n) each: gate vectors, biases, dropout mask */
     stx_real *c;                                /* (n), the current state */
     stx_real *zeros, *ones;                     /* (n) each, filled with 0 and with 1 */
@@ -1355,7 +1357,7 @@ typedef struct stx__sru_rows {
     STX__SRU_IN fs;                             /* backward: forget gates, with stride `width` */
     ptrdiff_t ldh, ldd;                         /* ldh: stride of h or dh; ldd: stride of dx */
     size_t O, width, steps, n;                  /* O is the stride between planes */
-    stx_real alpha;                             /* 1 with k = 4 */
+    stx_real alpha;                             /* scale of the highway; 1 if k = 4 */
     int large, tanh_, gates;
 } stx__sru_rows;
 
@@ -1774,7 +1776,8 @@ STX_EACH_ISA(stx__sru_bwd_map,
 /* Scratch memory of the backward pass, in rows of plan.width. Sums are accumulated per
    tile and then over the tiles, which reduces rounding errors. */
 typedef struct stx__sru_tile {
-    stx_real *cs;       /* STX_SRU_TILE + 1 rows: states before the first step and after each */
+    stx_real *cs;       /* STX_SRU_TILE + 1 rows: states before the first step and after each
+                           step */
     stx_real *fs;       /* STX_SRU_TILE rows: forget gates */
     stx_real *dx;       /* STX_SRU_TILE rows: dx, if it cannot be written directly */
     stx_real *sums;     /* 4 rows: dvf, dvr, dbf, dbr of a tile */
@@ -2154,7 +2157,7 @@ static void stx__sru_scale_w3(stx_ctx *x, const stx_sru_desc *d, size_t l,
 
 /* Creates the parameters of one layer. W1 and W3 have variance 1 / fan in (1709.02755,
    section 3.2); with SRU++ or init_xavier, they are Xavier-uniform (Glorot and Bengio,
-   2010). alpha_attn is 0 as in ReZero (2003.04887). */
+   2010). By default, alpha_attn starts at 0, as in ReZero (2003.04887). */
 static void stx__sru_create_layer(stx_params *params, const char *prefix, const stx_sru_desc *d,
                                   size_t l, stx_sru_layer *y) {
     stx_ctx *x = params->ctx;

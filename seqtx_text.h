@@ -1238,7 +1238,7 @@ static int stx__can_encode(const stx_vocab *v, const char *who, const char *text
     return 0;
 }
 
-/* Encodes len bytes. base is added to the positions in error messages. */
+/* Encodes len bytes of text. `base` is added to the positions in error messages. */
 static size_t stx__encode(const stx_vocab *v, const unsigned char *text, size_t len, size_t base,
                           int32_t *out, size_t cap) {
     stx__scan c;

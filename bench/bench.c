@@ -396,7 +396,7 @@ static void gemm_first(gemm_bench *b, int by, int i, int t) {
     for (k = 0; k < 2; k++) rate = gemm_rate(b, by, i, t, 1);
     gemm_calm(by, t);
     b->calls[i][t][by] = 1 + floor(0.008 * rate * 1e9 / gemm_flop(p));
-    /* inputs are in [-1,1), so a sum has a scale of sqrt(K) / 3 */
+    /* inputs are in [-1,1), so sums of K products are about sqrt(K) / 3 */
     for (k = 0; by != BY_F32 && k < n; k++)
         most(&b->off[i][by],
              fabs((double)b->C[0][k] - (double)b->C[1][k]) * 3 / sqrt((double)p->K));

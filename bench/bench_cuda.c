@@ -817,7 +817,7 @@ static void training_row(const training *t, int i, double flop, double gemm) {
 
 static void training_config(const config *g, double until, double gemm) {
     static training t;
-    double reserve = 0.2 * (until - seconds()); /* reserved for the rounds */
+    double reserve = 0.2 * (until - seconds()); /* seconds reserved for the rounds */
     int i;
     work w;
     memset(&t, 0, sizeof t);

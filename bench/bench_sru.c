@@ -214,8 +214,8 @@ static void bench_recurrence(void) {
         size_t B = shapes[i].B;
         char what[64];
         if (opt.quick && !shapes[i].quick) continue;
-        /* 10 elements for u, x, dh, h, du and dx, and a quarter more for all other
-           arrays */
+        /* 10 elements per unit and time step for u, x, dh, h, du and dx, and a quarter
+           more for all other arrays */
         while (B > 1
                && 10.0 * (double)(B * shapes[i].T * shapes[i].d) * sizeof(stx_real) * 1.25
                       > available())

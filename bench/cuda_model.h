@@ -20,7 +20,7 @@ typedef struct config {
     int spans;
     double reach; /* in tokens: span of SPANS_ALL and SPANS_ONE, limit of SPANS_LEARNED (0: none) */
     int steps;    /* timed steps per round */
-    size_t vocab; /* 0: VOCAB */
+    size_t vocab; /* vocabulary size; 0: VOCAB */
 } config;
 
 enum { VOCAB = 256, RAMP = 32, TRIM = 64 };
@@ -123,9 +123,9 @@ static inline void group_cuts(const double *w, size_t n, double m, size_t *a, si
 }
 
 /* Divides the heads of a layer into groups with separate windows over the memory rows
-   (stx_head_groups_choose). Returns the number of groups; rows and heads receive the
-   rows and heads of each. There is only one group if more would save too few rows (see
-   stx__span_groups in seqtx_attn_span.h). */
+   (stx_head_groups_choose). Returns the number of groups; `rows` and `heads` receive
+   the number of rows and of heads of each group. There is only one group if more would
+   save too few rows (see stx__span_groups in seqtx_attn_span.h). */
 static inline int groups_of(const config *c, size_t l, double rows[3], double heads[3]) {
     double m = window_of(c, l), w[256], saved = 0;
     size_t n = c->heads, h, i, a, b;
@@ -325,7 +325,7 @@ static inline double tiles_begin(const tiles *t, double first, int by) {
 /* Returns the number of 16-key groups of the tile at j0 that the 16 queries starting at
    i, including queries beyond T, see at distances 1 .. far. */
 static inline double tiles_groups(const tiles *t, double i, double j0, double far) {
-    /* keys first .. last - 1 */
+    /* first .. last - 1: the keys that the queries see */
     double first = t->C + i - far, last = t->C + i + 15, end = j0 + t->BK;
     if (i >= t->T) return 0;
     first = tiles_from(t, first);
@@ -480,7 +480,8 @@ static inline tiles attention_sweeps(const config *c, size_t l, int backward, do
         t.live = floor(keys < S ? keys : S);
         t.full = floor(span_of(c, l, h)) + 1 < t.live ? floor(span_of(c, l, h)) + 1 : t.live;
         width = tiles_width(&t, t.live);
-        for (k = 0; k < c->heads; k++) { /* the shortest heads first */
+        for (k = 0; k < c->heads; k++) { /* add up the columns of the narrower heads, which come
+                                            first */
             double other = keys_of(c, l, k);
             other = tiles_width(&t, floor(other < S ? other : S));
             if (other < width || (other == width && k < h)) before += other;
@@ -533,7 +534,7 @@ static inline void work_runs(work *w, const char *name, double run, double flop)
         if (!strcmp(w->row[i].name, name)) {
             double t = 1e3 * run / (strstr(name, "backward") ? PLAN_BACKWARD : PLAN_FORWARD);
             w->row[i].run += run - flop;
-            /* bytes are transferred at the same time, which takes much less time */
+            /* the transfer of the bytes overlaps, and takes much less time */
             w->row[i].plan += t;
         }
 }
