@@ -5667,8 +5667,8 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 enum {
     STX__SPIN        = 200,     /* how long an idle thread spins before it sleeps */
     STX__SPIN_CALLER = 1000,    /* how long the caller spins before it sleeps */
-    STX__SPIN_BUSY   = 5,       /* the caller's limit while the machine is busy */
-    STX__DELAY       = 500,     /* a longer gap suggests a preemption */
+    STX__SPIN_BUSY   = 5,       /* how long the caller spins while the machine is busy */
+    STX__DELAY       = 500,     /* a longer delay suggests a preemption */
     STX__POLL        = 100      /* interval between queries of the preemption count */
 };
 
@@ -5813,18 +5813,18 @@ static int stx__preempted(uint32_t *count) {
 typedef struct stx__pool {
     stx_part part; /* the loop body; valid while the loop is open or a thread is inside */
     const void *job;
-    size_t n, chunk;          /* iterations in the loop and in a chunk */
+    size_t n, chunk;          /* iterations in the loop; iterations per chunk */
     int one_range;            /* 1: all threads take chunks from the front of ranges[0] */
     uint32_t word, asleep, caller_asleep, quit;
-    uint32_t busy;            /* see STX__BUSY */
-    uint32_t preemptions;     /* number seen during or just before slow chunks */
-    stx__chunk_range *ranges; /* (threads); ranges[0] is the caller's */
+    uint32_t busy;            /* how busy the machine is: see STX__BUSY */
+    uint32_t preemptions;     /* preemptions seen during or just before slow chunks */
+    stx__chunk_range *ranges; /* (threads): chunks of each thread, the caller first */
     stx__mutex mutex;
     stx__cond work, done;
-    size_t threads;           /* maximum number per loop, including the caller */
+    size_t threads;           /* maximum threads per loop, including the caller */
     size_t running;           /* threads started, excluding the caller */
     long process;             /* the process that started the threads */
-    stx__worker *worker;      /* (threads) */
+    stx__worker *worker;      /* (threads): arguments of each thread */
 } stx__pool;
 
 /* Records a sign that the machine is busy. A concurrent update may be lost, which is
@@ -5834,8 +5834,8 @@ static void stx__seen_busy(stx__pool *q) {
     STX__STORE(&q->busy, STX_MIN(busy, (uint32_t)STX__BUSY_MOST));
 }
 
-/* Takes a chunk from the front or the back of a range. Returns 0 if the range is
-   empty. */
+/* Takes a chunk from the front or, if `front` is 0, from the back of a range. *chunk
+   receives its index. Returns 0 if the range is empty. */
 static int stx__take(stx__chunk_range *r, int front, size_t *chunk) {
     uint32_t have = STX__LOAD(&r->left), rest;
     do {
@@ -5862,7 +5862,8 @@ static void stx__run_chunks(stx_ctx *x, stx__pool *q, size_t thread) {
     }
 }
 
-/* Returns whether there is an open loop that the thread has not seen. */
+/* Returns whether there is an open loop with an epoch other than `seen`. `word` is the
+   value of pool.word. */
 static int stx__new_loop(uint32_t word, uint32_t seen) {
     return (word & STX__OPEN) && word / STX__EPOCH_ONE != seen;
 }
@@ -6291,7 +6292,7 @@ static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, const void
 typedef struct stx__sum_job {
     size_t n;
     const stx_real *a, *b;      /* (n); b is NULL if there is only one array */
-    double *sums;               /* (STX__SUM_BLOCKS) */
+    double *sums;               /* (STX__SUM_BLOCKS): the sum of each block */
 } stx__sum_job;
 
 static double stx__sum_arrays(stx_ctx *x, stx_part part, const stx_real *a, const stx_real *b,
@@ -6362,12 +6363,12 @@ STX_INNER stx_real stx__max(const stx_real *a, size_t n) {
     return max;
 }
 
-/* d (C) += sum over the rows of dy (N,C), or of the elementwise product dy f with f
-   (N,C) */
+/* The arguments of d (C) += the sum of the rows of dy (N,C). If f (N,C) is not NULL,
+   the rows of the elementwise product dy f are summed instead. */
 typedef struct stx__sum_rows_job {
     size_t N, C;
     stx_real *d;
-    const stx_real *dy, *f;     /* f is NULL for the sum of dy alone */
+    const stx_real *dy, *f;     /* f: NULL to sum the rows of dy */
 } stx__sum_rows_job;
 
 /* Adds the sums of w <= 64 adjacent columns to d (w). C is the row stride. Blocks of 64
@@ -6675,7 +6676,8 @@ STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
     return stx__save(x, node, &factor, sizeof factor) ? y : NULL;
 }
 
-/* y = s a is ReZero without h. */
+/* The gradients of y = s a are those of ReZero, y = h + alpha f, with alpha = s and
+   f = a. */
 static void stx__scale_by_back(stx_ctx *x, stx__node *n) {
     stx_rezero_bwd_args r;
     int fresh;
@@ -6684,7 +6686,7 @@ static void stx__scale_by_back(stx_ctx *x, stx__node *n) {
     r.f = n->in[0]->data;
     r.alpha = n->in[1]->data;
     r.dy = n->y->grad;
-    r.dalpha = stx__grad(x, n->in[1]);                  /* before df, in case `a` is s */
+    r.dalpha = stx__grad(x, n->in[1]); /* requested before df, in case `a` is s */
     r.df = stx__grad_fresh(x, n->in[0], &fresh);
     r.accumulate = !fresh;
     STX_RUN(x, stx_rezero_bwd, (x, &r));
@@ -6703,7 +6705,8 @@ STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s) {
     return y;
 }
 
-/* y (n) = a (n) op b (nb), with b repeated n / nb times; for mul, also y += a b */
+/* The arguments of y (n) = a (n) op b (nb), where b is repeated n / nb times, and of
+   y += a b, which only multiplication supports */
 typedef struct stx__binary_job {
     size_t n, nb;
     stx_real *y;
@@ -7010,8 +7013,8 @@ STX_DEF stx_tensor *stx_dropout_replicated(stx_ctx *x, stx_tensor *a, double p) 
     return stx__dropout(x, a, p, 1);
 }
 
-/* y (B,T,C) = a (B,T,C) times mask (B,C). For each stream, this is stx_mul with the
-   stream's row of the mask, which repeats over time. */
+/* Data for the backward pass of y (B,T,C) = a (B,T,C) times mask (B,C). For each
+   stream, this is stx_mul with the stream's row of the mask, which repeats over time. */
 typedef struct stx__variational_save {
     stx_real *mask;     /* (B,C) */
     size_t B, n, C;     /* n = T C elements per stream */
@@ -7167,7 +7170,7 @@ static void stx__rezero_back(stx_ctx *x, stx__node *n) {
     r.f = n->in[1]->data;
     r.alpha = n->in[2]->data;
     r.dy = n->y->grad;
-    r.dalpha = stx__grad(x, n->in[2]);                  /* before df, in case f is alpha */
+    r.dalpha = stx__grad(x, n->in[2]); /* requested before df, in case f is alpha */
     r.df = stx__grad_fresh(x, n->in[1], &fresh);
     r.accumulate = !fresh;
     STX_RUN(x, stx_rezero_bwd, (x, &r));
@@ -7515,7 +7518,8 @@ static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx_real *dh, *df, *separate_f = NULL, *separate_s = NULL;
     int fresh_f, fresh_h;
 
-    /* df comes first: if h and f are the same tensor, df is fresh and dh is not */
+    /* df is requested before dh, because if h and f are the same tensor, only the first
+       request returns a fresh gradient */
     df = stx__grad_fresh(x, f, &fresh_f);
     a.dgain = stx__grad(x, n->in[2]);
     a.dshift = stx__grad(x, n->in[3]);
@@ -7665,8 +7669,8 @@ STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) 
     stx_parallel(x, a->N, 5 * n, stx__residual_norm_loop_run, a);
 }
 
-/* The backward pass of y = xhat gain + shift, with xhat = (s - mean) rstd and g = dy
-   gain, is
+/* The backward pass of y = xhat gain + shift, where xhat = (s - mean) rstd. With g = dy
+   gain, and with mean_c denoting the mean over the channels,
        ds (+)= rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
 STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *STX_RESTRICT ds,
                                       const stx_real *STX_RESTRICT dy,
@@ -7699,8 +7703,8 @@ STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *STX_RESTRICT ds,
             ds[c] = rstd * (STX_FMA(fma, dy[c], gain[c], -mean_g) - (s[c] - mean) * k);
 }
 
-/* Sets g (N,C) to the gradient of s or, if accumulate is set, adds the gradient to
-   g. */
+/* The arguments of the loop that sets g (N,C) to the gradient of s or, if accumulate is
+   set, adds the gradient to g. */
 typedef struct stx__norm_bwd_job {
     const stx_residual_norm_args *a;
     stx_real *g;
@@ -7859,7 +7863,7 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
     return stx__lookup(x, a, device, n, 2, dim);
 }
 
-/* y (N,C) = the rows ids[0..N) of table (V,C) */
+/* The arguments of y (N,C) = rows ids[0..N) of table (V,C) */
 typedef struct stx__embedding_job {
     size_t C;
     stx_real *y;
@@ -7885,7 +7889,8 @@ STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, c
     stx_parallel(x, N, N * C, stx__embedding_part, &j);
 }
 
-/* Adds row n of dy (N,C) to row ids[n] of dtable (V,C), for n = 0 .. N-1. */
+/* The arguments of the loop that adds row n of dy (N,C) to row ids[n] of dtable (V,C),
+   for n = 0 .. N-1. */
 typedef struct stx__embedding_bwd_job {
     size_t N, C;
     stx_real *dtable;
@@ -7992,7 +7997,7 @@ STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b
    removed columns is 0. */
 typedef struct stx__join_columns_save {
     size_t w[2];
-    stx_real *zeros;    /* one per column of the widest padding; NULL without padding */
+    stx_real *zeros;    /* one per column of the widest padding; NULL if there is none */
 } stx__join_columns_save;
 
 static void stx__join_columns_back(stx_ctx *x, stx__node *n) {
@@ -8295,8 +8300,8 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
    C += op(A) op(B) if `add` is set, with 1 <= h <= MR.
        steps   number of steps, each over one unit of k
        av      op(A): the unit of row i and step k is at av[i rs + k ks]. With KR = 32
-               and A^T, this is only true for k % 16 = 0; the 16 units from there are
-               contiguous
+               and A^T, this is only true for k % 16 = 0; the 16 units that begin at such
+               a k are contiguous
        bv      op(B): row k is the NR units at bv + k ldb. In bf16, ldb counts units */
 #define STX__MICRO_PARAMS \
   size_t h, size_t steps, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, \
@@ -8314,7 +8319,7 @@ typedef struct stx__micro {
     void (*to_bf16)(uint16_t *to, const stx_real *from, size_t n);
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
 
-    /* called before and after the micro-kernels of a part; only AMX has them */
+    /* called before and after the micro-kernels of a part; NULL except for AMX */
     void (*enter)(void);
     void (*leave)(void);
 
@@ -8378,11 +8383,11 @@ typedef stx_real stx__lanes;
 
 enum {
     STX__GENERIC_LANES = sizeof(stx__lanes) / sizeof(stx_real),
-    STX__GENERIC_VECTORS = 8 / STX__GENERIC_LANES /* per row of the tile */
+    STX__GENERIC_VECTORS = 8 / STX__GENERIC_LANES /* vectors per row of the tile */
 };
 
-/* Multiplies vector j of b, a row of op(B), by the four elements of op(A) of the same
-   step, and adds the results to s. */
+/* Multiplies vector j of b, which is a row of op(B), by the elements a0 .. a3 of op(A),
+   and adds the products to s[0][j] .. s[3][j]. */
 STX_INNER void stx__generic_step(size_t j, stx__lanes (*s)[8], const stx_real *b, stx_real a0,
                                  stx_real a1, stx_real a2, stx_real a3) {
     stx__lanes v;
@@ -8399,7 +8404,7 @@ static void stx__micro_generic_run(STX__MICRO_PARAMS) {
     const stx_real *r1 = r0 + (h > 1 ? rs : 0);
     const stx_real *r2 = r0 + (h > 2 ? 2 * rs : 0);
     const stx_real *r3 = r0 + (h > 3 ? 3 * rs : 0);
-    stx__lanes s[4][8]; /* only the first STX__GENERIC_VECTORS of each 8 are used */
+    stx__lanes s[4][8]; /* only the first STX__GENERIC_VECTORS of each row are used */
     stx_real sum[4][8];
     size_t i, j;
 
@@ -8559,7 +8564,7 @@ static void stx__transpose(stx_real *to, size_t nr, const stx_real *B, size_t ld
                            size_t k) {
     size_t p, j;
     if (n < nr) memset(to, 0, nr * k * sizeof *to);
-    /* memcpy, because a unit can consist of two bf16 elements */
+    /* uses memcpy, because a unit can consist of two bf16 elements */
     for (j = 0; j < n; j++)
         for (p = 0; p < k; p++) memcpy(to + p * nr + j, B + j * ldb + p, sizeof *to);
 }
@@ -8729,8 +8734,9 @@ static stx__a_block stx__pack_at_bf16(const stx__micro *mk, stx_real *to, const 
     return a;
 }
 
-/* Packs op(A) = A^T in bf16 with KR = 32 (AMX), with A (k,m), into [m/32][k/32] tiles of
-   32 rows of 16 units. Packs each tile as 16 rows of 32 units and then transposes it. */
+/* Packs op(A) = A^T in bf16 with KR = 32 (AMX), with A (k,m), into [m/32][k/32] tiles,
+   each with 32 rows of 16 units. Packs each tile as 16 rows of 32 units and then
+   transposes it. */
 static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const stx_real *A,
                                        size_t lda, size_t m, size_t k) {
     const size_t padded = stx__round_up(k, 32);
@@ -8791,8 +8797,8 @@ typedef struct stx__gemm_part {
     const stx__micro *mk;
     stx_real *scratch;              /* STX__SCRATCH elements of this thread */
     stx_gemm_args g;                /* one matmul, with a batch of 1 */
-    const stx_real *shared_b;       /* path SHARED_B: the packed op(B) of g, which is a
-                                       single block of n and k; other paths: NULL */
+    const stx_real *shared_b;       /* path SHARED_B: the packed op(B) of g, which is not
+                                       divided into blocks; other paths: NULL */
     const stx__epilogue *epilogue;  /* NULL if there is none */
     size_t offset, col;             /* element index and column of g.C in the whole C */
 } stx__gemm_part;
@@ -8844,7 +8850,7 @@ typedef struct stx__blocked {
     size_t mc_max, nc_max, kc_max, group;
 
     size_t jc, nc;              /* columns of C: jc .. jc + nc - 1 */
-    size_t pc, kc, steps;       /* k: pc .. pc + kc - 1 */
+    size_t pc, kc, steps;       /* summation indices pc .. pc + kc - 1 */
     size_t ic, mc;              /* rows of C: ic .. ic + mc - 1 */
     stx__a_block a;
 } stx__blocked;
@@ -8958,7 +8964,7 @@ enum { STX__GEMV_ROWS = 3 };
    rows, that is, 16 elements in f32, 32 in bf16 or 64 in int8. (With SEQTX_DOUBLE, 16
    elements are 128 bytes, and half of them are prefetched.) */
 typedef struct stx__row_prefetch {
-    uintptr_t p, end;       /* next address, and the end of its row */
+    uintptr_t p, end;       /* next address to prefetch, and the end of its row */
     size_t stride, bytes;   /* row stride and row size, in bytes */
 } stx__row_prefetch;
 
@@ -8967,7 +8973,7 @@ typedef struct stx__row_prefetch {
    longer ones. Prefetches past the last row are harmless. */
 STX_INNER stx__row_prefetch stx__row_prefetch_of(const void *rows, size_t stride, size_t bytes) {
     stx__row_prefetch a;
-    size_t ahead = 32;      /* rows */
+    size_t ahead = 32;      /* number of rows to prefetch ahead */
     if (bytes >= 512) ahead = 16;
     if (bytes >= 1024) ahead = 8;
     if (bytes >= 2048) ahead = 4;
@@ -9060,7 +9066,7 @@ STX_INNER void stx__gemv_dots(int fma, const stx_gemm_args *g) {
             stx_real *c = g->C + i * g->ldc + j, t[8];
             if (n == 4)
                 stx__dot4(fma, t, a, b, g->ldb, g->K);
-            else /* stride 0: all four results are for row e, and t has space for them */
+            else /* stride 0: all four results are equal, and only the first is used */
                 for (e = 0; e < n; e++) stx__dot4(fma, t + e, a, b + e * g->ldb, 0, g->K);
             for (e = 0; e < n; e++) c[e] += g->alpha * t[e];
         }
@@ -9191,7 +9197,8 @@ typedef struct stx__gemm_plan {
     stx__gemm_path path;
     int by_rows;                /* nonzero: parts are rows of C; 0: parts are columns */
     size_t extent;              /* number of rows or columns of C to split */
-    size_t per_part;            /* rows or columns per part; K_SPLIT: rows of B */
+    size_t per_part;            /* rows or columns per part; K_SPLIT: rows of B per
+                                   part */
     size_t parts;               /* number of parts per matrix of the batch */
     const stx__packed *weights; /* GEMV, K_SPLIT: the packed weights that contain B, or NULL */
     size_t weights_at;          /* index of B's first element in the packed weights */
@@ -9235,10 +9242,10 @@ static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
     return stx__round_up(STX_MAX(rows, (size_t)STX__K_PART_MIN), 4);
 }
 
-/* Returns nonzero if SKINNY is the fastest path. The limits were measured: the shorter
-   the rows of x, the larger the share of the time spent on adding up lanes. In f32, if
-   W fills exactly one strip, transposing W pays off for M > NR. In bf16, the limit for
-   M is K / 10, clamped to 6 .. 32 (AVX512-BF16) or 6 .. 14 (AMX). */
+/* Returns nonzero if SKINNY is the fastest path. The limits were measured. The shorter
+   the rows of x are, the larger the share of the time that is spent on adding up lanes.
+   In f32, if W fills exactly one strip, transposing W pays off for M > NR. In bf16, the
+   limit for M is K / 10, clamped to 6 .. 32 (AVX512-BF16) or 6 .. 14 (AMX). */
 static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t M = g->M, K = g->K;
     if (!mk->skinny || g->ta || !g->tb) return 0;
@@ -9343,7 +9350,7 @@ typedef struct stx__gemm_job {
     const stx__epilogue *epilogue;
     stx__gemm_plan plan;
     stx_real *shared_b;     /* SHARED_B: the current packed block of op(B) */
-    size_t shared_col;      /* the column of C where the block begins */
+    size_t shared_col;      /* index in C of the block's first column */
 } stx__gemm_job;
 
 /* Returns the scratch memory of a thread, or NULL if there is none. */
@@ -9352,8 +9359,8 @@ static stx_real *stx__scratch(stx_ctx *x, size_t thread) {
 }
 
 /* *p receives part i of a job, which belongs to matrix i / parts of the batch. *at
-   receives the index in the packed weights of the first element of the part's B.
-   Returns 0 if the part is empty. */
+   receives the index in the packed weights of the first element of B that the part
+   uses. Returns 0 if the part is empty. */
 static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t i,
                              stx__gemm_part *p, size_t *at) {
     const stx_gemm_args *g = j->g;
@@ -9659,8 +9666,8 @@ static const stx__micro stx__micro_avx512 =
 
 #elif defined(STX__X86)
 
-/* bf16 on processors without bf16 instructions: the portable micro-kernel, compiled for
-   AVX2 and AVX-512. */
+/* The portable bf16 micro-kernel, compiled for AVX2 and AVX-512 processors without bf16
+   instructions. */
 static const stx__micro stx__micro_generic_bf16_avx2 =
     STX__MICRO("avx2, bf16 by float", 4, 16, 2, stx__micro_pairs_avx2, stx__round_row_avx2,
                stx__pair_rows_avx2);
@@ -9905,9 +9912,9 @@ STX__AVX512 static void stx__pack_at_avx512(float *to, const float *A, size_t ld
     }
 }
 
-/* Implements stx__micro.pack_strips, eight rows at a time. Packing one whole row after
-   another would write to every strip for each row, and so many distant cache lines may
-   not fit in L1. */
+/* Implements stx__micro.pack_strips, eight rows at a time. Each row is spread over all
+   strips, so packing whole rows one by one would write to so many distant cache lines
+   that they may not fit in L1. */
 STX__AVX512 static void stx__pack_strips_avx512(float *to, size_t stride, const float *B,
                                                 size_t ldb, size_t k, size_t n) {
     size_t p0, p, j;
@@ -10690,10 +10697,10 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 // >>gemm: packed weights
 
 /* GEMV with weights from stx_params_pack: C = alpha A op(B) + beta C, where B is a part
-   of a packed weight matrix. This reads 2 (bf16) or 1.125 (int8) bytes per weight. Sums
-   are added in the same order as in stx__gemv, so the result is bit-identical to that
-   of stx__gemv with the rounded weights, unless the compiler contracts floating-point
-   expressions (gcc without -std=c99). */
+   of a packed weight matrix. These kernels read 2 (bf16) or 1.125 (int8) bytes per
+   weight. Sums are added in the same order as in stx__gemv, so the result is
+   bit-identical to that of stx__gemv with the rounded weights, unless the compiler
+   contracts floating-point expressions (gcc without -std=c99). */
 
 static size_t stx__int8_groups(size_t C) {
     return (C + STX__INT8_GROUP - 1) / STX__INT8_GROUP;
@@ -10725,9 +10732,9 @@ STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const u
     out[3] = t3 + stx_fast_lanes(s3);
 }
 
-/* The parameters of stx__dot4_int8, which is like stx__dot4, but has int8 rows b. f
-   contains the scale factors of their groups, with row stride ldf. b and f begin at the
-   start of a group. */
+/* The parameters of stx__dot4_int8, which computes the same dot products as stx__dot4,
+   but with four int8 rows b. f contains the scale factors of the rows' groups, with a
+   row stride of ldf. b and f begin at the start of a group. */
 #define STX__DOT4_INT8_PARAMS \
   stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, \
       size_t k
@@ -10895,7 +10902,7 @@ STX_EACH_ISA(stx__axpy4_int8, (STX__AXPY4_PACKED_PARAMS), c, a, w, row, col, n)
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
 
-/* Uses intrinsics for the same reason as stx__dot4_int8_avx512. */
+/* Uses intrinsics, because compilers convert int8 to float in several steps. */
 STX__AVX512 static void stx__axpy4_int8_intrinsics(STX__AXPY4_PACKED_PARAMS) {
     const size_t C = w->C, G = stx__int8_groups(C), whole = n / STX__INT8_GROUP * STX__INT8_GROUP;
     const __m512 a0 = _mm512_set1_ps(a[0]), a1 = _mm512_set1_ps(a[1]);
@@ -11164,7 +11171,7 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
 typedef struct stx__matmul_save {
     int ta, tb;
     size_t batch, M, N, K;
-    size_t sb;      /* stride of the matrices of b; 0: the batch shares one b */
+    size_t sb;      /* distance between the matrices of b; 0: the batch shares one b */
 } stx__matmul_save;
 
 /* Computes the gradient of `a`: d op(A) = dY op(B)^T, transposed if op transposes A. */
@@ -11295,7 +11302,7 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     a.accumulate = !fresh;
     a.dW = stx__grad(x, W);
     a.db = stx__grad(x, b);
-    a.da = n->y->grad;                  /* overwrites dy, which is not read again */
+    a.da = n->y->grad;                  /* da overwrites dy, which is not read again */
     a.y = n->y->data;
     a.pre = s->pre;
     a.in = in->data;
@@ -11520,7 +11527,7 @@ STX_DEF stx_tensor *stx_linear_concat(stx_ctx *x, stx_tensor *in, stx_tensor *co
 typedef struct stx__linear_cached_save {
     stx_cached_rows part[STX_MAX_CACHED];   /* parts without rows are omitted */
     int parts;
-    size_t B, m;                            /* B: streams; m: rows per stream */
+    size_t B, m;                            /* number of streams; rows per stream */
 } stx__linear_cached_save;
 
 /* Returns nonzero if a single GEMM computes all rows. This must not depend on where the
@@ -11743,14 +11750,15 @@ static void stx__heads_bwd(stx_ctx *x, const stx__heads_args *h) {
     stx_parallel(x, h->count, h->count * h->n, stx__heads_part, h);
 }
 
-/* Computes the keys and values of each group g of heads: y_g = X_g W_g^T, where W_g
-   consists of the rows of wk and wv for the group's heads, keys first. The backward
-   pass computes dW_g = dy_g^T X_g and adds its rows to the gradients of wk and wv. */
+/* Data for the backward pass of the keys and values of each group g of heads,
+   y_g = X_g W_g^T, where W_g consists of the rows of wk and wv for the group's heads,
+   keys first. The backward pass computes dW_g = dy_g^T X_g and adds its rows to the
+   gradients of wk and wv. */
 typedef struct stx__linear_heads_save {
     stx__heads_args h;                  /* the order of the heads, and the copied rows */
     size_t B, Ci, count;
     size_t rows[STX_HEAD_GROUPS];       /* cached rows per stream that the group reads */
-    size_t O[STX_HEAD_GROUPS];          /* number of outputs */
+    size_t O[STX_HEAD_GROUPS];          /* number of channels of y */
     stx_tensor *y[STX_HEAD_GROUPS];     /* (B,rows,O) */
     stx_cached_rows X[STX_HEAD_GROUPS]; /* (B,rows,Ci) */
 } stx__linear_heads_save;
@@ -11926,8 +11934,8 @@ STX_EACH_ISA(stx__bias_act_row,
 
 /* The argument of the epilogue of stx_linear_fwd. pre has the layout of C. */
 typedef struct stx__bias_act {
-    const stx_real *b;  /* or NULL */
-    stx_real *pre;      /* or NULL */
+    const stx_real *b;  /* the bias, or NULL */
+    stx_real *pre;      /* receives the input of the activation, or NULL */
     int act;
 } stx__bias_act;
 
@@ -12174,7 +12182,7 @@ static void stx__add_means_back(stx_ctx *x, stx__node *n) {
     stx__grad_dy(x, n, n->in[0], 1);
 }
 
-/* Computes y + s times the sum of the means of at most STX_MEANS tensors. */
+/* Returns y + s sum_i mean(a[i]) for i < count, where count is at most STX_MEANS. */
 static stx_tensor *stx__add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *a, size_t count,
                                   stx_real s) {
     stx_tensor *sum = stx__scalar_new(x), *in[1 + STX_MEANS];
@@ -12291,8 +12299,9 @@ static stx_tensor *stx__run_token_loss(stx_ctx *x, stx_tensor *logits,
     return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-/* Computes sum nll / divisor for V classes, where a divisor of 0 means N. logits (N,..)
-   may have more than V columns. targets (N) must be in device memory. */
+/* Computes the sum of the cross-entropies of the N rows of logits over `divisor`; a
+   divisor of 0 means N. logits (N,..) may have more than V columns, where V is the
+   number of classes. targets (N) must be in device memory. */
 static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t V,
                                          const int32_t *targets, double divisor, int inplace) {
     STX__FP_SCOPE;
@@ -12305,8 +12314,8 @@ static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t 
     return stx__run_token_loss(x, logits, &a, inplace);
 }
 
-/* Computes sum_n weights[n] nll[n] and nll (N). weights (N) and nll are in device
-   memory. */
+/* Computes the sum of weights[n] nll[n] over the N rows of logits, and stores the
+   cross-entropy of row n in nll[n]. weights (N) and nll (N) are in device memory. */
 static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, size_t V, const int32_t *targets,
                                    const stx_real *weights, stx_real *nll) {
     stx_token_loss_args a;
@@ -12409,10 +12418,10 @@ static void stx__loss_weights(stx_ctx *x, const stx__loss_weights_args *a) {
     }
 }
 
-/* *w receives the weight of each row. *known receives the target of each row, or -1 if
-   the target is ignored. Both arrays are in device memory. Returns 0 after an error. In
-   a group, the divisor of a mean is N times the mean of the weights over the rows of
-   all ranks. */
+/* Creates two arrays in device memory. *w receives the weight of each row, and *known
+   receives the target of each row, or -1 if the target is ignored. Returns 0 after an
+   error. In a group, the divisor of a mean is N times the mean of the weights over the
+   rows of all ranks. */
 static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets,
                               const stx_token_loss *how, stx_real **w, int32_t **known) {
     STX__FP_SCOPE;
@@ -12473,7 +12482,7 @@ STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, con
 typedef struct stx__token_loss_job {
     const stx_token_loss_args *a;
     double *sums;       /* (STX__SUM_BLOCKS), see stx__sum_blocks; backward: NULL */
-    stx_real scale;     /* backward: dloss / divisor */
+    stx_real scale;     /* backward: gradient of the loss / divisor */
 } stx__token_loss_job;
 
 /* Computes the nll of row n, row_max - log inv_sum - logits[n,target], where
@@ -12943,7 +12952,7 @@ typedef struct stx__kv_source {
    kv[1 + g] contains the cached rows before the block for the heads of group g. */
 typedef struct stx__attention_sources {
     stx_tensor    *q;                    /* the queries are the first C channels */
-    size_t         C, S;                 /* S: keys in the cached rows and in the block */
+    size_t         C, S;                 /* channels per query; cached and block keys */
     size_t         groups, cached_rows;  /* both 0 without cached rows; `cached_rows` is
                                             the maximum over the groups */
     stx__kv_source kv[1 + STX_HEAD_GROUPS];
@@ -13189,8 +13198,8 @@ static void stx__attention_resolve_range(const stx_attention_in *in, const stx_a
     const size_t zero_keys = stx__zero_keys(d->first_key);
     a->delta_min = d->delta_min;
     a->not_causal = d->not_causal;
-    a->first_key = STX_MIN(d->first_key, (ptrdiff_t)a->S); /* S if there are no keys */
-    a->span = a->S + zero_keys;                            /* all keys */
+    a->first_key = STX_MIN(d->first_key, (ptrdiff_t)a->S); /* S: no key is visible */
+    a->span = a->S + zero_keys;                            /* all keys; limited below */
     if (d->span && d->span < a->span) a->span = d->span;
     /* zero keys that no query can reach are dropped */
     if (zero_keys > a->span) a->first_key = -(ptrdiff_t)a->span;
@@ -13542,10 +13551,11 @@ enum {
     STX__LDK = STX__BK + STX__STAGGER    /* row stride of dk_t and dv_t */
 };
 
-/* Computes a distance e beyond which m is 0. For e = ceil(z max_span) + ceil(ramp), this
-   is true because (1 - delta + z max_span) / ramp <= -1. e is increased by 1 part in 2^22
-   to allow for the rounding errors of the kernels: integers above 2^24 are rounded by at
-   most 1 part in 2^24, and the rest covers the few other rounding errors in m. */
+/* Computes a distance e beyond which m is 0, for span_fraction = z. For
+   e = ceil(z max_span) + ceil(ramp), this is true because
+   (1 - delta + z max_span) / ramp <= -1. e is increased by 1 part in 2^22 to allow for
+   the rounding errors of the kernels: integers above 2^24 are rounded by at most 1 part
+   in 2^24, and the rest covers the few other rounding errors in m. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
     STX__FP_SCOPE;
     double e = ceil(z * max_span) + ceil(ramp);
@@ -13581,32 +13591,34 @@ typedef struct stx__attn {
     const stx_ctx *x;
     const stx__micro *mk;
     size_t    per_word;          /* elements per word of a packed operand: 1, or 2 for bf16 */
-    size_t    Dk, Dp;            /* Dk: D rounded up to a multiple of KR; Dp: of NR */
+    size_t    Dk, Dp;            /* D rounded up to a multiple of KR and of NR */
     size_t    order[STX__MAX_HEADS];    /* heads, sorted by `farthest`, largest first */
     size_t    farthest[STX__MAX_HEADS]; /* stx__attn_farthest of head order[i] */
     size_t    tables;            /* number of pe tables: 0, 1 shared by all heads, or H */
     ptrdiff_t pe_first;          /* first packed row of pe */
     size_t    pe_rows;           /* number of packed rows: those that any head reaches,
                                     rounded up */
-    stx_real *pe_columns;        /* (tables, pe_rows/NR, Dk/per_word, NR), for q . pe */
-    stx_real *pe_packed_rows;    /* (tables, Dp/NR, pe_rows/per_word, NR), for sum ds pe */
+    stx_real *pe_columns;        /* for q . pe: (tables,pe_rows/NR,Dk/per_word,NR) */
+    stx_real *pe_packed_rows;    /* for sum ds pe: (tables,Dp/NR,pe_rows/per_word,NR) */
     int       separate_qv;       /* nonzero if q and qv differ because of a bias */
 } stx__attn;
 
 /* Buffers of one thread. n is the number of queries of the unit, and ldt is n rounded
    up, plus padding. In bf16, the elements of an operand have 2 bytes. */
 typedef struct stx__attn_scratch {
-    void     *q, *qv;            /* operands (n,Dk): scale (q + content_bias), scale (q +
-                                    position_bias); the same buffer without biases */
+    void     *q, *qv;            /* operands (n,Dk). q: scale (q + content_bias). qv:
+                                    scale (q + position_bias). They share a buffer if
+                                    there are no biases */
     void     *dy;                /* operand (n,Dk): dy; backward only */
     void     *q_t, *qv_t, *dy_t; /* operands (D,ldt): q, qv, dy transposed; backward only */
     stx_real *stage;             /* (BQ,D): queries before they are packed */
     stx_real *gather;            /* (BK,D): rows of a tile that are not contiguous; used
                                     only with cached rows */
-    stx_real *out, *out_pe;      /* (n,Dp): y (forward); sum ds k, sum ds pe (backward) */
-    stx_real *s, *g;             /* (BQ,LDS) with margins. s: scores, then weights; also
-                                    BK rows of NR for transposes. g: dy . v, then ds */
-    void     *half;              /* bf16: operand (BQ,LDS) with margins: weights, or ds */
+    stx_real *out, *out_pe;      /* (n,Dp). Forward: `out` is y. Backward: `out` is
+                                    sum ds k, and out_pe is sum ds pe */
+    stx_real *s, *g;             /* (BQ,LDS) with margins. s: scores, then weights; also a
+                                    buffer (BK,NR) for transposes. g: dy . v, then ds */
+    void     *half;              /* bf16: (BQ,LDS) operand with margins; weights or ds */
     uint32_t *s_pairs, *g_pairs; /* bf16, backward: (BQ/2,LDS) pairs of rows of s and g */
     uint32_t *skewed_pairs;      /* bf16, backward: pairs of rows of g, skewed */
     stx_real *k_columns;         /* words (BK/NR,Dk/per_word,NR): keys, packed as columns */
@@ -13622,7 +13634,7 @@ typedef struct stx__attn_scratch {
 
 /* m of one head as a function of distance, starting at the farthest distance. */
 typedef struct stx__attn_mask {
-    size_t    farthest;          /* stx__attn_farthest */
+    size_t    farthest;          /* result of stx__attn_farthest */
     stx_real *m_by_distance;     /* (count): entry n is m at distance farthest - n. Nearer
                                     keys have m = 1 */
     size_t    count;
@@ -13642,16 +13654,16 @@ typedef struct stx__attn_tile {
     ptrdiff_t j0;                /* first key, a multiple of KEY_ALIGN; < 0 for zero keys */
     size_t    bk;                /* number of keys, a multiple of KEY_ALIGN. No query sees
                                     keys past the last real one */
-    size_t    clear_bk;          /* value of bk for which the margins of g are zero, or 0 */
+    size_t    clear_bk;          /* bk for which the margins of g are zero; 0: none */
     int       persistent;        /* 1: the keys are persistent vectors, from vector j0 */
     const int32_t *pad;          /* (S): padding flags of batch row b, or NULL */
-    ptrdiff_t live0, live1;      /* the keys that exist are in columns [live0,live1) */
+    ptrdiff_t live0, live1;      /* columns outside [live0,live1) have no key */
     int       holes;             /* nonzero if some keys in that range are padded */
-    char      absent[STX__BK];   /* with pad: nonzero for columns without a key */
+    char      absent[STX__BK];   /* if pad is set: nonzero for columns without a key */
     stx__attn_mask mask;
-    ptrdiff_t lo[STX__BQ], hi[STX__BQ];    /* columns [lo,hi) that each query sees */
-    ptrdiff_t farthest_column[STX__BQ];    /* column of the farthest key; can be
-                                              negative */
+    ptrdiff_t lo[STX__BQ], hi[STX__BQ];    /* query r sees columns [lo[r],hi[r]) */
+    ptrdiff_t farthest_column[STX__BQ];    /* column of the farthest key that each query
+                                              reaches; can be negative */
 } stx__attn_tile;
 
 /* Returns the address of element i of an operand. An element has 2 bytes in bf16. */
@@ -14153,8 +14165,9 @@ static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
     return any;
 }
 
-/* Computes to[r][c] = q_r . column c for the columns that a strip of rows sees. q is an
-   operand (n,Dk), `columns` is k_columns or v_columns, and `to` is (BQ,LDS). */
+/* Computes to[r][c] = q_r . (column c of `columns`) for those columns c that any row in
+   the strip of row r sees. q is an operand (n,Dk), `columns` is k_columns or v_columns,
+   and `to` is (BQ,LDS). */
 static void stx__attn_dot_columns(const stx__attn_tile *t, const void *q, const stx_real *columns,
                                   stx_real *to) {
     const stx__attn *A = t->plan;
@@ -14207,7 +14220,7 @@ static void stx__attn_scores(const stx__attn_tile *t) {
     }
 }
 
-/* Computes to[r] += sum_c weights[r][c] row c over the packed rows of the tile.
+/* Computes to[r] += sum_c weights[r][c] v_c, where v_c is packed row c of the tile.
    `weights` is an operand (BQ,LDS), and `to` is (n,Dp). */
 static void stx__attn_sum_rows(const stx__attn_tile *t, const void *weights, stx_real *to) {
     const stx__attn *A = t->plan;
@@ -14227,8 +14240,8 @@ static void stx__attn_sum_rows(const stx__attn_tile *t, const void *weights, stx
     }
 }
 
-/* Sets m to the dropout masks of elements [at,end), times f. Each Philox call yields
-   the masks of 8 elements, starting with elements 0 .. 7 from call `base`. */
+/* Sets m to the dropout masks of elements [at,end), times f. Philox call base + g
+   yields the masks of elements 8 g .. 8 g + 7. */
 STX_INNER void stx__mask_row(int fma, stx_real *STX_RESTRICT m, uint64_t at, uint64_t end,
                              uint64_t seed, uint64_t stream, uint64_t base, uint32_t keep,
                              stx_real f) {
@@ -14326,7 +14339,7 @@ STX_EACH_ISA(stx__attn_soft,
              s, n, m_by_distance, m_count, factors, state, f)
 
 /* Converts row r of s to weights, with zeros in those columns of [begin,end) that the
-   query does not see. Multiplies the row of `out` by f if the maximum rises. */
+   query does not see. If the maximum rises, rescales the row of `out`. */
 static void stx__attn_soft_row(stx_ctx *x, stx__attn_tile *t, size_t r, ptrdiff_t begin,
                                ptrdiff_t end) {
     const stx__attn *A = t->plan;
