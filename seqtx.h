@@ -5934,7 +5934,7 @@ static void stx__work(stx__worker *w) {
   #ifdef STX__PTHREADS
     #if defined(SIG_SETMASK)
       #define STX__SETMASK SIG_SETMASK
-    #elif defined(__mips__) /* the value on Linux, where -std=c99 hides the macro */
+    #elif defined(__mips__) /* SIG_SETMASK on Linux, which -std=c99 hides */
       #define STX__SETMASK 3
     #else
       #define STX__SETMASK 2
@@ -7302,7 +7302,8 @@ typedef struct stx__softmax_job {
     const stx_real *a;      /* (N,C) */
 } stx__softmax_job;
 
-/* y = e^(a - max) / sum e^(a - max) */
+/* The softmax of a row, where max is the largest element of `a`:
+   y = e^(a - max) / sum e^(a - max) */
 STX_INNER void stx__softmax_row(int fma, stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a,
                                 size_t C) {
     const stx_real inv_sum = 1 / stx__exp_sum(fma, y, 1, a, C, stx__max(a, C));
@@ -7334,7 +7335,7 @@ typedef struct stx__softmax_bwd_job {
     int accumulate;
 } stx__softmax_bwd_job;
 
-/* da (+)= y (dy - sum y dy) */
+/* The gradient of the softmax of a row: da (+)= y (dy - sum y dy) */
 STX_INNER void stx__softmax_bwd_row(int fma, stx_real *STX_RESTRICT da,
                                     const stx_real *STX_RESTRICT dy,
                                     const stx_real *STX_RESTRICT y, size_t C, int accumulate) {
@@ -7368,7 +7369,8 @@ STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const
     stx_parallel(x, N, 4 * N * C, stx__softmax_bwd_loop_run, &j);
 }
 
-/* y = a - max - log sum e^(a - max) */
+/* The logarithm of the softmax of a row, where max is the largest element of `a`:
+   y = a - max - log sum e^(a - max) */
 STX_INNER void stx__log_softmax_row(int fma, stx_real *STX_RESTRICT y,
                                     const stx_real *STX_RESTRICT a, size_t C) {
     const stx_real max = stx__max(a, C);
@@ -7394,7 +7396,7 @@ STX_DEF void stx_log_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, siz
     stx_parallel(x, N, 8 * N * C, stx__log_softmax_loop_run, &j);
 }
 
-/* da (+)= dy - e^y sum dy */
+/* The gradient of the log softmax of a row: da (+)= dy - e^y sum dy */
 STX_INNER void stx__log_softmax_bwd_row(int fma, stx_real *STX_RESTRICT da,
                                         const stx_real *STX_RESTRICT dy,
                                         const stx_real *STX_RESTRICT y, size_t C,
@@ -7518,8 +7520,8 @@ static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx_real *dh, *df, *separate_f = NULL, *separate_s = NULL;
     int fresh_f, fresh_h;
 
-    /* df is requested before dh, because if h and f are the same tensor, only the first
-       request returns a fresh gradient */
+    /* df is requested before dh: if h and f are the same tensor, only the gradient that
+       is requested first is fresh */
     df = stx__grad_fresh(x, f, &fresh_f);
     a.dgain = stx__grad(x, n->in[2]);
     a.dshift = stx__grad(x, n->in[3]);
@@ -8153,7 +8155,7 @@ STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1,
     return y;
 }
 
-/* n->save points to the index in `a` of the view's first element. */
+/* n->save points to the index of the view's first element in the viewed tensor. */
 static void stx__view_rows_back(stx_ctx *x, stx__node *n) {
     const size_t at = *(const size_t *)n->save;
     stx_real *d = stx__grad(x, n->in[0]);
@@ -8577,8 +8579,8 @@ static void stx__transpose_for(const stx__micro *mk, stx_real *to, const stx_rea
         stx__transpose(to, mk->nr, B, ldb, n, k);
 }
 
-/* Packs op(B) = B (k,n) into strips (k/u,NR) of units. The strips are `stride` units
-   apart. The caller adds the padding. */
+/* Packs op(B) = B (k,n) into strips (k/u,NR) of units, where u is the number of
+   elements per unit. The strips are `stride` units apart. The caller adds the padding. */
 static void stx__pack_strips(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
                              size_t ldb, size_t k, size_t n) {
     const size_t nr = mk->nr, u = stx__unit_elements(mk);
@@ -8618,9 +8620,9 @@ static void stx__pack_bt_bf16(const stx__micro *mk, stx_real *to, const stx_real
     }
 }
 
-/* Packs op(B) (k,n) into strips of NR columns, each with (k/u,NR) units. The strips are
-   `stride` units apart. Pads the columns with zeros to a multiple of NR, and k to a
-   multiple of KR. */
+/* Packs op(B) (k,n) into strips of NR columns, each with (k/u,NR) units of u elements.
+   The strips are `stride` units apart. Pads the columns with zeros to a multiple of NR,
+   and k to a multiple of KR. */
 static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
                         size_t ldb, int tb, size_t k, size_t n) {
     const size_t nr = mk->nr, u = stx__unit_elements(mk), padded = stx__round_up(k, mk->kr);
@@ -11696,7 +11698,7 @@ STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m,
     g->rows[0] = m;
     if (!m || heads > 256) return;
 
-    /* the groups are the windows [0,second), [second,third) and [third,count) */
+    /* the groups consist of the windows [0,second), [second,third) and [third,count) */
     stx__windows_of(&w, need, heads, m);
     second = third = w.count;
     best = m * heads;
@@ -12149,7 +12151,7 @@ STX_INNER void stx__increase_loop(int fma, const stx_share *s, const void *job) 
 
 STX_LOOP(stx__increase_loop)
 
-/* y (n) += by */
+/* Adds `by` to each element of y (n). */
 static void stx__increase(stx_ctx *x, stx_real *y, size_t n, stx_real by) {
     stx__increase_job j;
     j.n = n;
@@ -12299,9 +12301,9 @@ static stx_tensor *stx__run_token_loss(stx_ctx *x, stx_tensor *logits,
     return stx__save(x, node, &s, sizeof s) ? y : NULL;
 }
 
-/* Computes the sum of the cross-entropies of the N rows of logits over `divisor`; a
-   divisor of 0 means N. logits (N,..) may have more than V columns, where V is the
-   number of classes. targets (N) must be in device memory. */
+/* Computes the sum of the cross-entropies of the N rows of logits, divided by
+   `divisor`, where a divisor of 0 means N. V is the number of classes; logits (N,..)
+   may have more columns. targets (N) must be in device memory. */
 static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t V,
                                          const int32_t *targets, double divisor, int inplace) {
     STX__FP_SCOPE;
@@ -13591,10 +13593,11 @@ typedef struct stx__attn {
     const stx_ctx *x;
     const stx__micro *mk;
     size_t    per_word;          /* elements per word of a packed operand: 1, or 2 for bf16 */
-    size_t    Dk, Dp;            /* D rounded up to a multiple of KR and of NR */
+    size_t    Dk, Dp;            /* Dk: D rounded up to a multiple of KR; Dp: D rounded up
+                                    to a multiple of NR */
     size_t    order[STX__MAX_HEADS];    /* heads, sorted by `farthest`, largest first */
-    size_t    farthest[STX__MAX_HEADS]; /* stx__attn_farthest of head order[i] */
-    size_t    tables;            /* number of pe tables: 0, 1 shared by all heads, or H */
+    size_t    farthest[STX__MAX_HEADS]; /* [i]: stx__attn_farthest for head order[i] */
+    size_t    tables;            /* number of pe tables: 0, 1 (for all heads) or H */
     ptrdiff_t pe_first;          /* first packed row of pe */
     size_t    pe_rows;           /* number of packed rows: those that any head reaches,
                                     rounded up */
@@ -13632,7 +13635,8 @@ typedef struct stx__attn_scratch {
     stx_real *factors;           /* (BK): buffer of stx__attn_weight_factors */
 } stx__attn_scratch;
 
-/* m of one head as a function of distance, starting at the farthest distance. */
+/* The span mask m of one head as a function of distance, starting at the farthest
+   distance. */
 typedef struct stx__attn_mask {
     size_t    farthest;          /* result of stx__attn_farthest */
     stx_real *m_by_distance;     /* (count): entry n is m at distance farthest - n. Nearer
@@ -13658,7 +13662,7 @@ typedef struct stx__attn_tile {
     int       persistent;        /* 1: the keys are persistent vectors, from vector j0 */
     const int32_t *pad;          /* (S): padding flags of batch row b, or NULL */
     ptrdiff_t live0, live1;      /* columns outside [live0,live1) have no key */
-    int       holes;             /* nonzero if some keys in that range are padded */
+    int       holes;             /* nonzero if keys in [live0,live1) are padded */
     char      absent[STX__BK];   /* if pad is set: nonzero for columns without a key */
     stx__attn_mask mask;
     ptrdiff_t lo[STX__BQ], hi[STX__BQ];    /* query r sees columns [lo[r],hi[r]) */
@@ -13860,7 +13864,8 @@ static void stx__attn_pack_pe(stx_ctx *x, const stx__attn *A, int backward) {
         stx_parallel(x, A->tables * (A->Dp / A->mk->nr), work, stx__attn_pe_rows_part, A);
 }
 
-/* Returns m for head h. The operations are in the same order as in the authors' code. */
+/* Returns the span mask m of head h. The operations are in the same order as in the
+   code of the paper's authors. */
 static stx__attn_mask stx__attn_mask_of(const stx_attention_args *a, size_t h,
                                         stx_real *m_by_distance) {
     stx__attn_mask k;
