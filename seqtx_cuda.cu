@@ -157,14 +157,14 @@
 
 // >>common
 
-/* STX__GLOBAL(threads) begins the definition of a kernel and states its launch bound:
-   the largest number of threads per block in a launch. STX__GLOBAL(threads, blocks)
-   also states how many blocks a multiprocessor should hold. Without a bound, the
-   compiler may use so many registers that a launch fails, and the failure appears only
-   on a GPU. Therefore tests/form.sh requires every kernel to state its bound.
-   tests/cuda_host compares each launch with the bound of its kernel, and
-   tests/cuda_regs.sh compares the bound with the registers that the kernel uses.
-   stx__kernel_of<..> is the type of a pointer to a kernel with these parameters. */
+/* STX__GLOBAL(threads) begins the definition of a kernel and states its launch bound: the
+   largest number of threads per block in a launch. STX__GLOBAL(threads, blocks) also
+   states how many blocks a multiprocessor should hold. Without a bound, the compiler may
+   use so many registers that a launch fails, and the failure appears only on a GPU.
+   Therefore tests/form.sh requires every kernel to state its bound. tests/cuda_host
+   compares each launch with the bound of its kernel, and tests/cuda_regs.sh compares the
+   bound with the registers that the kernel uses. stx__kernel_of<P..> is the type of a
+   pointer to a kernel whose parameters have the types P. */
 #ifndef CUDA_HOST /* tests/cuda_host defines its own */
   #define STX__GLOBAL(...) static __global__ void __launch_bounds__(__VA_ARGS__)
 template <class... P> using stx__kernel_of = void (*)(P...);
@@ -474,8 +474,8 @@ struct stx_gpu {
     int attention;      /* version of the attention, see stx_cuda_attention */
 
     /* memory */
-    stx__range *ranges, *last_range;    /* list of all allocations; the one found by the
-                                           last lookup */
+    stx__range *ranges, *last_range;    /* `ranges` lists all allocations; `last_range` is
+                                           the one that the last lookup found */
     char *scratch;      /* scratch memory, shared by all launchers; does not grow during a
                            capture */
     size_t scratch_bytes;
@@ -643,14 +643,15 @@ typedef struct stx__group {
     double timeout;         /* seconds that this rank waits for the others */
     cudaStream_t stream;    /* runs gradient exchanges */
     cudaEvent_t ready, done;
-    int forked;             /* nonzero if the context's stream does not wait for all
-                               enqueued exchanges yet */
+    int forked;             /* nonzero if the context's stream does not yet wait for all
+                               enqueued exchanges */
     int given_up;           /* 1: comm must be aborted when the current capture ends */
     int captured;           /* 1: a capture with exchanges has succeeded */
-    char no_capture[112];   /* why NCCL exchanges cannot be captured; "" unless known to fail */
+    char no_capture[112];   /* why NCCL exchanges cannot be captured; "" while no capture
+                               has failed */
     ncclUniqueId spare;     /* id for a second communicator, in case this one fails in
                                the first capture */
-    char *pinned, *device;  /* STX__GROUP_BYTES each, for exchanges of host memory */
+    char *pinned, *device;  /* buffers of STX__GROUP_BYTES each, for exchanges of host memory */
 } stx__group;
 
 enum { STX__GROUP_BYTES = 1 << 20 };
@@ -1016,7 +1017,7 @@ struct stx__column_sum_table {
     stx__column_sum s[STX__DEFERRED_MAX];
 };
 
-/* d (n) += the sum of the slices in `part`; slice k begins at part + k stride */
+/* d (n) += the sum of the slices in `part`; slice k begins at part + k * stride */
 struct stx__slice_sum {
     stx__array d;
     const float *part;
@@ -1109,8 +1110,8 @@ static char *stx__deferred_buffer(stx_gpu *g, char **buffer, size_t bytes) {
 
 /* Returns memory for n partial sums of the first stage, or sets an error and returns
    NULL. On entry, *deferred is nonzero if the second stage may be deferred; on return,
-   it is nonzero if the second stage will be deferred. Pass the returned value to
-   stx__columns_sum. If the returned value is 0, the memory is scratch memory. */
+   it is nonzero if the second stage will be deferred. Pass the new value of *deferred
+   to stx__columns_sum. If it is 0, the returned memory is scratch memory. */
 static float *stx__partial_sums(stx_ctx *x, const char *name, size_t n, int *deferred) {
     stx_gpu *g = stx__use_gpu(x);
     struct stx__deferred_sums *t = g->deferred;
@@ -1203,13 +1204,13 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
        d (C) += sum of dy f                     with mean NULL
        d (C) += sum of dy (f - mean) rstd, and d2 (C) += sum of dy */
 typedef struct stx__columns_args {
-    stx_real *d, *d2;               /* d2 may be NULL; d may be NULL if mean is not */
+    stx_real *d, *d2;               /* d2 may be NULL; d may be NULL only if mean is not NULL */
     const stx_real *dy, *f;         /* (N,C) */
     const stx_real *mean, *rstd;    /* (N) */
     size_t N, C;
     size_t padding;     /* number of trailing columns not added to d; if nonzero, mean must
                            be NULL */
-    int deferred;       /* d and d2 are parameter gradients: the sums may be deferred */
+    int deferred;       /* 1: d and d2 are parameter gradients, so the sums may be deferred */
 } stx__columns_args;
 
 /* Returns the arguments for d (C) += sum of dy (N,C); the other fields are 0. */
@@ -1347,8 +1348,8 @@ stx__sum_kernel(double *part, stx__array a, stx__array b, size_t n, size_t each,
     if (threadIdx.x == 0) part[blockIdx.x] = s;
 }
 
-/* y (1) = or += the sum of n terms / divisor, in two stages. The number of chunks, at
-   most 2048, depends on n alone. b is NULL for STX__SUM. */
+/* y (1) = or += sum / divisor, where the sum of n terms is computed in two stages. The
+   number of chunks, at most 2048, depends on n alone. b is NULL for STX__SUM. */
 static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, const stx_real *a,
                           const stx_real *b, size_t n, double divisor, int accumulate) {
     stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a), B = stx__array_of(x, b);
@@ -1409,7 +1410,7 @@ void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_rea
     if (n) STX__RUN_BY(x, "stx_axpy", four, stx__axpy_kernel, n, Y, A, n, s, accumulate);
 }
 
-/* y (rows,cols) = or += a (rows,cols), with row strides ldy and lda; n = rows cols. A
+/* y (rows,cols) = or += a (rows,cols), with row strides ldy and lda; n = rows * cols. A
    thread copies W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
@@ -1434,7 +1435,7 @@ void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, siz
 }
 
 /* y (rows, wa + wb) = the rows of `a` (rows,wa) and of b (rows,wb), concatenated row by
-   row; n = rows (wa + wb). A thread copies W adjacent elements of a row at a time. */
+   row; n = rows * (wa + wb). A thread copies W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__concat2d_kernel(stx__array y, stx__array a, size_t lda, size_t wa, stx__array b, size_t ldb,
@@ -1470,7 +1471,7 @@ STX__GLOBAL(256)
 stx__shift2d_kernel(stx__array y, size_t ldy, size_t n, stx__array a, size_t lda, size_t w,
                     size_t all) {
     STX__STEP(i, all, W) {
-        /* elements at index `last` and later are copied from a */
+        /* elements at index `last` and later are copied from `a` */
         size_t r = i / w, at = r * ldy + (i - r * w), last = r * ldy + (n - w);
         float v[W], next[W];
         if (at < last) {
@@ -1700,8 +1701,8 @@ static __device__ __forceinline__ void stx__dropout_mask(float (&by)[W], const s
     }
 }
 
-/* y (n) = or += a (n) mask / keep. A thread handles the 8 elements of one Philox call,
-   with W elements per memory access. */
+/* y (n) = or += a (n) times the dropout factors, 0 or d.inv. A thread handles the 8
+   elements of one Philox call, with W elements per memory access. */
 template <int W>
 STX__GLOBAL(256)
 stx__dropout_kernel(stx__array y, stx__array a, size_t n, stx__dropout d, int accumulate) {
@@ -1829,7 +1830,8 @@ static __device__ __forceinline__ int stx__same_head(const stx__array &a, const 
 }
 
 /* Elements of the head and the tail are numbered consecutively. Returns the position in
-   the row of element i. The row has `fours` groups of 4 between head and tail. */
+   the row of the element with number i. The row has `fours` groups of 4 between head
+   and tail. */
 static __device__ __forceinline__ size_t stx__row_edge(size_t i, size_t head, size_t fours) {
     return i < head ? i : i + 4 * fours;
 }
@@ -1856,8 +1858,8 @@ static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v
 /* Computes the maximum and the sum of e^(v - max) of the n elements at a[start] in one
    pass. Returns the result in all T threads of the row. A thread loads four groups of 4
    before it uses the first. The sums of the threads are rescaled to the common maximum
-   and added in a fixed tree. If all elements are -infinity, the sum is NaN, as
-   e^(v - max) is. */
+   and added in a fixed tree. If all elements are -infinity, the sum is NaN, because
+   e^(v - max) is NaN. */
 template <int T>
 static __device__ __forceinline__ stx__lse stx__row_lse(const stx__array &a, size_t start, size_t n,
                                                         float *sh) {
@@ -2222,8 +2224,8 @@ struct stx__norm_bwd_nums {
 };
 
 /* Adds the sums of the 4 warps of a block in order and stores them in `part`
-   (blocks,S,C). `sums` holds S sums for each of the 4 Q columns of a lane; sh holds 4 *
-   128 Q floats. */
+   (blocks,S,C). `sums` holds S sums for each of the 4 Q columns of a lane; `sh` holds
+   4 * 128 Q floats. */
 template <int Q, int S>
 static __device__ __forceinline__ void stx__norm_bwd_store(float *part, float *sh,
                                                            const float (&sums)[S][Q][4], size_t C) {
@@ -2683,8 +2685,8 @@ typedef struct stx__plan {
     struct stx__plan *next;
 } stx__plan;
 
-/* Number of slots in the plan hash table; number of algorithms requested from the
-   heuristic */
+/* STX__PLAN_SLOTS is the size of the plan hash table. STX__CANDIDATES is the number of
+   algorithms requested from the heuristic. */
 enum { STX__PLAN_SLOTS = 512, STX__CANDIDATES = 8 };
 
 typedef struct stx__plans {
@@ -2717,8 +2719,8 @@ static void stx__plan_free(stx__plan *p) {
     free(p);
 }
 
-/* Creates the cublasLt handle and the workspace, for stx_cuda_open. Returns 1, or sets an
-   error and returns 0. */
+/* Called by stx_cuda_open. Creates the cublasLt handle and the workspace. Returns 1, or
+   sets an error and returns 0. */
 static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
     stx__plans *p = (stx__plans *)calloc(1, sizeof *p);
     cublasStatus_t s;
@@ -2749,8 +2751,8 @@ static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
     return 1;
 }
 
-/* Frees the plans, the workspace and the handle, for stx_cuda_close. The device must be
-   idle. */
+/* Called by stx_cuda_close. Frees the plans, the workspace and the handle. The device
+   must be idle. */
 static void stx__gemm_close(stx_gpu *g) {
     stx__plans *p = g->plans;
     if (!p) return;
@@ -3015,10 +3017,9 @@ static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key 
     return NULL;
 }
 
-/* C (batch,M,N) = beta C, with row stride ldc and matrix stride sc; rows = batch M.
-   beta = 0 writes 0 even if C contains NaN. beta = 1 updates the twin of a parameter
-   that cublasLt has written. A block handles a row at a time, a thread every 256th
-   column. */
+/* C (batch,M,N) = beta C, with row stride ldc and matrix stride sc; rows = batch * M.
+   beta = 0 writes 0 even if C contains NaN. beta = 1 updates the twin of a parameter that
+   cublasLt has written. A block handles a row at a time, a thread every 256th column. */
 STX__GLOBAL(256)
 stx__scale_kernel(stx__array C, size_t ldc, size_t sc, size_t M, size_t N, size_t rows,
                   float beta) {
@@ -3029,9 +3030,9 @@ stx__scale_kernel(stx__array C, size_t ldc, size_t sc, size_t M, size_t N, size_
     }
 }
 
-/* `to` (rows,cols) = a (batch,each,cols), converted to the type of `to`; rows = batch
-   each. ldt and lda are row strides, sa is the matrix stride of `a`. A block handles a
-   row at a time, a thread every 256th column. */
+/* `to` (rows,cols) = `a` (batch,each,cols), converted to the type of `to`;
+   rows = batch * each. ldt and lda are row strides, sa is the matrix stride of `a`. A
+   block handles a row at a time, a thread every 256th column. */
 STX__GLOBAL(256)
 stx__pack_kernel(stx__array to, size_t ldt, stx__array a, size_t lda, size_t sa, size_t each,
                  size_t cols, size_t rows) {
@@ -3052,7 +3053,7 @@ enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE +
 struct stx__gemm_nums {
     stx__array A, B, C, bias; /* as in stx_gemm_args; bias.p may be NULL */
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
-    int ta, tb, relu, zero; /* `zero` replaces padding, to initialise every byte */
+    int ta, tb, relu, zero; /* `zero` fills the padding, so that every byte is initialised */
     float alpha, beta;
 };
 
@@ -3316,7 +3317,8 @@ static void stx__lt_plain(stx_ctx *x, const char *what, const stx__lt_job *j,
     stx__gemm_plain(x, what, &p);
 }
 
-/* What stx__lt_gemm has computed. After an error, the value is unspecified. */
+/* The return values of stx__lt_gemm, which state what it has computed. After an error,
+   the value is unspecified. */
 enum {
     STX__LT_UNSPLIT = -1,   /* nothing: cublasLt cannot compute the slices; not an error */
     STX__LT_PRODUCT = 0,    /* all but bias and ReLU, which no algorithm can apply */
@@ -3363,9 +3365,10 @@ static int stx__lt_run_job(stx_ctx *x, const char *what, stx__lt_job *j, const s
    so the heuristic can pick a kernel that assumes 16-byte bias alignment"
    (pytorch/pytorch 194497).
 
-   If slices > 0, g is one GEMM A^T B, or a batch of them that is summed into one C;
-   then K includes the batch. K is split into `slices` equal parts, one GEMM each. The
-   results of these GEMMs are stored at a stride of stx__slice_stride elements. */
+   If slices > 0, g is one GEMM A^T B, or a batch of such GEMMs whose results are summed
+   into one C. In the second case, K includes the batch. K is split into `slices` equal
+   parts, one GEMM each. The results of these GEMMs are stored at a stride of
+   stx__slice_stride elements. */
 static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias,
                         int relu, size_t slices) {
     const int fuse = bias || relu, one_c = g->batch > 1 && !g->sc;
@@ -3470,7 +3473,8 @@ static int stx__lt_split_k(stx_ctx *x, const char *what, const stx_gemm_args *g,
     if (bytes > STX__SLICES_BYTES) return 0;
     if (!stx__deferred_buffer(gpu, &t->slices_buffer, STX__SLICES_BYTES)) return 0;
 
-    /* finish pending sums into the same array first: they are added in call order */
+    /* finish pending sums into the same array first, because sums must be added in call
+       order */
     full = t->slices == STX__DEFERRED_MAX || t->slices_used + bytes > STX__SLICES_BYTES;
     for (int k = 0; k < t->slices; k++)
         full |= stx__overlap(g->C, n, t->slice.s[k].d.p, t->slice.s[k].n);
@@ -3659,7 +3663,8 @@ typedef struct stx__heads {
     stx__array a, b, y, from[STX_HEAD_GROUPS], to[STX_HEAD_GROUPS];
     size_t n;           /* elements per block */
     size_t blocks;      /* elements in all blocks; the memory rows follow */
-    size_t end[STX_HEAD_GROUPS];    /* first element after the rows of each group */
+    size_t end[STX_HEAD_GROUPS];    /* index of the first element after the memory rows of
+                                       each group */
     size_t stride, len[STX_HEAD_GROUPS];
     int half, backward;
     uint16_t of[512];
@@ -3669,7 +3674,8 @@ typedef struct stx__heads {
 template <int W> STX__GLOBAL(256) stx__heads_kernel(stx__heads h, size_t n) {
     STX__STEP(i, n, W) {
         if (i >= h.blocks) {
-            /* group k of the memory rows; the group begins at element `begin` */
+            /* element i is in group k of the memory rows, which begins at element
+               `begin` */
             const int later = i < h.end[1] ? 1 : 2, k = i < h.end[0] ? 0 : later;
             const size_t later_begin = k == 1 ? h.end[0] : h.end[1],
                          begin = k == 0 ? h.blocks : later_begin;
@@ -3730,7 +3736,7 @@ void stx__heads_bwd_cuda(stx_ctx *x, const stx__heads_args *h) {
     stx__heads_run(x, "stx_linear_heads, backward", h, 1);
 }
 
-/* y (N,C) = act(y + b), in place, and pre (N,C) = y + b. b (C) and pre may be NULL;
+/* With a = y (N,C) + b (C), sets pre (N,C) = a and y = act(a). b and pre may be NULL;
    n = N C. A thread handles W adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
@@ -4180,8 +4186,8 @@ typedef struct stx__mat {
     stx__array a, bias;
     size_t at, batch_stride, head_stride, unit_stride, row_stride;
     ptrdiff_t first, rows, skew_offset, width;
-    /* cached: the matrix holds keys (1) or values (2), whose rows before the current
-       block are in an stx__mat_cached */
+    /* `cached` is 1 if the matrix holds keys, 2 if it holds values and 0 otherwise. The
+       rows of keys and values before the current block are in an stx__mat_cached */
     int skew, cached;
     const int32_t *pad;
     size_t pad_stride;
@@ -4335,8 +4341,8 @@ stx__attn_plain_gemm_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_cached 
         }
 }
 
-/* Arguments of the row kernels. Row z n + r of s and g belongs to query i0 + r of unit
-   u0 + z. */
+/* Arguments of the row kernels. Row z * n + r of s and g belongs to query i0 + r of
+   unit u0 + z. */
 typedef struct stx__attn_plain_rows {
     float *s, *g;             /* (units,n,ld) */
     float *row_max, *inv_sum; /* (B,H,T) */
@@ -4611,12 +4617,13 @@ typedef struct stx__attn_plain {
     stx_ctx *x;
     const stx_attention_args *a;
     size_t n, units, ld;      /* queries per panel, units per chunk, row stride of s and g */
-    size_t tables, p0, np;    /* number of tables in pe; first row used in each table;
-                                 number of rows used */
+    size_t tables, p0, np;    /* `tables` is the number of tables in pe. The call uses rows
+                                 p0 .. p0+np-1 of each table */
     size_t size[STX__SUMS];   /* elements of one copy of a sum; 0: the sum is not required */
-    size_t copies[STX__SUMS]; /* copies of the sum in the gradient */
+    size_t copies[STX__SUMS]; /* number of copies of the sum in the gradient, one per table
+                                 or head */
     float *s, *g;             /* (units,n,ld) */
-    float *o, *o_pe;          /* output or dq; contribution of pe to dq */
+    float *o, *o_pe;          /* o: output or dq; o_pe: contribution of pe to dq */
     float *rows;              /* (units,n): dz of each row */
     float *parts;             /* one memory block that contains dk, dv and part[] */
     float *dk, *dv;           /* (units,S,D) */
@@ -5161,7 +5168,8 @@ typedef struct stx__attn_params {
     float scale, max_span, ramp;
     float ramp_steps;               /* from stx__attn_ramp_steps */
     float inv_keep;                 /* 65536 / keep, or 1 */
-    const uint32_t *key_mask;       /* see "Which keys exist"; NULL: all keys of the window */
+    const uint32_t *key_mask;       /* see "Which keys exist"; NULL if all keys of the
+                                       window exist */
     int key_mask_stride;            /* stride between batch rows, in words */
     int cached_rows, cached_groups; /* see "Where keys are stored" */
     stx__attn_cached cached[STX_HEAD_GROUPS];
@@ -5310,7 +5318,8 @@ static __device__ __forceinline__ stx__attn_window stx__attn_window_of(const stx
         w.z_span = __fmul_rn(z, p.max_span);
         e = stx__attn_span_farthest(z, p.max_span, p.ramp_steps);
         w.farthest = w.visible = e < (double)p.span ? (int)e : p.span;
-        /* takes one or two iterations, because farthest is only slightly larger */
+        /* takes one or two iterations, because farthest is only slightly larger than
+           the result */
         while (w.visible >= p.delta_min && stx__attn_ramp(p, w, w.visible) <= 0) w.visible--;
         w.full = stx__attn_full_weight(floorf(w.z_span) + 1, w.visible);
     }
@@ -5783,8 +5792,8 @@ static __device__ __forceinline__ void stx__attn_store2(float *p, float a, float
 
    stx__attn_skew_block takes block n of R and returns block n of S in s. */
 struct stx__attn_skew {
-    /* lo, hi: the previous block of rows g and g + 8, in the order of e; next: the part
-       of row g + 8 that belongs to the next block of S */
+    /* `lo` and `hi` hold the previous block of rows g and g + 8, in the order of e.
+       `next` is the part of row g + 8 that belongs to the next block of S */
     float lo[2], hi[2], next[2];
 };
 
@@ -6122,8 +6131,9 @@ typedef struct stx__attn_job {
     int b, h, i0, first, window_steps, steps;
 } stx__attn_job;
 
-/* The shape of a forward kernel. SHARED_Q: the query that is multiplied by keys is in
-   shared memory instead of registers (if there are two different queries, or floats). */
+/* The shape of a forward kernel. With SHARED_Q, the query that is multiplied by keys is
+   kept in shared memory instead of registers. This is required if there are two
+   different queries, or if the elements are floats. */
 template <class Pr_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_shape {
     typedef Pr_ Pr;
 
@@ -6144,7 +6154,7 @@ template <class Pr_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_
         RING = BQ + 2 * BK,   /* rows of pe */
         THREADS = 128,
         RAMP = BK + 16 * MT,                        /* query-key distances per warp and tile */
-        HEADER = (64 + 16 * RAMP + 127) / 128 * 128 /* the job and the ramps of 4 warps */
+        HEADER = (64 + 16 * RAMP + 127) / 128 * 128 /* the job, and the ramp weights of 4 warps */
     };
 
     /* Returns the bytes of shared memory. `two` is nonzero if u or vb is given. If q is
@@ -6158,7 +6168,8 @@ template <class Pr_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_
         return HEADER + ROW * rows;
     }
 
-    /* Blocks that should fit on a multiprocessor; limits the registers per thread */
+    /* The number of blocks that should fit on a multiprocessor. It limits the registers
+       per thread. */
     enum { BLOCKS = MT > 1 || DP > 64 || !Q_REGS ? 2 : 3 };
 };
 
@@ -6974,15 +6985,17 @@ typedef struct stx__attn_bwd_params {
                                                                           cached rows */
     int overwrite;                                                   /* as in stx_attention_args */
     float *dsum;                                                     /* (B,H,T): dO.O */
-    float *du, *dvb;               /* partial sums of the query sweep: (B tiles,H D) */
-    float *dz;                     /* partial sums of the query sweep: (B tiles,H) */
+    float *du, *dvb;               /* partial sums of the query sweep: (B * tiles,H D) */
+    float *dz;                     /* partial sums of the query sweep: (B * tiles,H) */
     float *dpk, *dpv;              /* partial sums of the key sweep: (splits,H,N,D) */
-    float *dpe;                    /* partial sums: (diagonals,tables,splits,PE_ROWS,D), or
-                                      from rows of dR (blocks,tables,splits,columns,D) */
+    float *dpe;                    /* partial sums: (diagonals,tables,splits,PE_ROWS,D),
+                                      or, if computed from rows of dR, (blocks,
+                                      tables,splits,columns,D) */
     int *used;                     /* (diagonals or blocks,tables,splits): 1 if the partial
                                       sum was written */
-    stx__bf16 *dr;                 /* rows of dR, or NULL. The rows of head h are
-                                      (B,tiles BQ,width) from B tiles BQ slot[h].at */
+    stx__bf16 *dr;                 /* rows of dR, or NULL. The rows of head h,
+                                      (B,tiles * BQ,width), begin at element
+                                      B * tiles * BQ * slot[h].at */
     const stx__attn_dr_slot *slot; /* (H), if there are rows of dR */
     int newest;                    /* 1 + j - i of the last column of a row of dR */
     int tiles;                     /* number of query tiles */
@@ -6993,7 +7006,7 @@ typedef struct stx__attn_bwd_params {
     int units;                     /* batch rows, or batch rows x heads if all heads share
                                       a table */
     int persistent;                /* 1 if the key sweep processes persistent vectors */
-    int prefetch;                  /* whether shared memory has space for the next tile */
+    int prefetch;                  /* 1 if shared memory has space for the next tile */
     float root_d, root_n;          /* sqrt(D), sqrt(N) */
 } stx__attn_bwd_params;
 
@@ -7266,9 +7279,9 @@ typedef struct stx__attn_bwd_strip {
     int i, j0; /* first query of the strip; first key or vector of the tile */
     int b, h;
     int max_delta;                         /* largest distance that contributes */
-    int ring, chunks;                      /* ring chunk of the window's first row; number
-                                              of chunks in the ring */
-    int persistent;                        /* whether the tile holds persistent vectors */
+    int ring, chunks;                      /* `ring` is the ring chunk of the window's first row,
+                                              `chunks` the number of chunks in the ring */
+    int persistent;                        /* 1 if the tile holds persistent vectors */
     float row_max[2], inv_sum[2], dsum[2]; /* of rows g and g + 8 (g = lane / 4); 0 beyond T */
 } stx__attn_bwd_strip;
 
@@ -7567,7 +7580,7 @@ static __device__ __forceinline__ void stx__attn_bwd_edge_group(
     stx__attn_bwd_ds<Sh, 1, 1, 2>(a, t, m.ramp, 16 * n, edge.kept >> 8 * n, s, g, dz, edge.lane);
 }
 
-/* Returns element e (in lanes with odd g, element 1 - e) of row g + 8 `half` in a block
+/* Returns element e (in lanes with odd g, element 1 - e) of row g + 8 * half in a block
    of ds, or 0 outside the tile. */
 template <int NB>
 static __device__ __forceinline__ float stx__attn_bwd_unskew_cell(const float (&ds)[NB][4],
@@ -7736,8 +7749,8 @@ static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__array &to, 
     }
 }
 
-/* Of the rows `row` .. `row`+15, sets those in [lo,hi), starting at column d, to f c
-   or, with accumulate, adds f c to them. */
+/* Of the rows `row` .. `row`+15, sets those in [lo,hi), starting at column d, to f * c
+   or, with accumulate, adds f * c to them. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__array &to, size_t base,
                                                               size_t ld, int row, int lo, int hi,
@@ -7962,8 +7975,8 @@ static __device__ __forceinline__ void stx__attn_bwd_query_open(
     stx__attn_bwd_add_biases<Sh>(a, m, i0, h);
 }
 
-/* Processes the persistent vectors: dk += ds K, where dk is in units of the scale of
-   persistent keys. */
+/* Processes the persistent vectors: adds ds K to dk, the sum over keys in dQ. dk is in
+   units of the scale of persistent keys. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_vectors(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -8052,8 +8065,8 @@ static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__attn_
 
 /* The query sweep. A block processes BQ queries of one head and one batch row, 16 per
    warp. It walks the keys in the order of the forward pass; the longest blocks start
-   first (stx__attn_make_list). The two terms of dQ, ds K and dR PE, are kept in
-   separate registers, because their sums over the queries are du and dvb.
+   first (stx__attn_make_list). The two terms of dQ, dk = ds K and dp = dR PE, are kept
+   in separate registers, because their sums over the queries are du and dvb.
 
        for each tile:  wait for K, V and the BK new rows of the table
                        compute r a and ds in registers
@@ -8682,8 +8695,8 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_b
    counted from the newest; a warp sums 16 XS of them over all of D. The block walks its
    split of heads and batch rows, BQ queries per step, and copies the data of the next
    step meanwhile. Elements of dR that were not stored are loaded as 0. Heads without
-   columns in the block are skipped. The partial sums are stored like those of
-   diagonals, with one row per column of dR. */
+   columns in the block are skipped. The partial sums are stored like those of the
+   diagonal sweep, with one row per column of dR. */
 template <class Sh> struct stx__attn_bwd_table_shape {
     enum {
         COLUMNS = Sh::DP > 64 ? 64 : 128,
@@ -8708,7 +8721,7 @@ static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_
     const stx__attn_params &p = a.p;
     const int c = (int)threadIdx.x % X::CH, y = f.width - back - X::COLUMNS + 8 * c,
               max_delta = (y & ~15) + a.newest - f.width,
-              /* the query sweep begins here or later */
+              /* the first key at which the query sweep can begin */
         lo = ((p.first_key + p.span) & ~15) - p.span;
     const size_t T = (size_t)a.tiles * Sh::BQ;
     const stx__bf16 *from = a.dr + (size_t)f.at * p.B * T + ((size_t)b * T + i0) * f.width + y;
@@ -9008,8 +9021,8 @@ static stx__attn_bwd_choice stx__attn_bwd_choose(const stx_ctx *x, const stx_att
 
 /* How the work is divided, and the offsets in scratch memory. Depends on sizes alone. */
 typedef struct stx__attn_bwd_plan {
-    int queries, keys, vectors, table;  /* whether each sweep is required; table: the
-                                           diagonal sweep */
+    int queries, keys, vectors, table;  /* 1 if the sweep is required; vectors: key sweep over
+                                           persistent vectors; table: diagonal sweep */
     int tiles;                          /* number of query tiles */
     int first, key_tiles;               /* first key; number of key tiles */
     int vector_tiles, vector_splits;    /* tiles and splits for persistent vectors */
@@ -9077,8 +9090,8 @@ static void stx__attn_bwd_plan_dr(const stx_attention_args *a, const stx__attn_b
     s->table = most < all;
     s->dr = STX_MIN((size_t)STX__ATTN_BWD_DR_BYTES,
                     (STX_MAX(a->span, a->P) + 31) / 16 * 16 * a->H * rows * 2);
-    /* run the query sweep even if no other gradient requires it: dPE must be the same
-       in both cases */
+    /* run the query sweep even if no other gradient requires it: dPE must not depend on
+       which other gradients are requested */
     s->queries = 1;
     /* columns of the widest head that may have rows */
     one = STX_MIN(one, most);
@@ -9702,7 +9715,8 @@ template <class E> struct stx__sru_output<E, 1> {
     }
 };
 
-/* stx__sru_skips returns a bit mask of the steps to skip among the 32 from n0: padding
+/* These functions find steps to skip. stx__sru_pad returns nonzero if step n is padding.
+   stx__sru_skips returns a bit mask of the steps to skip among the 32 from n0: padding
    and steps beyond the last one. Its argument pad is stx__sru_pad of step n0 + lane. */
 static __device__ __forceinline__ int stx__sru_pad(const stx__sru &p, const stx__sru_column &q,
                                                    size_t n) {
@@ -9726,7 +9740,7 @@ static __device__ __forceinline__ float stx__sru_gate(const E *slot, int gate, i
     return stx__rcp(1.0f + stx__exp2(fmaf(v, c, z)));
 }
 
-/* Returns h = xt + (g(c) - xt) m r. */
+/* Returns h = xt + (g(c) - xt) m r, see stx_sru_args. */
 template <class E, int TANH, int STEPS>
 static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, const stx__sru &p,
                                                      const stx__sru_column &q, float c, float r) {
@@ -10214,7 +10228,7 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
         STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
     } while (0)
 
-/* The rows and groups of a stream. Tap t of group i is row base + i step + t, if this
+/* The rows and groups of a stream. Tap t of group i is row base + i * step + t, if this
    row is in [first,rows) and not marked in `pad`. `own` is G_b, the stream's number of
    groups. */
 typedef struct stx__comp_stream {
@@ -10300,7 +10314,7 @@ stx__comp_fold_kernel(stx__array rows, stx__array y, stx_comp_groups g) {
     STX__WARPS(n, g.B * g.rows) {
         size_t b = n / g.rows, row = n - b * g.rows;
         stx__comp_stream s = stx__comp_stream_of(g, b);
-        /* in group i, the row is tap t = from - i step */
+        /* in group i, the row is tap t = from - i * step */
         ptrdiff_t from = (ptrdiff_t)row - s.base, step = (ptrdiff_t)g.step,
                   before = from - (ptrdiff_t)g.taps;
         ptrdiff_t lo = before < 0 ? 0 : before / step + 1, hi = from < 0 ? -1 : from / step;
@@ -10893,7 +10907,7 @@ static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_ga
 
 /* Computes the gradients of elements i .. i+W-1. Replaces p with the gradients of the
    planes. With g = dout, s' = s (1 - s) and out as in stx__comp_gate_forward, the
-   gradients of GRU are
+   gradients of GRU are (p_n is plane n of p[1])
 
        dn = g (1 - z) (1 - n^2)    dz = g (x - n) z'    dr = dn p_n r'    dx = g z
        gradients of p[0]: dr, dz, dn; of p[1]: dr, dz, r dn */
@@ -12304,7 +12318,7 @@ typedef struct stx__prepare_rule {
 /* Increments u->step and sets the global clipping factor and the bias corrections of
    the Adam family for this update, as described in stx_optim_desc. Called by thread 0.
    With power = beta2^step, RAdam (Liu et al. 2020, arXiv:1908.03265) multiplies the
-   step by r if rho >= 5; otherwise the update is plain:
+   update by r if rho >= 5; otherwise u->plain is set, and the update does not use v:
 
        most = 2 / (1 - beta2) - 1         rho = most - 2 step power / (1 - power)
        r    = sqrt((1 - power) (rho-4) (rho-2) most / ((most-4) (most-2) rho)) */
@@ -12434,7 +12448,8 @@ void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_ch
     if (count) STX__RUN_CHUNKS(x, "stx_adagrad_update", stx__adagrad_kernel, chunk, count, u, eps);
 }
 
-/* Adam, AdamW and RAdam, with the corrections c1 and c2 of u:
+/* Adam, AdamW and RAdam, with the corrections c1 and c2 of u, rest1 = 1 - beta1 and
+   rest2 = 1 - beta2:
 
        g' = factor g + decay p
        m  = beta1 m + rest1 g'
@@ -12465,7 +12480,8 @@ void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk
     if (count) STX__RUN_CHUNKS(x, "stx_adam_update", stx__adam_kernel, chunk, count, u, *a);
 }
 
-/* LAMB, first kernel. Replaces g with the direction of each element:
+/* LAMB, first kernel. Replaces g with the direction of each element (rest1 and rest2
+   are 1 - beta1 and 1 - beta2):
 
        d = factor g
        m = beta1 m + rest1 d
@@ -13216,7 +13232,8 @@ static int stx__group_check(stx_ctx *x, const stx_gpu *g, const char *what) {
    "gpu03-ib,gpu07". Returns 0 if the host name is empty or does not fit in `out`. */
 static int stx__first_host(char *out, size_t size, const char *list) {
     size_t n = 0;
-    int in = 0, first = 1; /* inside brackets; in the first number there */
+    int in = 0, first = 1; /* `in`: inside brackets; `first`: in the first number of the
+                              brackets */
     for (; *list && (in || *list != ','); list++) {
         if (*list == '[' || *list == ']') {
             in = *list == '[';
@@ -13409,7 +13426,7 @@ static int stx__group_end(stx_ctx *x, stx_gpu *g, void *to, size_t bytes, const 
 }
 
 /* Reduces n doubles on the device to rank 0 and broadcasts the result. If each rank
-   reduced them separately, the last bits might differ. */
+   reduced them separately, the last bits might differ between ranks. */
 static int stx__group_reduce_part(stx_ctx *x, stx_gpu *g, size_t n, ncclRedOp_t op,
                                   const char *what) {
     stx__group *c = g->group;
@@ -13480,8 +13497,8 @@ void stx_cuda_group_leave(stx_ctx *x) {
     stx_gpu *g = stx__use_gpu(x);
     stx__group *c = g ? g->group : NULL;
     if (!c) return;
-    /* finalise together with the other ranks, but not after an error: they may have
-       ended */
+    /* finalise together with the other ranks, but not after an error: after an error,
+       the other ranks may have ended */
     if (stx_ok(x) && c->comm && stx__cuda_ok(x, g, stx__group_join_streams(g), what)
         && stx__wait(x, g, g->stream, NULL, what)) {
         stx__graphs_end(g);
