@@ -459,7 +459,7 @@ typedef struct stx__ring {
 struct stx_gpu {
     int index;          /* CUDA device number */
     char name[96];      /* such as "NVIDIA H200, sm_90" */
-    int sms, major, minor;      /* multiprocessors, compute capability */
+    int sms, major, minor;      /* sms: multiprocessors; major, minor: compute capability */
     size_t shared_max;  /* limit of dynamic shared memory per block, in bytes */
     cudaStream_t stream;        /* runs all work of the context in order */
 
@@ -814,8 +814,8 @@ static int stx__scratch_grow(stx_ctx *x, stx_gpu *g, size_t bytes, const char *w
 }
 
 /* Returns `bytes` bytes of device scratch memory for the kernels of one launcher, or
-   sets an error and returns NULL. The next launcher may use the same memory: stream
-   order keeps their kernels apart. */
+   sets an error and returns NULL. The next launcher may use the same memory, because
+   its kernels run after these in the stream. */
 static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
     stx_gpu *g = stx__use_gpu(x);
     if (!stx_ok(x)) return NULL;
@@ -897,9 +897,9 @@ static unsigned stx__grid(stx_ctx *x, size_t iterations) {
        STX__COLUMNS_DOT      dy f                        ld = C
        STX__COLUMNS_NORM     dy (f - mean) rstd          ld = 2 C, with the sum of dy in
                                                          the second half of a row
-   dy, f (N,C); mean, rstd (N). Block (chunk, columns) has 8 rows of 32 lanes; a lane
-   sums W columns over every 8th row of the chunk, in order. The 8 sums of a column are
-   then added in order. */
+   dy and f are (N,C); mean and rstd are (N). Block (chunk, columns) has 8 rows of 32
+   lanes; a lane sums W columns over every 8th row of the chunk, in order. The 8 sums of
+   a column are then added in order. */
 enum { STX__COLUMNS_SUM, STX__COLUMNS_DOT, STX__COLUMNS_NORM };
 
 template <int W, int MODE>
@@ -2049,8 +2049,9 @@ static __device__ __forceinline__ float stx__as_stored(const stx__array &a, floa
     return a.half ? __bfloat162float(__float2bfloat16(v)) : v;
 }
 
-/* Arrays of the forward kernels: y, s, `in`, f (N,C); bias, gain, shift (C); mean, rstd
-   (N). s, f and bias are used only with RESIDUAL; bias.p may be NULL. */
+/* Arrays of the forward kernels: y, s, `in` and f are (N,C); bias, gain and shift are
+   (C); mean and rstd are (N). s, f and bias are used only with RESIDUAL; bias.p may be
+   NULL. */
 struct stx__norm_fwd_nums {
     stx__array y, s, mean, rstd, in, f, bias, gain, shift;
 };
@@ -2215,9 +2216,9 @@ void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
         stx__norm_fwd<0>(x, a);
 }
 
-/* Arrays of the backward kernels: din, df, dy, `in` (N,C); gain (C); mean, rstd (N).
-   din and df may be NULL. If add_din or add_df is nonzero, the kernels add to din or df
-   instead of overwriting it. */
+/* Arrays of the backward kernels: din, df, dy and `in` are (N,C), gain is (C), and mean
+   and rstd are (N). din and df may be NULL. If add_din or add_df is nonzero, the
+   kernels add to din or df instead of overwriting it. */
 struct stx__norm_bwd_nums {
     stx__array din, df, dy, in, gain, mean, rstd;
     int add_din, add_df;
@@ -4203,7 +4204,7 @@ typedef struct stx__mat_cached {
     uint8_t head_group[256], head_index[256];
 } stx__mat_cached;
 
-/* The cached rows of one head. Row j is at base + (j - first) row_stride. */
+/* The cached rows of one head. Row j is at base + (j - first) * row_stride. */
 typedef struct stx__mat_cached_head {
     stx__array a;
     size_t base, row_stride;
@@ -4599,7 +4600,7 @@ stx__attn_plain_units_kernel(float *all, const float *parts, size_t size, size_t
 }
 
 /* grad += f times `all` (tables,rows,D). Element (t,r,d) of `all` is added to element
-   `at` + t st + r ld + d of grad. One thread per element. */
+   `at` + t * st + r * ld + d of grad. One thread per element. */
 STX__GLOBAL(256)
 stx__attn_plain_add_kernel(stx__array grad, const float *all, float f, size_t tables, size_t rows,
                            size_t D, size_t at, size_t st, size_t ld) {
@@ -4616,12 +4617,12 @@ enum { STX__SUM_PE, STX__SUM_U, STX__SUM_VB, STX__SUM_Z, STX__SUM_PK, STX__SUM_P
 typedef struct stx__attn_plain {
     stx_ctx *x;
     const stx_attention_args *a;
-    size_t n, units, ld;      /* queries per panel, units per chunk, row stride of s and g */
+    size_t n, units, ld;      /* n: queries per panel; units: units per chunk; ld: row
+                                 stride of s and g */
     size_t tables, p0, np;    /* `tables` is the number of tables in pe. The call uses rows
                                  p0 .. p0+np-1 of each table */
     size_t size[STX__SUMS];   /* elements of one copy of a sum; 0: the sum is not required */
-    size_t copies[STX__SUMS]; /* number of copies of the sum in the gradient, one per table
-                                 or head */
+    size_t copies[STX__SUMS]; /* number of copies of the sum in the gradient */
     float *s, *g;             /* (units,n,ld) */
     float *o, *o_pe;          /* o: output or dq; o_pe: contribution of pe to dq */
     float *rows;              /* (units,n): dz of each row */
@@ -5155,7 +5156,7 @@ typedef struct stx__attn_params {
     const void *pk, *pv;      /* (H,N,D) */
     void *y;                  /* (B,T,H D) */
     float *row_max, *inv_sum; /* (B,H,T) */
-    stx__array u, vb, z;        /* u, vb (H D); z (H) */
+    stx__array u, vb, z;        /* u and vb are (H D), z is (H) */
     size_t q_row_stride, kv_row_stride, q_batch_stride, kv_batch_stride; /* in elements */
     uint64_t rng_calls; /* Philox calls per row, for dropout */
     uint64_t seed, stream, rng_first;
@@ -5363,7 +5364,7 @@ static __device__ __forceinline__ stx__attn_band stx__attn_band_of(const stx__at
     return b;
 }
 
-/* Returns the random bits for the 8 keys at positions `at` .. `at`+7 of row (b H + h)
+/* Returns the random bits for the 8 keys at positions `at` .. `at`+7 of row (b * H + h) *
    T + i. Component t holds the bits for columns 2t (low half) and 2t + 1 (high half). */
 static __device__ __forceinline__ uint4 stx__attn_random8(const stx__attn_params &p,
                                                           uint64_t stream, uint64_t row, int at) {
@@ -6219,7 +6220,7 @@ typedef struct stx__attn_fwd_tile {
     float *ramp;
     int lane;
     int window;   /* 1: keys of the window; 0: persistent vectors */
-    int s, j0, i; /* step; first key or vector of the tile; the warp's first query */
+    int s, j0, i; /* s: step; j0: first key or vector of the tile; i: the warp's first query */
     float sc;     /* scale of the logits, times log2 e if elements are bfloat16 */
 } stx__attn_fwd_tile;
 
@@ -7276,7 +7277,7 @@ static __device__ __forceinline__ void stx__attn_bwd_times(float (&c)[Sh::DP / 8
 
 /* A strip of queries, and the key tile that it processes. */
 typedef struct stx__attn_bwd_strip {
-    int i, j0; /* first query of the strip; first key or vector of the tile */
+    int i, j0; /* i: first query of the strip; j0: first key or vector of the tile */
     int b, h;
     int max_delta;                         /* largest distance that contributes */
     int ring, chunks;                      /* `ring` is the ring chunk of the window's first row,
@@ -8855,7 +8856,7 @@ STX__GLOBAL(256)
 stx__attn_bwd_fold_diagonals(stx__array dpe, const float *part, const int *used, int P, int tables,
                              int D, int pe_rows, int BK, int extra, int diagonals, int splits) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, columns = (size_t)tables * D;
-    /* the row is row u of the window of diagonal n: u = BK (n + 1) - from */
+    /* the row is row u of the window of diagonal n: u = BK * (n + 1) - from */
     int row = (int)(i / columns), d = (int)(i % D), own = (int)(i / D % tables),
         from = P - 1 - row + extra, n, s;
     float sum = 0;
@@ -9024,7 +9025,8 @@ typedef struct stx__attn_bwd_plan {
     int queries, keys, vectors, table;  /* 1 if the sweep is required; vectors: key sweep over
                                            persistent vectors; table: diagonal sweep */
     int tiles;                          /* number of query tiles */
-    int first, key_tiles;               /* first key; number of key tiles */
+    int first, key_tiles;               /* first: first key of the key sweep; key_tiles:
+                                           number of key tiles */
     int vector_tiles, vector_splits;    /* tiles and splits for persistent vectors */
     int diagonal_first, diagonal_extra; /* `first` and `extra` of the diagonal sweep */
     int diagonals, tables, units, table_splits;
@@ -11465,9 +11467,9 @@ static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx
     for (int i = 0; i < 3; i++) w[i] = stx__get(a.w, 3 * r + (size_t)i);
 }
 
-/* Adds w t to o unless w is 0, because a branch that was not selected may contain any
-   values, even NaN. Sums start from -0, because -0 + t is t bit for bit, even if t is
-   -0. */
+/* Adds w t to o if w is not 0. If w is 0, the branch was not selected, and its values
+   must be ignored, because they may be NaN. Sums start from -0, because -0 + t is t bit
+   for bit, even if t is -0. */
 template <int W>
 static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, const float (&t)[W]) {
     if (w != 0)
