@@ -1202,7 +1202,7 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
 /* Column sums over N rows:
        d (C) += sum of dy                       with f and mean NULL
        d (C) += sum of dy f                     with mean NULL
-       d (C) += sum of dy (f - mean) rstd, and d2 (C) += sum of dy */
+       d (C) += sum of dy (f - mean) rstd, and d2 (C) += sum of dy, otherwise */
 typedef struct stx__columns_args {
     stx_real *d, *d2;               /* d2 may be NULL; d may be NULL only if mean is not NULL */
     const stx_real *dy, *f;         /* (N,C) */
@@ -1298,8 +1298,9 @@ template <int T> static __device__ __forceinline__ float stx__row_max(float v, f
     return v;
 }
 
-/* y (1) = or += sum of `part` (n) / divisor. There is one block. Each thread adds every
-   1024th element in order, then the sums of the threads are added in a fixed tree. */
+/* y (1) = or += the sum of `part` (n), divided by the divisor. There is one block. Each
+   thread adds every 1024th element in order, then the sums of the threads are added in
+   a fixed tree. */
 STX__GLOBAL(1024)
 stx__total_kernel(stx__array y, const double *part, size_t n, double divisor, int accumulate) {
     STX__SHARED(double, sh, 32);
@@ -1348,8 +1349,9 @@ stx__sum_kernel(double *part, stx__array a, stx__array b, size_t n, size_t each,
     if (threadIdx.x == 0) part[blockIdx.x] = s;
 }
 
-/* y (1) = or += sum / divisor, where the sum of n terms is computed in two stages. The
-   number of chunks, at most 2048, depends on n alone. b is NULL for STX__SUM. */
+/* y (1) = or += the sum of n terms, divided by the divisor. The sum is computed in two
+   stages. The number of chunks, at most 2048, depends on n alone. b is NULL for
+   STX__SUM. */
 static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, const stx_real *a,
                           const stx_real *b, size_t n, double divisor, int accumulate) {
     stx__array Y = stx__array_of(x, y), A = stx__array_of(x, a), B = stx__array_of(x, b);
@@ -1621,9 +1623,8 @@ void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int 
     if (n) STX__RUN_BY(x, "stx_act_fwd", four, stx__act_fwd_kernel, n, Y, A, n, act);
 }
 
-/* Gradient of y = act(a): da (n) = or += dy act'(a)
-   GELU reads `a`; the other activations read y. da may be dy. A thread computes W
-   adjacent elements at a time. */
+/* Gradient of y = act(a): da (n) = or += dy act'(a). GELU reads `a`; the other
+   activations read y. da may be dy. A thread computes W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__act_bwd_kernel(stx__array da, stx__array dy, stx__array y, stx__array a, size_t n, int act,
@@ -1765,9 +1766,8 @@ void stx_rezero_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *h, const stx_r
     if (n) STX__RUN_BY(x, "stx_rezero_fwd", four, stx__rezero_fwd_kernel, n, Y, H, F, A, n);
 }
 
-/* Gradient of y = h + alpha f: df (n) = or += alpha dy
-   stx__sum_cuda computes dalpha += sum of dy f. A thread computes W adjacent elements at
-   a time. */
+/* Gradient of y = h + alpha f: df (n) = or += alpha dy. stx__sum_cuda computes
+   dalpha += sum of dy f. A thread computes W adjacent elements at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__rezero_bwd_kernel(stx__array df, stx__array dy, stx__array alpha, size_t n, int accumulate) {
@@ -2779,8 +2779,8 @@ static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const s
              k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
 }
 
-/* Makes the call unless an earlier call of the sequence has failed. s holds the status
-   of the sequence. */
+/* Makes the call unless an earlier call of the sequence has failed. `s` holds the
+   status of the sequence. */
 #define STX__LT(s, call) \
   do { \
     if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); \
@@ -3044,11 +3044,11 @@ stx__pack_kernel(stx__array to, size_t ldt, stx__array a, size_t lda, size_t sa,
     }
 }
 
-/* C (M,N) = alpha op(A) op(B) + beta C for each matrix of a batch, then adds bias (N) and
-   applies ReLU. Supports all types, strides and alignments; used if cublasLt has no
-   algorithm. A block of 256 threads computes a tile of 64 x 64, 4 x 4 elements per
-   thread, and loads slabs of 16 along K into shared memory. Each element is one sum over
-   K in order. */
+/* C (M,N) = alpha op(A) op(B) + beta C for each matrix of a batch, then adds bias (N)
+   and applies ReLU if they are requested. Supports all types, strides and alignments;
+   used if cublasLt has no algorithm. A block of 256 threads computes a tile of 64 x 64,
+   4 x 4 elements per thread, and loads slabs of 16 along K into shared memory. Each
+   element is one sum over K in order. */
 enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE + 1 };
 
 struct stx__gemm_nums {
@@ -3382,7 +3382,7 @@ static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, co
     j.K = g->K;
     j.c = stx__array_of(x, g->C);
 
-    if (!g->K || g->alpha == 0) { /* C = beta C */
+    if (!g->K || g->alpha == 0) { /* the result is C = beta C */
         const size_t rows = one_c ? g->M : g->batch * g->M;
         STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(rows, 1, 4096), 256, 0, j.c, g->ldc,
                         g->sc, g->M, g->N, rows, (float)g->beta);
@@ -3496,11 +3496,11 @@ static int stx__lt_split_k(stx_ctx *x, const char *what, const stx_gemm_args *g,
     return 1;
 }
 
-/* C += the first `rows` rows of the GEMM g. If deferred is nonzero, C is a parameter
-   gradient and the sum may be deferred. The remaining rows belong to padded logits.
-   They are computed to keep the operands aligned, but are not added to C. Therefore the
-   GEMM writes to the slice buffer even if there is only one slice. If C is too large
-   for the buffer, only its last rows are computed this way. */
+/* C += the first `rows` rows of the result of the GEMM g. If deferred is nonzero, C is
+   a parameter gradient and the sum may be deferred. The remaining rows belong to padded
+   logits. They are computed to keep the operands aligned, but are not added to C.
+   Therefore the GEMM writes to the slice buffer even if there is only one slice. If C
+   is too large for the buffer, only its last rows are computed this way. */
 static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
                         int deferred) {
     stx_gpu *gpu = stx__use_gpu(x);
@@ -3611,7 +3611,7 @@ static void stx__slope_columns(stx_ctx *x, const char *what, const stx_linear_bw
     stx__columns_sum(x, what, &a->db, 1, part, O, chunks, O - a->padding, deferred);
 }
 
-/* Gradients of y = act(a), a = in W^T + b:
+/* Gradients of y = act(a), a = `in` W^T + b:
        da = dy act'(a)
        dx (N,Ci) = or += da W
        dW (O,Ci) += da^T in
@@ -3904,7 +3904,7 @@ void stx__loss_weights_cuda(stx_ctx *x, const stx__loss_weights_args *a) {
                         a->known, a->targets, A, a->N, a->ignore, a->ignored_id, a->divisor, M);
 }
 
-/* For each row of logits (N,V), with row stride ld and target = targets[n]:
+/* For each row n of logits (N,V), with row stride ld and target = targets[n]:
 
        row_max[n] = max_v logits[n,v]
        inv_sum[n] = 1 / sum_v e^(logits[n,v] - row_max[n])
@@ -4104,7 +4104,7 @@ void stx__nan_if_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
 
 // >>mse
 
-/* loss (1) = mean (a - b)^2; a, b (n) */
+/* loss (1) = mean (a - b)^2, where a and b are (n) */
 void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) {
     stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0);
 }
@@ -4500,7 +4500,8 @@ STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_kernel(stx__attn_plain_rows p
 }
 
 /* Backward pass of the softmax. Replaces the logits in s with the factors of the
-   values, as in the forward pass, and dO.v in g with ds. With G = r g:
+   values, as in the forward pass, and dO.v in g with ds. With the eps of
+   stx_attention_args and G = r g, where g is still dO.v:
 
        D  = sum a G                              dO.y without the rounding error of y
        ds = a (G - D) - eps D w
@@ -5398,7 +5399,7 @@ typedef struct stx__attn_dr_slot {
     int at, width;
 } stx__attn_dr_slot;
 
-/* Returns the number of columns that a head requires, a multiple of 16. */
+/* Returns the number of columns of dR that a head requires, a multiple of 16. */
 static __device__ __forceinline__ int stx__attn_dr_width(const stx__attn_params &p,
                                                          const stx__attn_window &w, int newest) {
     return w.visible < p.delta_min ? 0 : (w.visible - (p.C - newest) + 15) & ~15;
@@ -5988,10 +5989,10 @@ static __device__ __forceinline__ int stx__attn_in_bands(const stx__attn_band (&
            || (group >= band[MT - 1].lo && group < band[MT - 1].hi);
 }
 
-/* o += w V, summed over the rows of the tile. The accumulators of S are used as fragments
-   of the left factor: packed for bfloat16, and for tf32 with key 2t as k = t and key
-   2t + 1 as k = t + 4 in both factors. EDGE: only the groups in the bands of the strips
-   are used. */
+/* o += w V, summed over the rows of the tile. The accumulators of S are used as
+   fragments of the left factor: packed for bfloat16, and for tf32 with key 2t as k = t
+   and key 2t + 1 as k = t + 4 in both factors. With EDGE, only the groups in the bands
+   of the strips are used. */
 template <class Pr, int CH, int MT, int NB, int ND, int EDGE> struct stx__attn_times_v {
     static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4],
                                                const unsigned char *tile, int lane,
@@ -6150,9 +6151,9 @@ template <class Pr_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_
         NB = BK / 8,
         ND = DP / 8,
         QS = Q_REGS ? KS : 1, /* fragments of q per strip */
-        ROW = CH * 16,        /* bytes */
-        TILE = BK * ROW,      /* bytes */
-        RING = BQ + 2 * BK,   /* rows of pe */
+        ROW = CH * 16,        /* bytes per row of a tile */
+        TILE = BK * ROW,      /* bytes per tile */
+        RING = BQ + 2 * BK,   /* number of rows of pe in the ring */
         THREADS = 128,
         RAMP = BK + 16 * MT,                        /* query-key distances per warp and tile */
         HEADER = (64 + 16 * RAMP + 127) / 128 * 128 /* the job, and the ramp weights of 4 warps */
@@ -6228,9 +6229,9 @@ typedef struct stx__attn_fwd_tile {
    requires blocks 0 .. NB-1 and, where its skew starts, two more blocks to their left.
    Block 0 of strip 0 begins at row `at` of the ring, and strip 1 begins 16 columns
    further left. Iteration c therefore computes block c + 2m of strip m, and both strips
-   use the same fragment of pe. EDGE: only blocks in the band of a strip are computed,
-   starting two blocks before it unless the strip's skew continues from the previous
-   tile (bit m of `started`). The rest of x stays 0. */
+   use the same fragment of pe. With EDGE, only blocks in the band of a strip are
+   computed, starting two blocks before it unless the strip's skew continues from the
+   previous tile (bit m of `started`). The rest of x stays 0. */
 template <class X, int EDGE>
 static __device__ __forceinline__ void stx__attn_fwd_positions(
     float (&x)[X::STRIPS][X::NB][4], stx__attn_skew (&skew)[X::STRIPS], const stx__attn_fwd_tile &w,
@@ -7234,8 +7235,8 @@ static __device__ __forceinline__ void stx__attn_bwd_copy(float (&to)[4], const 
     for (e = 0; e < 4; e++) to[e] = from[e];
 }
 
-/* Adds `a` b^T to c (16,8 NB), where `a` is 16 rows of the first tile from r0 and b the
-   first 8 NB rows of the second. */
+/* Adds `a` b^T to c (16,8 NB), where `a` consists of rows r0 .. r0+15 of the first
+   tile, and b of the first 8 NB rows of the second. */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_dot(float (&c)[NB][4], const unsigned char *a,
                                                          int r0, const unsigned char *b,
@@ -7883,8 +7884,8 @@ stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, stx__array dy, s
    where the pe window moves, if it is adjacent to this tile. Prefetching does not
    change results. */
 
-/* Stores 16 columns of a strip's dR, packed as a left factor, from column y of its rows
-   at `to`. Does nothing if the head has no such columns. */
+/* Stores 16 columns of a strip's dR, packed as a left factor, in the strip's rows at
+   `to`, starting at column y. Does nothing if the head has no such columns. */
 static __device__ __forceinline__ void stx__attn_bwd_dr_store(stx__bf16 *to, int width, int y,
                                                               const uint4 &f) {
     const int lane = (int)threadIdx.x & 31;
@@ -8094,7 +8095,8 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
     stx__attn_bwd_edge edge;
     float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
     int first, last, j0, next, step = 0, come, n, e;
-    /* `rows`: the strip's rows of dR, or NULL; `waits`: column of the chunk in *wait */
+    /* `rows` points to the strip's rows of dR, or is NULL. `waits` is the column of the
+       chunk in *wait */
     uint4 *wait = (uint4 *)m.exchange + threadIdx.x;
     stx__bf16 *rows = NULL;
     int width = 0, waits = -1;
@@ -8890,7 +8892,7 @@ typedef struct stx__attn_bwd_fold_job {
 typedef struct stx__attn_bwd_folds {
     stx__attn_bwd_fold_job one[STX__ATTN_BWD_FOLDS];
     int count;
-    unsigned dr_blocks; /* blocks that compute dpe, or 0 */
+    unsigned dr_blocks; /* number of blocks that compute dpe; may be 0 */
     stx__array dpe;
     const float *part;
     const int *used;
@@ -12000,8 +12002,8 @@ void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
 
 // >>latency
 
-/* Arguments of the loss with latency (see stx_par_latency_args). One thread computes
-   this loss, so that the step needs no host. The struct has no padding bytes. */
+/* Arguments of the loss with latency (see stx_par_latency_args). One thread computes this
+   loss, so that the step does not wait for the host. The struct has no padding bytes. */
 typedef struct stx__par_latency {
     double weight, target, power;
     size_t kind;
@@ -12352,8 +12354,8 @@ static __device__ __forceinline__ void stx__optim_decide(stx_update *u, double n
    chunk. Then decides whether to update, and sets the lr of each chunk. The update is
    skipped if the norm is not finite. For Adagrad, each tensor is clipped by its own
    norm. One block: a thread adds every 1024th chunk, then a fixed tree adds the
-   threads' sums. The CPU adds in order, so the norms differ by the rounding of doubles.
-   */
+   threads' sums. The CPU adds in order, so its norm differs by rounding errors.
+ */
 STX__GLOBAL(1024, 1)
 stx__optim_prepare_kernel(stx_update *u, stx_optim_chunk *chunk, size_t count,
                           const double *squares, const stx__prepare_rule d) {
@@ -13413,8 +13415,8 @@ static int stx__group_put(stx_ctx *x, stx_gpu *g, const void *part, size_t bytes
     return stx__cuda_ok(x, g, e, what);
 }
 
-/* Copies the part from the device to `to`, unless `to` is NULL. Waits in both cases,
-   because the next part uses the same memory. */
+/* Copies a part of an exchange from the device to `to`, unless `to` is NULL. Waits in
+   both cases, because the next part uses the same memory. */
 static int stx__group_end(stx_ctx *x, stx_gpu *g, void *to, size_t bytes, const char *what) {
     stx__group *c = g->group;
     if (to) {
