@@ -2442,8 +2442,8 @@ void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
 
 // >>embedding
 
-/* y (N,C) = table[ids], table (V,C), ids (N); n = N C. A thread copies W adjacent
-   elements of a row at a time. */
+/* y (N,C) = table[ids], with table (V,C) and ids (N); n = N C. A thread copies W
+   adjacent elements of a row at a time. */
 template <int W>
 STX__GLOBAL(256)
 stx__embedding_fwd_kernel(stx__array y, stx__array table, const int32_t *ids, size_t n, size_t C) {
@@ -3675,7 +3675,7 @@ typedef struct stx__heads {
 template <int W> STX__GLOBAL(256) stx__heads_kernel(stx__heads h, size_t n) {
     STX__STEP(i, n, W) {
         if (i >= h.blocks) {
-            /* element i is in group k of the memory rows, which begins at element
+            /* element i is in group k of the memory rows. This group begins at element
                `begin` */
             const int later = i < h.end[1] ? 1 : 2, k = i < h.end[0] ? 0 : later;
             const size_t later_begin = k == 1 ? h.end[0] : h.end[1],
@@ -5289,7 +5289,7 @@ static int stx__attn_params_of(const stx_ctx *x, const stx_attention_args *a, st
 
 #define STX__LOG2E 1.44269504f
 
-/* The distances that a head sees; z_span = z max_span. */
+/* The largest distances of a head, see "The window". z_span = z max_span. */
 typedef struct stx__attn_window {
     int farthest, visible, full;
     float z_span;
@@ -6159,8 +6159,9 @@ template <class Pr_, int DP, int BK, int MT, int SHARED_Q> struct stx__attn_fwd_
         HEADER = (64 + 16 * RAMP + 127) / 128 * 128 /* the job, and the ramp weights of 4 warps */
     };
 
-    /* Returns the bytes of shared memory. `two` is nonzero if u or vb is given. If q is
-       kept in registers, it is first loaded into the second pair of K and V tiles. */
+    /* Returns the size of shared memory in bytes. `two` is nonzero if u or vb is given.
+       If q is kept in registers, it is first loaded into the second pair of K and V
+       tiles. */
     static size_t shared(int pe, int two) {
         size_t rows = 4 * BK + (pe ? RING : 0);
         if (!Q_REGS)
@@ -8062,7 +8063,7 @@ static __device__ __forceinline__ void stx__attn_bwd_query_sums(const stx__attn_
         for (dz = 0, n = 0; n < Sh::STRIPS; n++) dz += red[2 * Sh::STRIPS * Sh::DP + n];
         a.dz[part * p.H + h] = dz;
     }
-    __syncthreads(); /* the persistent keys use the same memory */
+    __syncthreads(); /* the persistent keys are loaded into the same memory */
 }
 
 /* The query sweep. A block processes BQ queries of one head and one batch row, 16 per
@@ -8292,8 +8293,8 @@ static __device__ __forceinline__ void stx__attn_bwd_key_tile_sums(
     const unsigned char *wg, int group, int column, int all) {
     typedef typename Sh::Pr Pr;
     int n, k;
-    /* floats use the loop below: their sums are so long that its overhead does not
-       matter */
+    /* float elements use the loop below: the sums take so long that the overhead of the
+       loop does not matter */
     if (all && Sh::SIZE == 2) {
 #pragma unroll
         for (k = 0; k < Sh::BQ; k += Pr::K)
@@ -10270,8 +10271,8 @@ static int stx__comp_refused(stx_ctx *x, const stx_comp_groups *g, const char *w
     return !stx_ok(x);
 }
 
-/* Returns the groups with their stride resolved, and sets *four to whether rows can be
-   read four elements at a time. */
+/* Returns the groups with their stride resolved, and sets *four to 1 if rows can be
+   read four elements at a time, otherwise to 0. */
 static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__array &rows,
                                          int *four) {
     stx_comp_groups s = *g;
@@ -10911,7 +10912,7 @@ static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_ga
 
 /* Computes the gradients of elements i .. i+W-1. Replaces p with the gradients of the
    planes. With g = dout, s' = s (1 - s) and out as in stx__comp_gate_forward, the
-   gradients of GRU are (p_n is plane n of p[1])
+   gradients of GRU are (p_n is plane n of p[1]):
 
        dn = g (1 - z) (1 - n^2)    dz = g (x - n) z'    dr = dn p_n r'    dx = g z
        gradients of p[0]: dr, dz, dn; of p[1]: dr, dz, r dn */
@@ -11076,8 +11077,9 @@ static void stx__comp_gate_bwd_sums(stx_ctx *x, const stx_comp_gate_args *a,
                      defer_db);
 }
 
-/* Sets the arguments of the kernels and sets *four to whether all arrays can be accessed
-   four elements at a time. Returns 0 if there is nothing to do or after an error. */
+/* Sets the arguments of the kernels and sets *four to 1 if all arrays can be accessed
+   four elements at a time, otherwise to 0. Returns 0 if there is nothing to do or after
+   an error. */
 static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backward,
                              stx__comp_gate *p, int *four) {
     const char *what = backward ? "stx_comp_gate_bwd" : "stx_comp_gate_fwd";
@@ -11492,7 +11494,7 @@ static __device__ __forceinline__ void stx__par_load_sums(float (&h)[W], float (
 }
 
 /* Computes the means and reciprocal standard deviations of a row of h + branch_i in
-   registers, and subtracts the means from it. */
+   registers, and subtracts the means from the row. */
 template <int Q>
 static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], float (&m)[2],
                                                         float (&r)[2], size_t C, float eps) {
@@ -13501,8 +13503,8 @@ void stx_cuda_group_leave(stx_ctx *x) {
     stx_gpu *g = stx__use_gpu(x);
     stx__group *c = g ? g->group : NULL;
     if (!c) return;
-    /* finalise together with the other ranks, but not after an error: after an error,
-       the other ranks may have ended */
+    /* finalise together with the other ranks. This is skipped after an error, because
+       the other ranks may have ended then */
     if (stx_ok(x) && c->comm && stx__cuda_ok(x, g, stx__group_join_streams(g), what)
         && stx__wait(x, g, g->stream, NULL, what)) {
         stx__graphs_end(g);
