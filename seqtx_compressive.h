@@ -488,21 +488,21 @@ enum {
 
 /* stx_comp_desc.aux: what trains the compression */
 enum {
-    STX_COMP_AUX_AUTO = 0,          /* _ATTENTION with a convolution, else _NONE */
+    STX_COMP_AUX_AUTO = 0,          /* _ATTENTION if there is a convolution, else _NONE */
     STX_COMP_AUX_ATTENTION,
     STX_COMP_AUX_AUTOENCODE,
     STX_COMP_AUX_BPTT,
     STX_COMP_AUX_NONE
 };
 
-/* stx_comp_desc.positions */
+/* stx_comp_desc.positions: how distances enter the attention scores */
 enum {
     STX_COMP_POSITIONS_LEARNED = 0, /* one table for all layers, with a slice per head */
     STX_COMP_POSITIONS_XL           /* Transformer-XL's projected sines */
 };
 
-/* stx_comp_desc.gate, up to STX_COMP_GATE_GTRXL. The kinds from STX_COMP_GATE_RESET on
-   can only be used in stx_comp_gate_args. */
+/* Values of stx_comp_desc.gate (up to STX_COMP_GATE_GTRXL) and of
+   stx_comp_gate_args.kind (all of them). */
 enum {
     STX_COMP_GATE_RESIDUAL = 0,
     STX_COMP_GATE_GRU,
@@ -527,7 +527,7 @@ enum {
 
 enum { STX_COMP_MAX_DILATIONS = 8 };
 
-#define STX_COMP_NO_ROWS SIZE_MAX   /* stx_comp_desc.mem, cmem: no rows (0: default) */
+#define STX_COMP_NO_ROWS SIZE_MAX   /* a value of stx_comp_desc.mem or cmem: no rows */
 
 /* Flags of stx_comp_desc.literal. Each restores an accidental behaviour; see Fidelity. */
 enum {
@@ -546,31 +546,34 @@ typedef struct stx_comp_desc {
     size_t dim;             /* D; 0: 512 */
     size_t emb;             /* E; 0: D. If E != D, the model projects E to D and back */
     size_t layers;          /* L; 0: 8 */
-    size_t heads;           /* H, at most 256, divides D; 0: 8 */
+    size_t heads;           /* H, at most 256 and a divisor of D; 0: 8 */
     size_t kv_heads;        /* heads of keys and values, each shared by H / kv_heads
                                query heads; 0: H */
     size_t inner;           /* F; 0: 4 D */
     size_t segment;         /* S; 0: 512 */
 
     /* memory */
-    const size_t *memory_layers;    /* layers with a memory, counted from 1 (copied);
-                                       NULL: all */
+    const size_t *memory_layers;    /* numbers of the layers that have a memory, counted
+                                       from 1 (copied); NULL: all layers */
     size_t memory_count;    /* number of elements in memory_layers */
     int    no_memory;       /* 1: no layer has a memory */
     size_t mem;             /* M; 0: S. STX_COMP_NO_ROWS: no memory rows */
     size_t cmem;            /* C; 0: floor(M / r). STX_COMP_NO_ROWS: no compressed memory */
-    const size_t *mems, *cmems;     /* M and C of each of the L layers (copied); 0 means no rows.
-                                       Values for layers without memory are ignored.
-                                       NULL: mem and cmem for all layers */
+    const size_t *mems, *cmems;     /* M and C per layer, L elements each (copied); 0
+                                       means no rows. Values for layers without memory are
+                                       ignored. NULL: `mem` or `cmem` applies to all
+                                       layers */
 
     /* compression */
     size_t ratio;           /* r; 0: 4 */
     int    compress;        /* STX_COMP_COMPRESS_CONV .. _DROP */
     size_t overlap;         /* STX_COMP_COMPRESS_CONV only: number of rows before a group
                                that the convolution also reads */
-    int    conv_no_bias;    /* 1: no bias. STX_COMP_COMPRESS_CONV only */
-    size_t dilation[STX_COMP_MAX_DILATIONS], dilations;     /* the dilations and their number; 0:
-                                                               1, 2, 4. _DILATED only */
+    int    conv_no_bias;    /* 1: the convolution has no bias; STX_COMP_COMPRESS_CONV only */
+    size_t dilation[STX_COMP_MAX_DILATIONS], dilations;     /* STX_COMP_COMPRESS_DILATED
+                                                               only: `dilation` has
+                                                               `dilations` elements.
+                                                               dilations = 0: {1, 2, 4} */
     int    aux;             /* STX_COMP_AUX_AUTO .. STX_COMP_AUX_NONE */
     double aux_weight;      /* weight of the aux loss; 0: 1 */
     size_t bptt;            /* STX_COMP_AUX_BPTT: number of later segments whose loss
@@ -580,13 +583,15 @@ typedef struct stx_comp_desc {
     int    positions;       /* STX_COMP_POSITIONS_LEARNED or _XL */
     int    norm_after;      /* 1: layer norm after each gate; 0: before each sublayer */
     int    final_norm;      /* 1: layer norm after the last layer */
-    int    glu;             /* 1: gated feed-forward network, with gelu(p_1) p_2; see the manual */
+    int    glu;             /* 1: gated feed-forward network, gelu(p_1) p_2, where p_1 and
+                               p_2 are the halves of W1's output */
     int    tied;            /* 1: the output head uses the embedding as its weight */
     int    gate;            /* STX_COMP_GATE_RESIDUAL .. _GTRXL */
     int    gate_relu;       /* 1: relu before the gate (GTrXL) */
-    double gate_bias;       /* initial b0; 0: 2 for gtrxl, 1 for output, highway and sigtanh. With
-                               gru, it is added to the z block of the initial bias_ih; 0
-                               adds nothing */
+    double gate_bias;       /* initial value of the gate's bias b0. 0: the default, which
+                               is 2 for gtrxl and 1 for output, highway and sigtanh. With
+                               gru, gate_bias is added to the z block of the initial
+                               bias_ih, and 0 adds nothing */
     int    zero_gate_bias;  /* 1: gate_bias is 0 rather than its default */
     int    mogrify;         /* 1: five mogrifier steps before the gate, which must be gru */
     int    recurrence;      /* STX_COMP_STORE_INPUT, _OUTPUT or _ROTATE */
@@ -597,8 +602,9 @@ typedef struct stx_comp_desc {
     double ff_dropout;      /* dropout inside the feed-forward network */
     double aux_dropout;     /* dropout of attention weights over new rows in the aux loss */
 
-    unsigned literal;       /* STX_COMP_LITERAL, or flags, which must all apply to the model. In
-                               the model's desc: the flags in effect */
+    unsigned literal;       /* STX_COMP_LITERAL, or a combination of flags that all apply
+                               to the model. In the desc that the model holds: the flags
+                               in effect */
     size_t recompute_layers;    /* number of layers to recompute in the backward pass,
                                    counted from the last, to save memory; SIZE_MAX: all */
 } stx_comp_desc;
@@ -616,25 +622,31 @@ typedef struct stx_comp_desc {
    The tensors of gru have three row blocks: reset, z and cand. */
 typedef struct stx_comp_gate {
     stx_tensor *w[6], *b[2];
-    stx_tensor *mogrify[4];     /* q0 (k,D), q1 (D,k), r0 (k,D), r1 (D,k); k = floor(D / 4) */
+    stx_tensor *mogrify[4];     /* q0 (k,D), q1 (D,k), r0 (k,D) and r1 (D,k), with
+                                   k = floor(D / 4) */
 } stx_comp_gate;
 
 /* Parameters of a layer. */
 typedef struct stx_comp_layer {
-    int    memory;                          /* 1: a memory layer */
-    size_t M, C;                            /* capacities; 0 without memory */
-    stx_tensor *attn_gain, *attn_shift;     /* (D) */
-    stx_tensor *wq, *wkv, *wo, *bo;         /* (D,D); (2 kv_heads hd,D), keys first; (D,D); (D) */
-    stx_tensor *wpos, *u, *vb;              /* Wpos (D,D), u and vb (H,hd):
+    int    memory;                          /* 1: the layer has a memory */
+    size_t M, C;                            /* capacities of the memory and the compressed
+                                               memory, in rows; 0 without memory */
+    stx_tensor *attn_gain, *attn_shift;     /* (D) each: layer norm of the attention sublayer */
+    stx_tensor *wq, *wkv, *wo, *bo;         /* wq (D,D), wkv (2 kv_heads hd,D) with the
+                                               rows of the keys first, wo (D,D), bo (D) */
+    stx_tensor *wpos, *u, *vb;              /* wpos (D,D), u and vb (H,hd);
                                                STX_COMP_POSITIONS_XL only */
-    stx_tensor *conv;                       /* (D,taps D): column t D + c is tap t of channel c.
-                                               This and the next three are NULL if C is 0 */
+    stx_tensor *conv;                       /* (D,taps D): column t D + c is tap t of
+                                               channel c. conv, conv_bias, dilated and
+                                               decoder are NULL if C is 0 */
     stx_tensor *conv_bias;                  /* (D) */
     stx_tensor *dilated[STX_COMP_MAX_DILATIONS];    /* (D,2 D): [K0 K1] */
     stx_tensor *decoder;                    /* Dec (taps D,D): row t D + c is tap t of channel c;
                                                STX_COMP_AUX_AUTOENCODE only */
-    stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;     /* (D) (D) (F,D) (F) (D,F) (D);
-                                                               glu: w1 (2F,D), b1 (2F) */
+    stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;     /* ff_gain and ff_shift (D),
+                                                               w1 (F,D), b1 (F), w2 (D,F),
+                                                               b2 (D). With glu, w1 (2F,D)
+                                                               and b1 (2F) */
     stx_comp_gate attn_gate, ff_gate;
     int    frozen;      /* 1: wkv is no longer trained (STX_COMP_LITERAL_FREEZE). Set by
                            the first training segment with an aux loss in this layer. Not
@@ -650,7 +662,9 @@ typedef struct stx_comp {
     stx_params     *params;
     stx_vocab_io   *vocab_io;               /* embedding and output head, E wide; NULL
                                                without vocab */
-    stx_tensor     *in_w, *in_b, *out_w, *out_b;        /* (D,E) (D) (E,D) (E), if E != D */
+    stx_tensor     *in_w, *in_b, *out_w, *out_b;        /* in_w (D,E), in_b (D), out_w
+                                                           (E,D) and out_b (E); NULL if
+                                                           E = D */
     stx_tensor     *key_pe;                 /* STX_COMP_POSITIONS_LEARNED: (rows,D), rows =
                                                S + max M + max C. Distance dist is in row
                                                rows - 1 - dist, and head h has the hd
@@ -658,19 +672,20 @@ typedef struct stx_comp {
     stx_tensor     *sines;                  /* STX_COMP_POSITIONS_XL: (rows,D), constant, with rows
                                                as in key_pe */
     stx_tensor     *final_gain, *final_shift;
-    stx_comp_layer *layer;                  /* [layers] */
-    size_t          taps, before;           /* taps: number of rows that a compressed row is
-                                               computed from, r + overlap. before: number
-                                               of preceding rows that the convolutions of
-                                               a group also read */
+    stx_comp_layer *layer;                  /* [L]: the layers */
+    size_t          taps, before;           /* taps: number of rows from which a
+                                               compressed row is computed, r + overlap.
+                                               before: number of rows before a group that
+                                               its convolutions also read */
     size_t          A;                      /* number of layers with C > 0 */
-    stx_tensor    **aux, **rel_error;       /* [layers], (1) each: aux loss and relative squared
-                                               error of the last forward pass, valid until
-                                               the next stx_begin. NULL if nothing was
-                                               evicted, or in evaluation. In a process
-                                               group, rel_error covers only this rank, and
-                                               aux is scaled so that its mean over all
-                                               ranks is the aux loss of the batch */
+    stx_tensor    **aux, **rel_error;       /* [L], (1) each: aux loss and relative
+                                               squared error of the last forward pass,
+                                               valid until the next stx_begin. NULL if
+                                               nothing was evicted, or in evaluation. In a
+                                               process group, rel_error covers only this
+                                               rank, and aux is scaled so that its mean
+                                               over all ranks is the aux loss of the
+                                               batch */
 } stx_comp;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc and
@@ -695,12 +710,16 @@ STX_DEF size_t stx_comp_count(const stx_comp_desc *desc);
 typedef struct stx_comp_state {
     stx_comp *model;
     size_t    B;
-    size_t   *M, *C;        /* capacities of each layer: the model's, or those passed to
+    size_t   *M, *C;        /* capacities of the memory and the compressed memory of each
+                               layer: the model's, or those passed to
                                stx_comp_state_create_sized */
-    stx_memory *mem, *comp; /* rows of layer l, (B,n,D) and (B,c,D), oldest first, with
+    stx_memory *mem, *comp; /* memory and compressed memory. Layer l has rows mem (B,n,D)
+                               and comp (B,c,D), oldest first, with
                                n = mem->layer[l].count and c = comp->layer[l].count */
-    stx_memory *usage;      /* STX_COMP_COMPRESS_USED, else NULL: (B,n,2), for each row of mem the
-                               attention that it received and the number of queries */
+    stx_memory *usage;      /* STX_COMP_COMPRESS_USED, else NULL: (B,n,2) per layer, with
+                               two values for each row of mem: the attention that it
+                               received, and the number of queries that could attend to
+                               it */
     stx_memory *source;     /* STX_COMP_AUX_BPTT, else NULL: the rows from which the newest
                                compressed rows were made */
     size_t   *pushed;       /* (B): number of rows that each stream has pushed into the
@@ -795,9 +814,8 @@ STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h);
 
 /* Hidden states (B,T,D) and targets (B,T) -> (1): mean negative log-likelihood, in nats
-   per token. Negative targets and padding are ignored (pad as in stx_comp_segment; with
-   STX_COMP_LITERAL_MASK, padding is not ignored). The result is 0 if all targets are
-   ignored. */
+   per token. Negative targets are ignored. Padding (see stx_comp_segment) is ignored
+   too, except with STX_COMP_LITERAL_MASK. The result is 0 if all targets are ignored. */
 STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targets,
                                  const stx_ids *pad);
 
@@ -836,14 +854,15 @@ typedef struct stx_comp_gen {
     size_t          B;
     stx_comp_state *state;      /* the memory at the start of this segment */
     size_t          at;         /* number of tokens of this segment so far, less than S */
-    stx_cache      *cache;      /* keys and values of each layer, for compressed memory, memory and
-                                   this segment */
-    stx_real      **rows;       /* [layers], (B,S,D) in memory layers: the rows that this segment
-                                   adds to the memory */
-    stx_real      **usage;      /* STX_COMP_COMPRESS_USED: [layers], (B,M,2), as in
-                                   stx_comp_state */
-    stx_real      **pe;         /* projected sines of each layer (reach,D), or a learned table in
-                                   pe[0], extended to `reach` rows */
+    stx_cache      *cache;      /* keys and values of each layer: of the compressed
+                                   memory, the memory and this segment */
+    stx_real      **rows;       /* [L]: rows (B,S,D) that this segment adds to the memory
+                                   of a layer; NULL for layers without memory */
+    stx_real      **usage;      /* STX_COMP_COMPRESS_USED: [L], (B,M,2), the usage of the
+                                   memory rows, laid out as in stx_comp_state */
+    stx_real      **pe;         /* [L]: projected sines (reach,D) of each layer. With a
+                                   learned table, only pe[0]: the table, extended to
+                                   `reach` rows */
     int32_t        *pad;        /* (B,S), on the host: nonzero for tokens fed before their stream
                                    was reset */
     int             masked;     /* 1: an element of pad is nonzero */
@@ -890,8 +909,9 @@ STX_DEF stx_lm stx_comp_as_lm(stx_comp *m);
 
 // >>api: kernels
 
-/* Cuts the rows (B,rows,D) of each stream into `groups` groups of `taps` rows, `step`
-   rows apart. Tap t of group g of stream b is row base_b + g step + t, with
+/* Describes how the rows (B,rows,D) of each stream are cut into `groups` groups of
+   `taps` rows. Successive groups start `step` rows apart. Tap t of group g of stream b
+   is row base_b + g step + t, with
 
        base_b = at                                         if first is NULL
        base_b = at + first[b] - (groups - G_b) step        otherwise, with
@@ -904,40 +924,40 @@ STX_DEF stx_lm stx_comp_as_lm(stx_comp *m);
 typedef struct stx_comp_groups {
     size_t B, rows, groups, taps, step, D;
     ptrdiff_t at;
-    const int32_t *first;       /* (B), on the device, or NULL */
-    const int32_t *pad;         /* (B,rows), on the device, nonzero: missing; or NULL */
+    const int32_t *first;       /* (B), on the device, or NULL; see above */
+    const int32_t *pad;         /* (B,rows), on the device, or NULL; nonzero marks missing rows */
     size_t stride;              /* stride between streams, in elements, of the rows that unfold,
                                    pool and pick read; 0: rows D */
 } stx_comp_groups;
 
-/* Copies the row of each tap from rows (B,rows,D) to y (B,groups,taps,D), with 0 for
-   missing rows. Adds to y if accumulate is set. */
+/* Copies the row of each tap from `rows` (B,rows,D) to y (B,groups,taps,D), with 0 for
+   missing rows. If accumulate is set, adds to y instead. */
 STX_KERNEL(stx_comp_unfold, (stx_ctx *x, stx_real *y, const stx_real *rows,
                              const stx_comp_groups *g, int accumulate))
 
-/* Sets each row of rows (B,rows,D) to the sum, in ascending order, of the taps of y
+/* Sets each row of `rows` (B,rows,D) to the sum, in ascending order, of the taps of y
    (B,groups,taps,D) that refer to it. Missing rows, and rows without taps, are 0. The
    backward kernel is stx_comp_unfold. */
 STX_KERNEL(stx_comp_fold, (stx_ctx *x, stx_real *rows, const stx_real *y,
                            const stx_comp_groups *g))
 
-/* y (B,groups,D) = mean (if max is 0) or maximum (if max is 1) of the rows of each
-   group, per channel; 0 if all are missing. */
+/* Sets y (B,groups,D) to the mean (if max is 0) or the maximum (if max is 1) of the rows
+   of each group, per channel. Missing rows are skipped; if all are missing, y is 0. */
 STX_KERNEL(stx_comp_pool, (stx_ctx *x, stx_real *y, const stx_real *rows,
                            const stx_comp_groups *g, int max))
 
-/* Of the rows of stream b, starting at first[b], copies the G_b most used to the last G_b
-   rows of y (B,groups,D), in chronological order. The other rows of y are 0. If first is
+/* Copies the G_b most used rows of stream b, from row first[b] on, to the last G_b rows
+   of y (B,groups,D), in chronological order. The other rows of y are 0. If first is
    NULL, first[b] is 0 and G_b = groups. taps and at are not read. usage (B,rows,2), in
-   full precision, has a stride of usage_batch_stride elements between streams. The usage
-   of row j is usage[0] / usage[1], or 0 if usage[1] is 0. Of equally used rows, the newer
-   ranks first. Missing rows rank last, oldest first, and are 0 in y. */
+   full precision, has a stride of usage_batch_stride elements between streams. The
+   usage of row j is usage[0] / usage[1], or 0 if usage[1] is 0. Of equally used rows,
+   the newer ranks first. Missing rows rank last, oldest first, and are 0 in y. */
 STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
                            size_t usage_batch_stride, const stx_comp_groups *g))
 
-/* Adds to the usage of keys first .. first + n - 1. Call it after the attention's
-   forward kernel, with the same arguments `a`. The attention must not use a learned
-   span, eps or persistent vectors:
+/* Adds the usage of keys first .. first + n - 1 in one attention. Call it after the
+   attention's forward kernel, with the same arguments `a`. The attention must not use a
+   learned span, eps or persistent vectors:
 
        usage[b][j][0] += 1/H sum_h sum_i softmax weight of key first + j for query i,
                          before dropout
@@ -962,7 +982,7 @@ typedef struct stx_comp_error_args {
     double count;                   /* divisor; for a mean, the number of compared elements */
     const stx_real *a, *target;     /* (N,D) */
     const int32_t  *skip;           /* (N), on the device, nonzero: not compared; or NULL */
-    stx_real       *loss, *rel_error;   /* (1); forward only */
+    stx_real       *loss, *rel_error;   /* (1) each; forward only */
     double         *work;           /* (N,2), on the device, receives the two sums of each row;
                                        forward only */
     const stx_real *dloss;          /* (1); this and the following fields: backward only */
@@ -999,11 +1019,12 @@ typedef struct stx_comp_gate_args {
     int    kind, accumulate;
     size_t N, D;
     const stx_real *x, *y;      /* (N,D); NULL if the kind has none */
-    const stx_real *p[4];       /* (N,D), gru (N,3D), glu (N,2D); NULL if the kind has none */
+    const stx_real *p[4];       /* (N,D); with gru (N,3D), with glu (N,2D). NULL if the
+                                   kind has none */
     stx_real *out;              /* (N,D) */
     const stx_real *dout;       /* (N,D) */
     stx_real *dx, *dy, *dp[4];  /* shaped like x, y and p */
-    stx_real *db[2];            /* gru (3D) each, glu (2D) in db[0]; NULL if not needed */
+    stx_real *db[2];            /* gru: (3D) each; glu: db[0] (2D). NULL if not needed */
     int defer_db;               /* 1: db belongs to parameters, so the sums may be added later; see
                                    stx_linear_bwd_args. Not read on the CPU */
 } stx_comp_gate_args;
@@ -1037,7 +1058,8 @@ STX_STRICT_ON
 
 // >>groups
 
-/* Returns the number of groups that `rows` rows form. The last one can be shorter. */
+/* Returns the number of groups that `rows` rows form if a group begins every `step`
+   rows. The last group can be shorter. */
 static size_t stx__comp_group_count(size_t rows, size_t step) {
     return rows / step + (rows % step != 0);
 }
@@ -1068,7 +1090,7 @@ typedef struct stx__comp_group_job {
     const stx_real *from;
     int             accumulate;     /* unfold only */
     int             max;            /* pool only */
-    const stx_real *usage;          /* pick only, like the next field */
+    const stx_real *usage;          /* pick only, as is usage_batch_stride */
     size_t          usage_batch_stride;
 } stx__comp_group_job;
 
@@ -1286,8 +1308,8 @@ STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size
     }
 }
 
-/* score[j] = (q + u).k_j + (q + vb).pe_j for n keys, each summed in 16 lanes. Rows of
-   k have a stride of a->kv_row_stride elements; pe can be NULL. */
+/* Computes score[j] = (q + u).k_j + (q + vb).pe_j for n keys. Dot products are summed
+   in 16 lanes. Rows of k have a stride of a->kv_row_stride elements; pe can be NULL. */
 STX_INNER void stx__comp_scores_any(int fma, stx_real *STX_RESTRICT score,
                                     const stx_attention_args *a, const stx_real *q,
                                     const stx_real *k, const stx_real *pe, size_t h, size_t n) {
@@ -1346,7 +1368,7 @@ static void stx__comp_usage_query(stx_ctx *x, const stx__comp_usage_job *u, size
     if (distance > a->span) j += distance - a->span;    /* keys beyond the span were not attended
                                                            to */
     k = a->k + b * a->kv_batch_stride + (u->first + j) * a->kv_row_stride + h * a->D;
-    /* row i of pe encodes distance P - 1 - i + delta_min; p is the row of key j */
+    /* row i of pe encodes distance P - 1 - i + delta_min; row p is the one for key j */
     p = a->P - 1 + (size_t)a->delta_min - distance + (j - j0);
     if (a->pe) pe = a->pe_heads > 1 ? a->pe + (p * a->H + h) * a->D : a->pe + p * a->D;
     if (j < j1) STX_CALL(x, stx__comp_scores_any, (score + (j - j0), a, q, k, pe, h, j1 - j));
@@ -1411,7 +1433,7 @@ static void stx__comp_error_part(const stx_share *s, const void *job) {
     }
 }
 
-/* loss = sum (a - target)^2 / count */
+/* Computes loss = sum (a - target)^2 / count, and rel_error. */
 STX_DEF void stx_comp_error_fwd(stx_ctx *x, const stx_comp_error_args *e) {
     STX__FP_SCOPE;
     double error = 0, square = 0;
@@ -1438,7 +1460,7 @@ static void stx__comp_error_back_part(const stx_share *s, const void *job) {
     }
 }
 
-/* loss = sum (a - target)^2 / count:   da = dloss 2 (a - target) / count */
+/* Computes da = 2 dloss (a - target) / count. */
 STX_DEF void stx_comp_error_bwd(stx_ctx *x, const stx_comp_error_args *e) {
     stx_parallel(x, e->N, 3 * e->N * e->D, stx__comp_error_back_part, e);
 }
@@ -1483,15 +1505,16 @@ static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *tar
 // >>gates
 
 /* Gates are computed in blocks of columns. Each block is first computed into arrays on
-   the stack. These cannot overlap the gate's arrays, so the compiler can vectorise the
+   the stack, which cannot overlap the gate's arrays, so the compiler can vectorise the
    loops. */
 enum { STX__COMP_BLOCK = 64 };
 
 /* One block of columns in one row of a gate's arrays. In p, the three blocks of gru and
    the two halves of glu are D columns apart. */
 typedef struct stx__comp_gate_block {
-    const stx_real *x, *y, *p[4];       /* NULL if the kind has none */
-    size_t at, p_at;                    /* offset of the block in x, y and out, and in p */
+    const stx_real *x, *y, *p[4];       /* the row's inputs; NULL if the kind has none */
+    size_t at, p_at;                    /* at: offset of the block in x, y and out. p_at:
+                                           its offset in p */
 } stx__comp_gate_block;
 
 /* Gradients of a block. */
@@ -1514,8 +1537,9 @@ STX_INNER stx__comp_gate_block stx__comp_gate_block_of(const stx_comp_gate_args 
     return b;
 }
 
-/* reset = sig(p0_reset + p1_reset)         z = sig(p0_z + p1_z)
-   cand = tanh(p0_cand + reset p1_cand)     out = (1 - z) cand + z x */
+/* The forward pass of gru:
+       reset = sig(p0_reset + p1_reset)         z = sig(p0_z + p1_z)
+       cand = tanh(p0_cand + reset p1_cand)     out = (1 - z) cand + z x */
 STX_INNER void stx__comp_gru_any(int fma, const stx__comp_gate_block *b, size_t D, size_t n,
                                  stx_real *out) {
     const stx_real *p0 = b->p[0], *p1 = b->p[1];
@@ -1581,7 +1605,7 @@ STX_INNER void stx__comp_gate_put(stx_real *to, const stx_real *v, size_t n, int
         memcpy(to, v, n * sizeof *v);
 }
 
-/* out = (1 - z) cand + z x, see stx__comp_gru_any:
+/* The backward pass of stx__comp_gru_any, out = (1 - z) cand + z x, with g = dout:
        dcand = g (1 - z) (1 - cand^2)     dz = g (x - cand) z (1 - z)
        dreset = dcand p1_cand reset (1 - reset)
        dp0 = (dreset, dz, dcand)          dp1 = (dreset, dz, reset dcand)      dx = g z */
@@ -1611,8 +1635,9 @@ STX_INNER void stx__comp_gru_back_any(int fma, const stx_comp_gate_args *a,
     stx__comp_gate_put(a->dx + b->at, dx, n, a->accumulate);
 }
 
-/* out = p0_1 phi(p0_1) p0_2, where phi is the normal distribution function, density is
-   its derivative, and the halves of p0 are D columns apart:
+/* The backward pass of glu, out = p0_1 phi(p0_1) p0_2, with g = dout. phi is the normal
+   distribution function, density is its derivative, and the halves of p0 are D columns
+   apart:
        dp0_1 = g p0_2 (phi + p0_1 density)      dp0_2 = g p0_1 phi */
 STX_INNER void stx__comp_glu_back_any(int fma, const stx_comp_gate_args *a,
                                       const stx__comp_gate_block *b, size_t n) {
@@ -1628,7 +1653,8 @@ STX_INNER void stx__comp_glu_back_any(int fma, const stx_comp_gate_args *a,
     stx__comp_gate_put(a->dp[0] + b->p_at + a->D, d2, n, a->accumulate);
 }
 
-/* Kinds with one input p0; s = sig(p0), s' = s (1 - s):
+/* The backward pass of kinds with one input p0, where g = dout, s = sig(p0) and
+   s' = s (1 - s):
        input     out = s x + y            dx = g s      dy = g          dp0 = g x s'
        output    out = x + s y            dx = g        dy = g s        dp0 = g y s'
        highway   out = s x + (1 - s) y    dx = g s      dy = g (1 - s)  dp0 = g (x - y) s'
@@ -1671,7 +1697,7 @@ STX_INNER void stx__comp_gate1_back_any(int fma, int kind, const stx__comp_gate_
     }
 }
 
-/* Kinds with several inputs:
+/* The backward pass of kinds with several inputs p, where g = dout:
        sigtanh   z = sig(p0), cand = tanh(p1), out = x + z cand
                  dx = g            dp0 = g cand z (1 - z)      dp1 = g z (1 - cand^2)
        gtrxl     z = sig(p0 + p1), cand = tanh(p2 + p3), out = (1 - z) x + z cand
@@ -1784,7 +1810,7 @@ STX_DEF void stx_comp_gate_bwd(stx_ctx *x, const stx_comp_gate_args *a) {
 }
 
 /* Inputs of the gate op: x, y, p0 .. p3, and the biases added to p0 and p1 if the
-   gate's kernel computes their gradients. Inputs that the kind does not have are NULL. */
+   gate's kernel computes their gradients. Inputs that the kind does not use are NULL. */
 enum {
     STX__COMP_IN_X    = 0,
     STX__COMP_IN_Y    = 1,
@@ -1798,12 +1824,13 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
     stx_real *d[STX__COMP_IN_BIAS] = {NULL};
     int fresh[STX__COMP_IN_BIAS] = {0}, i;
 
-    /* the kernel either sets the gradients of all inputs or adds to all of them */
+    /* the kernel either overwrites the gradients of all inputs or adds to all of them */
     a->accumulate = 0;
     for (i = 0; i < STX__COMP_IN_BIAS; i++) {
         if (!in[i]) continue;
         d[i] = stx_grad(x, in[i], &fresh[i]);
-        if (!d[i]) {            /* not required, so compute it into scratch memory */
+        if (!d[i]) {            /* this gradient is not required, so compute it into
+                                   scratch memory */
             d[i] = stx_step_activations(x, in[i]->size);
             fresh[i] = 1;
         }
@@ -1827,8 +1854,8 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
     STX_RUN(x, stx_comp_gate_bwd, (x, a));
 }
 
-/* The elementwise part of a gate as an op -> (B,T,D). in[] is indexed by STX__COMP_IN_X
-   etc. */
+/* Returns the elementwise part of a gate (B,T,D), as an op. in[] is indexed by
+   STX__COMP_IN_X etc. */
 static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in) {
     const stx_tensor *shape = in[kind == STX_COMP_GATE_GLU ? STX__COMP_IN_P : STX__COMP_IN_X];
     stx_comp_gate_args *a;
@@ -2184,7 +2211,7 @@ static size_t stx__comp_gate_size(const stx_comp_desc *d) {
     return d->mogrify ? stx_size_add(n, 4 * rank, D) : n;
 }
 
-/* Returns the number of parameter elements of a layer's compression. */
+/* Returns the number of parameter elements of a layer's compression and decoder. */
 static size_t stx__comp_compress_size(const stx_comp_desc *d) {
     const size_t D = d->dim, taps = stx__comp_taps(d);
     size_t n = stx_size_add(0, stx_size_add(taps, 2 * d->dilations, 1), D * D);
@@ -2269,7 +2296,8 @@ static void stx__comp_gate_params(stx_comp *m, size_t l, const char *where, stx_
         snprintf(full, sizeof full, "%s.gate.b", where);
         g->b[0] = stx__comp_param(m, l, full, STX_CONSTANT, d->gate_bias, D, 0);
     }
-    for (i = 0; i < 4 && d->mogrify; i++) {     /* (rank,D) and (D,rank), alternating */
+    for (i = 0; i < 4 && d->mogrify; i++) {     /* shapes alternate between (rank,D) and
+                                                   (D,rank) */
         const int up = i % 2;
         snprintf(full, sizeof full, "%s.gate.mogrify.%s", where, mogrify[i]);
         g->mogrify[i] = stx__comp_param(m, l, full, STX_UNIFORM,
@@ -2449,7 +2477,7 @@ static stx_memory *stx__comp_rows_create(const stx_comp_state *s, const size_t *
 
 enum { STX__COMP_PARTS = 4 };
 
-/* Checkpoint names of the parts of a state, each after the caller's prefix */
+/* Checkpoint names of the parts of a state. Each is appended to the caller's prefix. */
 static const char *const stx__comp_part_name[STX__COMP_PARTS] = {"mem.", "comp.", "usage.",
                                                                  "source."};
 
@@ -2824,11 +2852,11 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
 typedef struct stx__comp_layer_plan {
     stx_comp *m;
     size_t l, B, T;
-    size_t n, c;            /* rows in the memory and the compressed memory */
-    size_t M, C;            /* their capacities */
+    size_t n, c;            /* number of rows in the memory and in the compressed memory */
+    size_t M, C;            /* capacities of the memory and of the compressed memory */
     size_t e, G;            /* number of evicted rows to compress, and number of groups that they
                                form; e is 0 unless the segment is full, C > 0 and G > 0 */
-    size_t table_rows;      /* STX_COMP_LITERAL_ROWS: S + n + c of the fullest memory */
+    size_t table_rows;      /* STX_COMP_LITERAL_ROWS: the largest S + n + c of any layer */
     int    push;            /* 1: the segment is full and enters the memory */
     int    frozen;          /* 1: Wkv is a constant in this segment */
 
@@ -2860,7 +2888,7 @@ static size_t stx__comp_evicted(size_t n, size_t S, size_t M) {
 }
 
 /* Returns G, the number of compressed rows made from e rows. With STX_COMP_LITERAL_PAD,
-   e mod r rows of padding precede them, and only full groups count. */
+   e mod r rows of padding precede the e rows, and only full groups count. */
 static size_t stx__comp_new_rows(const stx_comp_desc *d, size_t e) {
     if (d->literal & STX_COMP_LITERAL_PAD) return (e + e % d->ratio) / d->ratio;
     return stx__comp_group_count(e, d->ratio);
@@ -2883,9 +2911,9 @@ static const stx_ids *stx__comp_mask_part(stx_ctx *x, const stx_ids *mask, size_
     return stx__comp_mask(x, v, B, n);
 }
 
-/* STX_COMP_COMPRESS_USED: sets missing[i], i < G, to 1 if row i that stx_comp_pick
-   returns for stream b is missing. stx_comp_pick prefers rows that exist, and returns
-   rows in chronological order. */
+/* STX_COMP_COMPRESS_USED: sets missing[i] to 1 if the i-th row that stx_comp_pick
+   returns for stream b is missing, for all i < G. stx_comp_pick prefers rows that
+   exist, and returns rows in chronological order. */
 static void stx__comp_missing_picked(const stx_comp_groups *g, size_t b, int32_t *missing) {
     const size_t first = g->first ? (size_t)g->first[b] : 0;
     const size_t keep = g->first ? stx__comp_group_count(g->rows - first, g->step) : g->groups;
@@ -2902,7 +2930,7 @@ static void stx__comp_missing_picked(const stx_comp_groups *g, size_t b, int32_t
 }
 
 /* Returns a mask (B,G) of the missing new compressed rows, or NULL if none are missing.
-   first (B) is the index of the first evicted row of each stream, or NULL. */
+   first (B) holds the index of each stream's first evicted row; NULL if all are 0. */
 static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx_ids *first) {
     const size_t G = plan->G;
@@ -2999,8 +3027,8 @@ static int stx__comp_literal_masks(stx_ctx *x, stx__comp_layer_plan *plan) {
 }
 
 /* STX_COMP_AUX_BPTT: lists the previous evictions for which slot `from` still has the
-   source rows. Their sizes follow from the largest number of rows that a stream has
-   pushed. */
+   source rows. The sizes of these evictions follow from the largest number of rows that
+   a stream has pushed. */
 static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx_comp_state *s,
                                size_t from) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -3010,8 +3038,8 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx
     plan->recent_groups = groups;
     if (!groups) return 0;
     for (k = 1; k <= d->bptt && pushed >= k * S; k++) {
-        const size_t n = STX_MIN(pushed - k * S, plan->M);      /* rows in the memory at that
-                                                                   time */
+        const size_t n = STX_MIN(pushed - k * S, plan->M);      /* number of rows in the
+                                                                   memory at that time */
         const size_t G = stx__comp_new_rows(d, stx__comp_evicted(n, S, plan->M));
         const size_t rows = stx__comp_source_rows(plan->m, G);
         if (!G || rows > left) break;
@@ -3021,9 +3049,9 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx
     return 1;
 }
 
-/* Returns (B,1): for each stream, the index of the first evicted row that belongs to
-   it, or NULL if all indices are 0. The rows before that index date from before the
-   stream's reset. */
+/* Returns the index of the first evicted row that belongs to each stream (B,1), or NULL
+   if all indices are 0. The rows before that index date from before the stream's
+   reset. */
 static const stx_ids *stx__comp_first_rows(stx_ctx *x, const stx__comp_layer_plan *plan,
                                            const stx_comp_state *s) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -3151,7 +3179,7 @@ static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_layer_plan *
     stx_tensor *y = stx_new(x, plan->B, stx__comp_source_rows(m, plan->G), g.D, 0);
     if (!y) return NULL;
     g.stride = old->stride;
-    if (m->desc.compress == STX_COMP_COMPRESS_DILATED) {    /* one group of all rows */
+    if (m->desc.compress == STX_COMP_COMPRESS_DILATED) {    /* all rows form one group */
         g.at = -(ptrdiff_t)(m->before + (g.first ? (plan->G - 1) * g.step : 0));
         g.groups = 1;
         g.taps = y->dim[1];
@@ -3160,9 +3188,9 @@ static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_layer_plan *
     return y;
 }
 
-/* Applies the convolutions to G groups, source (B,..,D) -> (B,G,D): first the dilated
-   ones, f[i] = relu(K0 f[i] + K1 f[i + dilation]), then the strided one, which is a
-   matmul because the taps of a group are adjacent. */
+/* Applies the convolutions to G groups: source (B,..,D) -> (B,G,D). The dilated
+   convolutions come first, f[i] = relu(K0 f[i] + K1 f[i + dilation]). The strided
+   convolution is a matmul, because the taps of a group are adjacent. */
 static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, stx_tensor *source,
                                       size_t G) {
     const stx_comp_desc *d = &m->desc;
@@ -3207,10 +3235,10 @@ static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_layer_plan *pl
     return stx__comp_zero_rows(x, y, plan->new_pad);
 }
 
-/* Returns the usage (B,n+T,2) of the rows of memory and segment after the attention
-   with arguments `a`. Memory rows start from their usage in `usage` (NULL if the memory
-   is empty), and segment rows from 0. `a` is NULL if `usage` already includes this
-   attention. */
+/* Returns the usage (B,n+T,2) of the rows of the memory and the segment after the
+   attention with arguments `a`. Memory rows start from their usage in `usage` (NULL if
+   the memory is empty), and segment rows from 0. `a` is NULL if `usage` already
+   includes this attention. */
 static stx_tensor *stx__comp_next_usage(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx_tensor *usage, const stx_attention_args *a) {
     stx_tensor *y = stx_new_f32(x, plan->B, plan->n + plan->T, 2, 0);
@@ -3380,7 +3408,8 @@ static stx_tensor *stx__comp_gate_matmuls(const stx_comp *m, const stx_comp_gate
     return stx__comp_gate_op(x, kind, in);
 }
 
-/* Returns gate(x, y), or LN(gate(x, y)) with norm_after. xs is x, the residual stream. */
+/* Returns gate(x, y), or LN(gate(x, y)) with norm_after. xs is the residual stream,
+   called x in the formulas. */
 static stx_tensor *stx__comp_apply_gate(const stx_comp *m, const stx_comp_gate *g, stx_tensor *xs,
                                         stx_tensor *y, stx_tensor *gain, stx_tensor *shift) {
     stx_ctx *x = m->ctx;
@@ -3396,7 +3425,8 @@ static stx_tensor *stx__comp_apply_gate(const stx_comp *m, const stx_comp_gate *
     return d->norm_after ? stx_layernorm(x, out, gain, shift, 1e-5) : out;
 }
 
-/* The rest of a layer after the attention output o. xs is x, the residual stream:
+/* The part of a layer that follows the attention, whose output is o. xs is the residual
+   stream, called x in the formulas:
        x' = gate(x, Wo o + bo)
        x  = gate(x', W2 gelu(W1 LN(x') + b1) + b2) */
 static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, stx_tensor *o) {
@@ -3430,7 +3460,7 @@ static stx_tensor *stx__comp_wkv(const stx_comp *m, size_t l, int frozen) {
 /* Returns [comp ; mem] of slot l of s (B,c+n,D) as a constant, or NULL if both are empty.
    The rows are copied into one tensor, so that one matmul is enough in each direction.
    Reading them in place (stx_linear_cached) would need two matmuls each way, and on a GPU
-   six more graph nodes per layer to gather rows and gradients for the gradient of Wkv. */
+   six more graph nodes per layer to gather rows and gradients for Wkv's gradient. */
 static stx_tensor *stx__comp_memory_rows(const stx_comp_state *s, size_t l) {
     const stx_memory_layer *c = &s->comp->layer[l], *n = &s->mem->layer[l];
     stx_ctx *x = s->model->ctx;
@@ -3473,8 +3503,8 @@ static stx_tensor *stx__comp_extended_table(const stx_comp *m, size_t n) {
     return index ? stx_gather(x, m->key_pe, index, n) : NULL;
 }
 
-/* Returns S + n + c of the fullest memory, from which STX_COMP_LITERAL_ROWS derives the
-   table rows of distances. */
+/* Returns the largest S + n + c of any layer, from which STX_COMP_LITERAL_ROWS derives
+   the table rows of distances. */
 static size_t stx__comp_rows_in_use(const stx_comp *m, const stx_comp_state *s) {
     size_t l, n = 0;
     for (l = 0; s && l < m->desc.layers; l++)
@@ -3506,8 +3536,9 @@ static void stx__comp_attention_desc(const stx_comp *m, size_t l, stx_attention_
     a->position_bias = m->layer[l].vb;
 }
 
-/* Queries, keys and values, as in stx_attention_in: either q (B,T,D) and kv
-   (B,keys,2D), or qkv (B,T,3D) of the segment and past (B,keys-T,2D) of the memory. */
+/* Queries, keys and values in one of the two forms that stx_attention_in accepts: q
+   (B,T,D) and kv (B,keys,2D), or qkv (B,T,3D) for the segment and past (B,keys-T,2D)
+   for the memory. */
 typedef struct stx__comp_qkv {
     stx_tensor *q, *kv, *qkv, *past;
     size_t      keys;
@@ -3515,9 +3546,8 @@ typedef struct stx__comp_qkv {
 
 /* Computes q, k and v. src is the memory (B,c+n,D), or NULL, and h (B,T,D) is the
    normalised segment. One matmul computes q, k and v of the segment, except in three
-   cases: if q, k and v differ in width, if stx_comp_usage needs the keys of memory and
-   segment in one array, and if STX_COMP_LITERAL_MASK needs a second attention for
-   padded queries. */
+   cases: if q, k and v differ in width, if stx_comp_usage needs all keys in one array,
+   and if STX_COMP_LITERAL_MASK needs a second attention for padded queries. */
 static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_layer_plan *plan,
                                        stx_tensor *src, stx_tensor *h) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -3560,8 +3590,8 @@ static stx_tensor *stx__comp_kv_rows(stx_ctx *x, const stx__comp_qkv *proj, size
     return stx__comp_concat(x, y, t);
 }
 
-/* Returns softmax(s) v (B,T,D), with 0 for padded queries. *attn_args receives the
-   kernel's arguments. */
+/* Returns the attention output softmax(s) v (B,T,D), where s are the scores. It is 0
+   for padded queries. *attn_args receives the kernel's arguments. */
 static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_layer_plan *plan,
                                     const stx__comp_qkv *proj, stx_attention_args **attn_args) {
     stx_attention_in a;
@@ -3625,8 +3655,8 @@ static stx_tensor *stx__comp_constant_kv(const stx_comp *m, size_t l, stx_tensor
     return stx__comp_all_heads(m->ctx, &m->desc, rows);
 }
 
-/* aux = mean (old - rec)^2, where rec[i] is the sum of Dec_t new_g over all g and t
-   with g r + t = i */
+/* Returns the autoencoder's aux loss, mean (old - rec)^2, where rec[i] is the sum of
+   Dec_t new_g over all groups g and taps t with g r + t = i. comp holds the new rows. */
 static stx_tensor *stx__comp_aux_autoencode(stx_ctx *x, const stx__comp_layer_plan *plan,
                                             const stx_cached_rows *old, stx_tensor *comp,
                                             stx_tensor **rel_error) {
@@ -3651,8 +3681,8 @@ static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_layer_plan *
     const stx_comp *m = plan->m;
     const stx_comp_desc *d = &m->desc;
     const int whole = (d->literal & STX_COMP_LITERAL_TARGET) != 0;
-    /* number of rows whose keys this layer's attention has computed; stored outputs of
-       the segment are not among them */
+    /* number of rows whose keys this layer's attention has computed. With
+       STX_COMP_STORE_OUTPUT, the rows that the segment stores are not among them */
     const size_t held = plan->n + (d->recurrence == STX_COMP_STORE_OUTPUT ? 0 : plan->T);
     const size_t count = whole ? plan->n : STX_MIN(plan->e, held);
     const stx_ids *pad = plan->old_pad;
@@ -3672,9 +3702,9 @@ static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_layer_plan *
     return stx__comp_attend_rows(m, proj, kv, 0, 0, pad, 0);
 }
 
-/* Returns the aux loss (1) of the new compressed rows comp (B,G,D). proj has the
+/* Returns the aux loss (1) of the new compressed rows comp (B,G,D). proj holds the
    queries, keys and values of this layer's attention, rows (B,T,D) are the rows that
-   the segment adds to the memory, and old are the evicted rows. */
+   the segment adds to the memory, and `old` are the evicted rows. */
 static stx_tensor *stx__comp_layer_aux(stx_ctx *x, const stx__comp_layer_plan *plan,
                                        const stx__comp_qkv *proj, stx_tensor *rows,
                                        const stx_cached_rows *old, stx_tensor *comp,
@@ -3691,9 +3721,9 @@ static stx_tensor *stx__comp_layer_aux(stx_ctx *x, const stx__comp_layer_plan *p
                               rel_error);
 }
 
-/* STX_COMP_AUX_BPTT: returns past (B,c+n,D), with the newest compressed rows recomputed
-   from source with the current weights. source can begin with extra rows, left by
-   streams that have since been reset or have left the batch. */
+/* STX_COMP_AUX_BPTT: returns `past` (B,c+n,D) with the newest compressed rows
+   recomputed from source with the current weights. source can begin with extra rows,
+   left by streams that have since been reset or have left the batch. */
 static stx_tensor *stx__comp_recompress(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         stx_tensor *past, stx_tensor *source) {
     stx_tensor *again = NULL, *y;
@@ -3735,7 +3765,7 @@ static stx_tensor *stx__comp_input(stx_tensor **in, int index) {
    STX_MAX_MORE, so results that never occur together share an index: with compression
    by usage or BPTT, there is no aux loss. */
 enum {
-    STX__COMP_OUT_AUX    = 0,   /* the aux loss (1), and its rel_error (1) */
+    STX__COMP_OUT_AUX    = 0,   /* the aux loss (1); the next result is its rel_error (1) */
     STX__COMP_OUT_ERROR  = 1,
     STX__COMP_OUT_USAGE  = 0,   /* STX_COMP_COMPRESS_USED: usage of all rows (B,n+T,2) */
     STX__COMP_OUT_SOURCE = 1,   /* STX_COMP_AUX_BPTT: the input of the convolutions */
@@ -3745,8 +3775,8 @@ enum {
 
 /* One layer, as a function that stx_recompute can call. It does not change the state,
    because recomputation runs it a second time. in[] holds x (B,T,D), h (B,T,D) and, if
-   the plan needs them, past (B,c+n,D), source and usage. out[] is indexed by
-   STX__COMP_OUT_AUX etc.; results that do not exist stay NULL. */
+   the plan needs them, the memory rows (B,c+n,D), the source rows and the usage. out[]
+   is indexed by STX__COMP_OUT_AUX etc.; results that do not exist stay NULL. */
 static stx_tensor *stx__comp_layer_fwd(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__comp_layer_plan *plan = (const stx__comp_layer_plan *)user;
     const stx_comp_desc *d = &plan->m->desc;
@@ -3815,7 +3845,7 @@ static int stx__comp_segment_fits(const stx_comp *m, const stx_tensor *h, const 
 }
 
 /* Runs the plan's layer l on x (B,T,D) with the memory in slot `from` of `in`, and
-   writes slot l of out. Returns x for the next layer. */
+   writes the memory in slot l of `out`. Returns x for the next layer. */
 static stx_tensor *stx__comp_run_layer(stx__comp_layer_plan *plan, stx_tensor *xs,
                                        const stx_comp_state *in, size_t from, stx_comp_state *out) {
     stx_comp *m = plan->m;
@@ -3870,7 +3900,8 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     B = h->dim[0];
     T = h->dim[1];
     push = T == d->segment && out;
-    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);      /* clears m->rel_error too */
+    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);      /* also clears m->rel_error,
+                                                               which follows m->aux */
 
     if (out && !in) stx_comp_state_reset(out);
     if (out && in && out != in) {
@@ -4098,7 +4129,9 @@ STX_DEF void stx_comp_gen_free(stx_comp_gen *g) {
     stx_ctx *x = g ? g->model->ctx : NULL;
     size_t i;
     if (!g) return;
-    for (i = 0; g->rows && i < 3 * g->model->desc.layers; i++)      /* g->rows, usage and pe */
+    for (i = 0; g->rows && i < 3 * g->model->desc.layers; i++)      /* all buffers in
+                                                                       g->rows, g->usage
+                                                                       and g->pe */
         stx_block_device_free(x, g->rows[i]);
     stx_block_free(x, g->rows);
     stx_block_free(x, g->pad);
@@ -4107,8 +4140,8 @@ STX_DEF void stx_comp_gen_free(stx_comp_gen *g) {
     stx_block_free(x, g);
 }
 
-/* Starts a new segment after the memory of the state. stale is 1 if the cache must be
-   recomputed from that memory. */
+/* Starts a new segment, which follows the rows in the state's memory. stale is 1 if the
+   cache must be recomputed from that memory. */
 static void stx__comp_gen_begin(stx_comp_gen *g, int stale) {
     g->at = 0;
     g->masked = 0;
@@ -4149,7 +4182,7 @@ STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from) {
     return 1;
 }
 
-/* Row `at` of each stream in a buffer with `rows` rows per stream. */
+/* A position in a buffer with `rows` rows per stream: row `at` of each stream. */
 typedef struct stx__comp_place {
     stx_real *data;
     size_t    rows, at;
@@ -4199,8 +4232,8 @@ static int stx__comp_gen_fill_positions(stx_comp_gen *g, size_t l) {
     return 1;
 }
 
-/* Computes the cache from the state: keys and values of its rows, usage and
-   positions. */
+/* Computes the cache from the state: the keys and values of the state's rows, the
+   usage, and the positions. */
 static int stx__comp_gen_fill(stx_comp_gen *g) {
     stx_comp *m = g->model;
     stx_ctx *x = m->ctx;
@@ -4331,7 +4364,8 @@ static int stx__comp_gen_move_layer(stx_comp_gen *g, size_t l, const stx_ids *pa
         stx__comp_copy_rows(x, stx__comp_rows_at(g->usage[l], plan.M, 0),
                             stx__comp_rows_at(usage->data, plan.n + S, plan.n + S - n1), n1, B, 2);
     }
-    if (m->desc.recurrence == STX_COMP_STORE_ROTATE) return 1;  /* the cache is recomputed */
+    if (m->desc.recurrence == STX_COMP_STORE_ROTATE) return 1;  /* the whole cache is
+                                                                   recomputed later */
     return stx__comp_gen_move_cache(g, &plan, rows, comp);
 }
 
