@@ -447,44 +447,45 @@ extern "C" {
 
 // >>api: configuration
 
-/* Values of stx_par_desc fields, one enum per field */
+/* Values of stx_par_desc fields, one enum per field. The meanings are given at the
+   fields. */
 
-/* stx_par_desc.positions */
+/* values of stx_par_desc.positions */
 enum { STX_PAR_SINES = 0, STX_PAR_LEARNED, STX_PAR_LEARNED_BIAS };
 
-/* stx_par_desc.sines */
+/* values of stx_par_desc.sines */
 enum { STX_PAR_SINES_SPLIT = 0, STX_PAR_SINES_REF };
 
-/* stx_par_desc.pos_mode */
+/* values of stx_par_desc.pos_mode */
 enum { STX_PAR_POS_DIST = 0, STX_PAR_POS_FIXED, STX_PAR_POS_REF };
 
-/* stx_par_desc.gate_form */
+/* values of stx_par_desc.gate_form */
 enum { STX_PAR_FORM_LOGITS = 0, STX_PAR_FORM_PI };
 
-/* stx_par_desc.gate */
+/* values of stx_par_desc.gate */
 enum { STX_PAR_SOFT = 0, STX_PAR_ST };
 
-/* stx_par_desc.gate_eval */
+/* values of stx_par_desc.gate_eval */
 enum { STX_PAR_EVAL_ARGMAX = 0, STX_PAR_EVAL_SOFT, STX_PAR_EVAL_NOISE };
 
-/* stx_par_desc.noise */
+/* values of stx_par_desc.noise */
 enum { STX_PAR_NOISE_STEP = 0, STX_PAR_NOISE_SEQUENCE, STX_PAR_NOISE_TOKENS };
 
-/* stx_par_desc.words_out */
+/* values of stx_par_desc.words_out */
 enum { STX_PAR_OUT_ADAPTIVE = 0, STX_PAR_OUT_PLAIN, STX_PAR_OUT_TIED, STX_PAR_OUT_REF };
 
-/* stx_par_desc.tie_projs */
+/* values of stx_par_desc.tie_projs */
 enum { STX_PAR_TIE_NONE = 0, STX_PAR_TIE_ALL, STX_PAR_TIE_BUT_FIRST };
 
-/* stx_par_desc.latency */
+/* values of stx_par_desc.latency */
 enum {
     STX_PAR_LATENCY_NONE = 0, STX_PAR_LATENCY_ADD, STX_PAR_LATENCY_HINGE, STX_PAR_LATENCY_FBNET
 };
 
-/* stx_par_desc.latency_w */
+/* values of stx_par_desc.latency_w */
 enum { STX_PAR_LATENCY_OF_P = 0, STX_PAR_LATENCY_OF_W };
 
-/* stx_par_desc.init */
+/* values of stx_par_desc.init */
 enum { STX_PAR_INIT_XL = 0, STX_PAR_INIT_REF };
 
 /* Value of stx_par_desc.mem for a model without memory (0 selects the default) */
@@ -510,8 +511,9 @@ typedef struct stx_par_desc {
                                (M + segment,H dh), indexed by distance. _LEARNED_BIAS:
                                also a bias per distance and head, (M + segment,H), instead
                                of v.r_t */
-    int    sines;           /* STX_PAR_SINES_SPLIT: sines, then cosines. _REF: interleaved, the
-                               lowest frequency first */
+    int    sines;           /* order of the columns in the sinusoid table.
+                               STX_PAR_SINES_SPLIT: sines, then cosines. _REF:
+                               interleaved, the lowest frequency first */
     int    pos_mode;        /* which row of the sinusoid table is used for distance t.
                                STX_PAR_POS_DIST: t. _FIXED: M + segment - 1 - t. _REF:
                                S - 1 - t, where S is the number of keys in the call. The
@@ -551,18 +553,20 @@ typedef struct stx_par_desc {
 
     int    adaptive_in;     /* 1: adaptive embedding with the cutoffs of the output; 0: a table
                                (V,D) */
-    int    words_out;       /* STX_PAR_OUT_ADAPTIVE: Transformer-XL's adaptive softmax. _PLAIN: a
-                               matrix (V,D) and a bias. _TIED: the matrix is the
-                               embedding. _REF: see Adaptive vocabulary in the manual */
+    int    words_out;       /* the output layer. STX_PAR_OUT_ADAPTIVE: Transformer-XL's
+                               adaptive softmax. _PLAIN: a matrix (V,D) and a bias. _TIED:
+                               the matrix is the embedding. _REF: see Adaptive vocabulary
+                               in the manual */
     double emb_scale;       /* factor applied to the embedding; 0: sqrt(D) */
     size_t emb;             /* E, width of the first cluster; 0: D */
-    size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* first ids of the tails, increasing,
-                                                       and their number; 0: one cluster */
+    size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* cutoff: first ids of the tails, in
+                                                       increasing order. cutoffs: number
+                                                       of tails; 0: one cluster */
     double div_val;         /* cluster c has width floor(E / div_val^c); 0: 1 */
     double proj_factor;     /* STX_PAR_OUT_REF: cluster c >= 1 has width
                                max(floor(D / proj_factor^c), 1); 0: 4 */
-    size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* widths of the tails, which override proj_factor;
-                                                   0: no override */
+    size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* width of each tail, STX_PAR_OUT_REF
+                                                   only; 0: from proj_factor */
     int    tie_words;       /* 1: adaptive input and output share tables */
     int    tie_projs;       /* which projections adaptive input and output share: none
                                (STX_PAR_TIE_NONE), all (_ALL), or all but the first
@@ -578,15 +582,16 @@ typedef struct stx_par_desc {
     int    latency;         /* how the latency affects the loss; see stx_par_total */
     int    latency_w;       /* STX_PAR_LATENCY_OF_P: the expected latency under p, without noise.
                                _OF_W: the latency of w */
-    double cost[2];         /* times of an attention block and of a feed-forward block; an identity
-                               takes 0 */
+    double cost[2];         /* times of an attention block, cost[0], and of a feed-forward
+                               block, cost[1]. An identity takes 0 */
     double latency_weight;
-    double latency_target;  /* STX_PAR_LATENCY_HINGE only */
-    double latency_power;   /* STX_PAR_LATENCY_FBNET only; 0: 0.6 */
+    double latency_target;  /* target; STX_PAR_LATENCY_HINGE only */
+    double latency_power;   /* exponent; STX_PAR_LATENCY_FBNET only; 0: 0.6 */
 
     int    init;            /* STX_PAR_INIT_XL: N(0,init_std). STX_PAR_INIT_REF: Glorot */
     double init_std;        /* standard deviation with STX_PAR_INIT_XL; 0: 0.02 */
-    double proj_std;        /* init_std for the vocabulary projections; 0: 0.01 */
+    double proj_std;        /* standard deviation of the initial vocabulary projections
+                               with STX_PAR_INIT_XL; 0: 0.01 */
 
     size_t recompute_layers;    /* number of blocks to recompute in the backward pass,
                                    counted from the last; SIZE_MAX: all. Recomputing all
@@ -602,17 +607,18 @@ STX_DEF void stx_par_reference(stx_par_desc *d);
 /* A block and its parameters. */
 typedef struct stx_par_block {
     int         kind;                       /* 's', 'f', 'i', or 'g' for a mixture */
-    stx_tensor *attn_gain, *attn_shift;     /* (D): LN_a */
-    stx_tensor *wq, *wkv, *wr, *wo;         /* (H dh,D); (2 H dh,D), keys first; (H dh,D);
-                                               (D,H dh) */
+    stx_tensor *attn_gain, *attn_shift;     /* (D) each: LN_a */
+    stx_tensor *wq, *wkv, *wr, *wo;         /* wq and wr (H dh,D), wkv (2 H dh,D) with the
+                                               rows of the keys first, wo (D,H dh) */
     stx_tensor *bq, *bkv, *br, *bo;         /* biases of wq, wkv, wr and wo, or NULL */
     stx_tensor *u, *v;                      /* (H,dh), separate or shared; v is NULL with
                                                rel_bias */
     stx_tensor *rel, *rel_bias;             /* learned positions (M + segment,H dh) and their bias
                                                (M + segment,H); row t is distance t */
-    stx_tensor *ff_gain, *ff_shift;         /* (D): LN_f */
-    stx_tensor *w1, *b1, *w2, *b2;          /* (F,D) (F) (D,F) (D) */
-    stx_tensor *al;                         /* (3), in stx_par.gates; mixtures only */
+    stx_tensor *ff_gain, *ff_shift;         /* (D) each: LN_f */
+    stx_tensor *w1, *b1, *w2, *b2;          /* w1 (F,D), b1 (F), w2 (D,F), b2 (D) */
+    stx_tensor *al;                         /* (3): the gate's parameters, owned by
+                                               stx_par.gates; mixtures only */
 } stx_par_block;
 
 /* Positions for distances up to rows - 1. Distances beyond `clamp` are treated as
@@ -630,26 +636,27 @@ typedef struct stx_par_positions {
 /* A model. The context owns it and its parameters. */
 typedef struct stx_par {
     stx_ctx       *ctx;
-    stx_par_desc   desc;                /* with the defaults filled in; pattern is NULL. gate and
-                                           gate_eval may be changed between steps */
+    stx_par_desc   desc;                /* with the defaults filled in; pattern is NULL.
+                                           `gate` and gate_eval may be changed between
+                                           steps */
     char          *pattern;             /* L letters, or NULL for a supernet */
     stx_params    *params;              /* the weights */
     stx_params    *gates;               /* `al` of each block, named arch.<l>, for a separate
                                            optimiser; NULL for a fixed network */
     stx_vocab_io  *vocab_io;            /* embedding and output head; NULL without vocab */
-    stx_par_block *block;               /* [L] */
+    stx_par_block *block;               /* [L]: the blocks */
     stx_tensor    *u, *v;               /* (H,dh), shared by all attention blocks; NULL with
                                            own_uv */
     stx_tensor    *final_gain, *final_shift;
-    stx_par_positions pos[2];           /* [0] for desc.clamp_len, [1] for the most recent other
-                                           value */
+    stx_par_positions pos[2];           /* positions: pos[0] for desc.clamp_len, pos[1]
+                                           for the most recent other clamp_len */
     stx_tensor    *tau;                 /* (1), the temperature */
-    stx_real      *cost;                /* (3), on the device */
+    stx_real      *cost;                /* (3), on the device: the time of each branch */
     stx_tensor    *keep;                /* (2,H dh'): factors that zero the attention
                                            outputs of padding: ones in row 0, zeros in
                                            row 1. NULL until padding occurs. See
                                            stx__par_keep */
-    int            frozen;              /* see stx_par_freeze */
+    int            frozen;              /* 1: the gates are constants; see stx_par_freeze */
     stx_real      *uniforms;            /* the caller's U, on the device; see
                                            stx_par_set_uniforms */
     size_t         uniforms_count;      /* number of values in uniforms; 0: U is drawn at random */
@@ -694,7 +701,8 @@ typedef struct stx_par_state {
                                passes that write this memory and read none. Initially the
                                model's; may be set, for example to evaluate with a longer
                                memory */
-    int       same_length;  /* applies like clamp_len; 1 requires M >= 2 */
+    int       same_length;  /* 1: every query sees at most M keys, including its own;
+                               requires M >= 2. Applies to the same passes as clamp_len */
     stx_memory *mem;        /* for each attention block (B,n,D), oldest row first */
     uint64_t  calls;        /* number of forward passes since a reset: a pass that writes
                                this memory sets it to 1 plus the `calls` of the memory
@@ -815,7 +823,7 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
 STX_DEF void stx_par_set_tau(stx_par *m, double tau);
 
 /* Returns the temperature after n updates, which is constant after `total` updates.
-   Returns 1 if `a` is NULL.
+   Returns 1 if `a` is NULL. In terms of the fields of `a`:
 
        TARGET    from (to / from)^(n / total)
        FACTOR    from to^(n / total), where `to` is a factor, as in PAR's reference */
@@ -909,8 +917,8 @@ typedef struct stx_par_cuts_desc {
     size_t dim;                 /* D, for MACS and TIME */
     double factor;              /* see width_k above; 0: 4 */
     const size_t *proj_dims;    /* (J), or NULL */
-    /* STX_PAR_CUTS_TIME: returns the time of a GEMM on the fraction `share` of a
-       batch's rows */
+    /* STX_PAR_CUTS_TIME: returns the time of a GEMM with `columns` output columns and
+       inner dimension `inner`, on the fraction `share` of a batch's rows */
     double (*time)(void *user, size_t columns, size_t inner, double share);
     void  *user;
 } stx_par_cuts_desc;
@@ -933,11 +941,12 @@ typedef struct stx_par_gen {
     stx_par   *model;
     size_t     B, M;
     size_t     clamp_len;       /* initially the model's; may be set before the first step */
-    int        same_length;     /* like clamp_len; see stx_par_state */
+    int        same_length;     /* initially the model's; may be set before the first
+                                   step. See stx_par_state */
     size_t     rows;            /* number of cached rows so far, up to M */
     stx_cache *cache;           /* keys and values of each attention block */
     stx_real **pos;             /* [L]: r_t of each attention block, (M + 1,H dh') */
-    char      *kind;            /* (L): what each block runs: s, f, i or g */
+    char      *kind;            /* (L): what each block runs: s, f, i, or g for a mixture */
     int32_t   *pad;             /* (B,M), on the host, the newest row last: nonzero for rows from
                                    before a stream's reset */
     int        masked;          /* 1: an element of pad is nonzero */
@@ -952,7 +961,7 @@ STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M);
 STX_DEF void stx_par_gen_free(stx_par_gen *g);
 STX_DEF void stx_par_gen_reset(stx_par_gen *g);
 
-/* Restarts stream b while the others continue. */
+/* Empties the memory and the cache of stream b. The other streams continue. */
 STX_DEF void stx_par_gen_reset_stream(stx_par_gen *g, size_t b);
 
 /* Resets the generator and continues from a memory with the same model and B, of which
@@ -972,9 +981,9 @@ STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h);
 STX_DEF const stx_real *stx_par_gen_feed(stx_par_gen *g, const int32_t *ids, size_t n);
 
 /* Returns the model as a table of functions, for programs that accept any model family.
-   The window argument is the number of memory rows in evaluation; 0 means M. Its params
-   field contains only the weights; the caller must save and train the gates
-   (stx_par.gates) separately. If m is NULL or has no vocab, all fields are NULL. */
+   The window argument is the number of memory rows in evaluation; 0 means M. The
+   table's params field contains only the weights; the caller must save and train the
+   gates (stx_par.gates) separately. If m is NULL or has no vocab, all fields are NULL. */
 STX_DEF stx_lm stx_par_as_lm(stx_par *m);
 
 
@@ -1010,15 +1019,15 @@ typedef struct stx_par_gate_args {
     int    hard, noisy;
     int    latency_w;               /* STX_PAR_LATENCY_OF_P or _OF_W */
     uint64_t seed, stream, first;
-    const stx_real *al;             /* (3) */
-    const stx_real *tau;            /* (1) */
+    const stx_real *al;             /* (3): parameters of the gate */
+    const stx_real *tau;            /* (1): temperature */
     const stx_real *uniforms;       /* (R,..), or NULL */
-    const stx_real *cost, *before;  /* (3) (1); before can be NULL, which means 0 */
+    const stx_real *cost, *before;  /* cost (3) and before (1); before = NULL means 0 */
     stx_real *w, *y;                /* (R,3); y may alias w unless hard is set */
     stx_real *lat;                  /* (1). NULL in both kernels: no latency is computed,
                                        and cost, before, dlat and dbefore are not used */
-    const stx_real *dw, *dlat;      /* (R,3) (1), or NULL for 0 */
-    stx_real *dal, *dbefore;        /* (3) (1), or NULL if not needed */
+    const stx_real *dw, *dlat;      /* dw (R,3) and dlat (1); NULL means 0 */
+    stx_real *dal, *dbefore;        /* dal (3) and dbefore (1); NULL if not needed */
 } stx_par_gate_args;
 
 STX_KERNEL(stx_par_gate_fwd, (stx_ctx *x, const stx_par_gate_args *a))
@@ -1052,18 +1061,19 @@ STX_KERNEL(stx_par_gate_bwd, (stx_ctx *x, const stx_par_gate_args *a))
    A gradient that is NULL is not computed. */
 typedef struct stx_par_mix_args {
     size_t N, C;                    /* N rows of C channels */
-    size_t period, rows_per_draw;   /* (N / period) ceil(period / rows_per_draw) draws */
+    size_t period, rows_per_draw;   /* which rows share a draw. There are (N / period)
+                                       ceil(period / rows_per_draw) draws */
     stx_real eps;
     const stx_real *h, *branch[2];  /* (N,C) */
     const stx_real *w;              /* (draws,3): float in every precision, as are mean, rstd, gain,
                                        shift and dw */
-    const stx_real *gain[2], *shift[2];         /* (C) */
+    const stx_real *gain[2], *shift[2];         /* (C) each */
     stx_real *y;                    /* (N,C) */
-    stx_real *mean[2], *rstd[2];    /* (N) */
+    stx_real *mean[2], *rstd[2];    /* (N) each */
     const stx_real *dy;             /* (N,C) */
     stx_real *dh, *dbranch[2];      /* (N,C) */
-    int    add_h, add[2];           /* 1: add to the gradient */
-    stx_real *dw, *dgain[2], *dshift[2];        /* (draws,3) (C) (C) */
+    int    add_h, add[2];           /* 1: add to dh or dbranch[k] instead of overwriting it */
+    stx_real *dw, *dgain[2], *dshift[2];        /* dw (draws,3), dgain[k] and dshift[k] (C) */
     double *work;                   /* (N,3) on the device, scratch memory of the backward
                                        kernel */
 } stx_par_mix_args;
@@ -1189,8 +1199,8 @@ STX_DEF void stx_par_gate_fwd(stx_ctx *x, const stx_par_gate_args *a) {
     if (a->lat) a->lat[0] = (stx_real)(lat + (a->before ? (double)a->before[0] : 0));
 }
 
-/* y = softmax((ln pi + g) / tau), lat = before + mean over draws of sum_k p_k cost_k
-   (or w_k cost_k). See stx_par_gate_args. */
+/* The backward kernel of y = softmax((ln pi + g) / tau) and lat = before + the mean
+   over draws of sum_k p_k cost_k (or of sum_k w_k cost_k). See stx_par_gate_args. */
 STX_DEF void stx_par_gate_bwd(stx_ctx *x, const stx_par_gate_args *a) {
     STX__FP_SCOPE;
     const int of_p = a->lat && a->latency_w == STX_PAR_LATENCY_OF_P;
@@ -1205,7 +1215,7 @@ STX_DEF void stx_par_gate_bwd(stx_ctx *x, const stx_par_gate_args *a) {
     if (!a->dal) return;
     stx__par_probabilities(a->form, a->al, ln_pi, pi, p);
 
-    /* backward through the softmax of each draw */
+    /* backpropagate through the softmax of each draw */
     for (draw = 0; draw < a->R; draw++) {
         const stx_real *y = a->y + 3 * draw;
         double dw[3], dot = 0;
@@ -1217,7 +1227,7 @@ STX_DEF void stx_par_gate_bwd(stx_ctx *x, const stx_par_gate_args *a) {
         for (k = 0; k < 3; k++) ds[k] += (double)y[k] * (dw[k] - dot) / tau;
     }
 
-    /* gradients of the parameters, including the part from the latency of p */
+    /* compute the gradients of the parameters, with the part from the latency of p */
     for (k = 0; k < 3; k++) {
         ds_sum += ds[k];
         pi_sum += pi[k];
@@ -1240,7 +1250,7 @@ static size_t stx__par_draw_of_row(const stx_par_mix_args *a, size_t n) {
     return n / a->period * draws_per_period + n % a->period / a->rows_per_draw;
 }
 
-/* z_k = h + branch_k */
+/* Returns z_k = h + branch_k of row n, channel c. */
 static double stx__par_plain_z(const stx_par_mix_args *a, int k, size_t n, size_t c) {
     return (double)a->h[n * a->C + c] + (double)a->branch[k][n * a->C + c];
 }
@@ -1263,7 +1273,7 @@ static void stx__par_plain_norm(const stx_par_mix_args *a, int k, size_t n, doub
     *rstd = 1 / sqrt(var + (double)a->eps);
 }
 
-/* y = w0 Y_0 + w1 Y_1 + w2 h of row n */
+/* Computes y = w0 Y_0 + w1 Y_1 + w2 h in row n. */
 static void stx__par_plain_fwd(const stx_par_mix_args *a, size_t n) {
     const stx_real *h = a->h + n * a->C, *w = a->w + 3 * stx__par_draw_of_row(a, n);
     double mean[2], rstd[2];
@@ -1350,8 +1360,8 @@ enum { STX__PAR_CHANNELS = 64 };
 enum { STX__PAR_ROWS = 64 };
 
 /* Estimated operations per input element, from which stx_parallel chooses the number of
-   threads: for the forward kernel, and for the two passes of the backward kernel (dh
-   and dbranch; dgain and dshift) */
+   threads. The backward kernel has two passes: BWD is for the one that computes dh and
+   dbranch, and COLUMNS for the one that computes dgain and dshift. */
 enum { STX__PAR_MIX_FWD_OPS = 14, STX__PAR_MIX_BWD_OPS = 24, STX__PAR_MIX_COLUMNS_OPS = 10 };
 
 /* Computes mean and rstd of row n bit-exactly as stx_layernorm does. Row n of y is
@@ -1406,7 +1416,7 @@ STX_INNER void stx__par_mix_row_any(int fma, const stx_par_mix_args *a, size_t n
             const stx_real wk = w[k];
             if (wk == 0) continue;
             stx__par_mix_branch_any(fma, a, k, n, c0, count, Y);
-            /* set the first term, because adding it to 0 would turn -0 into 0 */
+            /* assign the first term, because adding it to 0 would turn -0 into 0 */
             if (any) {
                 for (c = 0; c < count; c++) sum[c] = STX_FMA(fma, wk, Y[c], sum[c]);
             } else {
@@ -1544,7 +1554,7 @@ static void stx__par_mix_back_part(const stx_share *s, const void *job) {
 }
 
 /* Computes dgain += sum_n w dy xh and dshift += sum_n w dy of branch k, for at most
-   STX__PAR_CHANNELS channels, starting at c0. */
+   STX__PAR_CHANNELS channels, starting at c0. For xh, see stx_par_mix_args. */
 STX_INNER void stx__par_mix_columns_any(int fma, const stx_par_mix_args *a, int k, size_t c0) {
     const size_t C = a->C, count = STX_MIN(C - c0, (size_t)STX__PAR_CHANNELS);
     size_t n0, n, c;
@@ -1658,9 +1668,9 @@ static void stx__par_mix_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, 
     if (a->work) STX_RUN(x, stx_par_mix_bwd, (x, a));
 }
 
-/* The mixture of a block's branches as an op. in[] holds h, branch_0, branch_1 (B,T,D),
-   w (draws,3), and gain_0, shift_0, gain_1, shift_1 (D) or four NULLs. For period and
-   rows_per_draw, see stx_par_mix_args. Returns (B,T,D). */
+/* Returns the mixture of a block's branches (B,T,D), as an op. in[] holds h, branch_0,
+   branch_1 (B,T,D), w (draws,3), and gain_0, shift_0, gain_1, shift_1 (D) or four
+   NULLs. For period and rows_per_draw, see stx_par_mix_args. */
 static stx_tensor *stx__par_mix(stx_ctx *x, stx_tensor *const *in, size_t period,
                                 size_t rows_per_draw, double eps) {
     stx_par_mix_args *a;
@@ -1709,10 +1719,10 @@ static void stx__par_gate_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in,
     if (stx_ok(x)) STX_RUN(x, stx_par_gate_bwd, (x, &s->a));
 }
 
-/* The gate of a block as an op: al (3) -> w (R,3). `how` holds the kernel's arguments
-   except al, w, y, lat and before. If lat is not NULL, *lat is the total latency of the
-   preceding blocks (NULL if there are none), and is replaced by the total including
-   this block. */
+/* Returns the weights w (R,3) of a block's gate with parameters al (3), as an op. `how`
+   holds the kernel's arguments except al, w, y, lat and before. If lat is not NULL,
+   *lat is the total latency of the preceding blocks (NULL if there are none), and is
+   replaced by the total including this block. */
 static stx_tensor *stx__par_gate_op(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how,
                                     stx_tensor **lat) {
     stx__par_gate *s = (stx__par_gate *)stx_step_host_bytes(x, sizeof *s);
@@ -1745,7 +1755,8 @@ static void stx__par_latency_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *
     STX_RUN(x, stx_par_latency_bwd, (x, dnll, dlat, y->grad, in[0]->data, in[1]->data, a));
 }
 
-/* The loss with latency as an op: nll (1), lat (1) -> loss (1) */
+/* Returns the loss (1) that combines nll (1) with lat (1), as an op; see
+   stx_par_total. */
 static stx_tensor *stx__par_latency_op(stx_ctx *x, stx_tensor *nll, stx_tensor *lat,
                                        const stx_par_latency_args *how) {
     stx_par_latency_args *a = (stx_par_latency_args *)stx_step_host_bytes(x, sizeof *a);
@@ -1862,7 +1873,8 @@ STX_DEF size_t stx_par_rule(char *out, size_t capacity, size_t L, size_t every) 
     out[0] = 0;
     if (!attentions || L > STX__PAR_MAX_BLOCKS || L >= capacity) return 0;
 
-    /* the stride that puts the last attention block just within the first two thirds */
+    /* the stride with which the last attention block is just within the first two
+       thirds */
     two_thirds = 2 * L / 3;
     stride = (two_thirds + two_thirds / attentions) / attentions;
     if (!stride) return 0;
@@ -1945,7 +1957,8 @@ STX_DEF size_t stx_par_sample(const stx_par *m, uint64_t seed, uint64_t n, char 
 
 // >>cuts
 
-/* A cost: an exact integer (REF, MACS) or a time (TIME); the other field is 0. */
+/* The cost of one or several clusters: an exact integer (REF, MACS) or a time (TIME).
+   The other field is 0. */
 typedef struct stx__par_cost {
     uint64_t exact;
     double   time;
@@ -1957,7 +1970,8 @@ typedef struct stx__par_cutting {
     const stx_par_cuts_desc *d;
     size_t V, k;
     const uint64_t *sum;            /* (V + 1): sum[j] is the sum of the first j counts */
-    size_t width, dim;              /* width of tail k, and D; with REF, 1 and 0 */
+    size_t width, dim;              /* width: width of tail k. dim: D. With
+                                       STX_PAR_CUTS_REF, they are 1 and 0 */
     const stx__par_cost *before;    /* (V + 1): before[j] is the least cost of the first j words in
                                        k clusters; NULL for the head */
     stx__par_cost *cost;            /* (V + 1): cost[j] is the least cost of the first j words in
@@ -1977,8 +1991,8 @@ static size_t stx__par_tail_width(const stx_par_cuts_desc *d, size_t k) {
     return stx__par_divided_width(d->dim, d->factor, k);
 }
 
-/* Returns the least cost of the words before i plus the cost of a cluster with words i
-   .. j - 1. For the head, i = 0. */
+/* Returns the least cost of the words before i, plus the cost of one cluster of the
+   words i .. j - 1. For the head, i = 0. */
 static stx__par_cost stx__par_cost_of(const stx__par_cutting *s, size_t i, size_t j) {
     const stx_par_cuts_desc *d = s->d;
     const size_t head_rows = j + d->clusters - 1;
@@ -2501,8 +2515,8 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
     return stx__par_check_search(x, d) && stx__par_check_vocab(x, d);
 }
 
-/* Writes to kind (L + 1) the letters of a resolved desc's blocks, with a terminating 0;
-   in a supernet, each letter is 'g'. */
+/* Writes the letters of a resolved desc's blocks, with a terminating 0, to kind
+   (L + 1). In a supernet, each letter is 'g'. */
 static void stx__par_kinds(const stx_par_desc *d, char *kind) {
     if (d->pattern)
         stx_par_expand(kind, d->blocks + 1, d->pattern);
@@ -2561,8 +2575,9 @@ static stx_tensor *stx__par_param(stx_par *m, size_t l, const char *name, int in
     return stx_param(m->params, init, a, full, d0, d1, 0, 0);
 }
 
-/* Creates a matrix (d0,d1). outs is the number of outputs in Glorot's formula. It
-   exceeds d0 if one matrix of the reference corresponds to several matrices here. */
+/* Creates a matrix (d0,d1). outs is the number of outputs in Glorot's formula. This
+   number exceeds d0 if one matrix of the reference corresponds to several matrices
+   here. */
 static stx_tensor *stx__par_matrix(stx_par *m, size_t l, const char *name, size_t d0, size_t d1,
                                    size_t outs) {
     if (m->desc.init == STX_PAR_INIT_XL)
@@ -3058,14 +3073,14 @@ static stx_tensor *stx__par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size
     return y;
 }
 
-/* Widens the heads of activations: (B,T,n dh) -> (B,T,n dh') */
+/* Widens the n heads of activations: (B,T,n dh) -> (B,T,n dh') */
 static stx_tensor *stx__par_widen_heads(stx_ctx *x, const stx_par_desc *d, stx_tensor *t) {
     size_t wide = stx__par_wide_head_dim(d);
     stx_tensor *y = stx__par_widen(x, t, NULL, d->head_dim, wide, 1, 0);
     return y ? stx_reshape(x, y, t->dim[0], t->dim[1], t->dim[2] / d->head_dim * wide, 0) : NULL;
 }
 
-/* Removes the extra columns: (B,T,H dh') -> (B,T,H dh) */
+/* Removes the extra columns of widened heads: (B,T,H dh') -> (B,T,H dh) */
 static stx_tensor *stx__par_narrow_heads(stx_ctx *x, const stx_par_desc *d, stx_tensor *t) {
     size_t wide = stx__par_wide_head_dim(d);
     stx_tensor *y;
@@ -3075,7 +3090,7 @@ static stx_tensor *stx__par_narrow_heads(stx_ctx *x, const stx_par_desc *d, stx_
     return stx_reshape(x, y, t->dim[0], t->dim[1], d->heads * d->head_dim, 0);
 }
 
-/* Widens positions: r (rows,H dh) and b (rows,H) -> r' (rows,H dh') */
+/* Widens positions: r (rows,H dh) and their biases b (rows,H) -> r' (rows,H dh') */
 static stx_tensor *stx__par_biased(stx_ctx *x, const stx_par_desc *d, stx_tensor *r,
                                    stx_tensor *b) {
     size_t rows = r->dim[0], H = d->heads, wide = stx__par_wide_head_dim(d);
@@ -3086,9 +3101,9 @@ static stx_tensor *stx__par_biased(stx_ctx *x, const stx_par_desc *d, stx_tensor
     return t ? stx_reshape(x, t, rows, H * wide, 0, 0) : NULL;
 }
 
-/* Computes the projection matrices and biases of an attention block with wide heads:
-   w[0] and b[0] for queries, keys and values, w[1] and b[1] for keys and values alone,
-   and *wo. Returns 0 after an error. */
+/* Computes the projections of an attention block with widened heads: matrix w[0] and
+   bias b[0] for queries, keys and values, w[1] and b[1] for keys and values only, and
+   *wo for the output. Returns 0 after an error. */
 static int stx__par_widen_weights(stx_ctx *x, const stx_par_desc *d, const stx_par_block *block,
                                   stx_tensor **w, stx_tensor **b, stx_tensor **wo) {
     const size_t D = d->dim, dh = d->head_dim;
@@ -3120,15 +3135,15 @@ static double stx__par_sine(size_t D, size_t c, double t) {
     return c < D / 2 ? sin(angle) : cos(angle);
 }
 
-/* Returns column c of the reference's table: the usual interleaved columns,
-   reversed. */
+/* Returns column c of position t in the reference's table. Its columns are the usual
+   interleaved sines and cosines in reverse order. */
 static double stx__par_sine_ref(size_t D, size_t c, double t) {
     size_t f = D - 1 - c;
     double angle = t * pow(1e-4, 2 * (double)(f / 2) / (double)D);
     return f % 2 ? sin(angle) : cos(angle);
 }
 
-/* Returns row ids in a learned table for `rows` distances, the largest distance first. */
+/* Returns the row ids in a learned table for distances rows - 1 .. 0. */
 static stx_ids *stx__par_far_first(stx_par *m, size_t rows, size_t clamp) {
     stx_ctx *x = m->ctx;
     const size_t last = stx__par_table_rows(&m->desc) - 1;
@@ -3147,8 +3162,8 @@ static stx_ids *stx__par_far_first(stx_par *m, size_t rows, size_t clamp) {
     return ids;
 }
 
-/* Returns the sines (rows,D) for `rows` distances, the largest distance first, or, with
-   STX_PAR_POS_REF, for positions 0 .. rows - 1. */
+/* Returns the sines (rows,D) for distances rows - 1 .. 0, or, with STX_PAR_POS_REF, for
+   positions 0 .. rows - 1. */
 static stx_tensor *stx__par_sines(stx_par *m, size_t rows, size_t clamp) {
     stx_ctx *x = m->ctx;
     const stx_par_desc *d = &m->desc;
@@ -3225,14 +3240,15 @@ static stx_tensor *stx__par_relative(stx_ctx *x, stx_par *m, size_t l, const stx
 typedef struct stx__par_job {
     stx_par  *m;
     size_t    l;
-    size_t    n;                /* rows in the memory, or, in generation, in the cache */
+    size_t    n;                /* number of rows in the memory, or, in generation, in the cache */
     int       kind;             /* what the block runs: 's', 'f' or 'g' */
     int       past_input;       /* index of the memory (B,n,D) in in[]; 0: it is not an input */
     int       gate_input;       /* index of the gate's w (R,3) in in[]; 0: no gate */
     stx_cached_rows view;       /* the memory, unless it is an input */
     size_t    span;             /* the largest distance that a query sees; 0: no limit */
     const stx_par_positions *pos;
-    stx_tensor    *sines;       /* (n + T,D), after dropout; NULL: taken from pos, if it has any */
+    stx_tensor    *sines;       /* position sines (n + T,D), after dropout; NULL: taken
+                                   from pos, if it has any */
     const stx_ids *mask;        /* (B,n + T): nonzero for missing keys; or NULL */
     stx_tensor    *keep;        /* (B,T,H dh'): 0 at padding, else 1; NULL without padding */
     stx_par_gen   *gen;         /* in generation: caches keys and values; else NULL */
@@ -3274,8 +3290,9 @@ static int stx__par_attention_in(stx_ctx *x, const stx__par_job *job, stx_tensor
     return 1;
 }
 
-/* Returns the cached positions of a generator's block as a tensor (n + 1 or M + 1,H
-   dh'). It is created with one row and then made to refer to the generator's rows. */
+/* Returns the cached positions of a generator's block as a tensor (M + 1,H dh'), or
+   (n + 1,H dh') with STX_PAR_POS_REF. The tensor is created with one row and then made
+   to refer to the generator's rows. */
 static stx_tensor *stx__par_cached_positions(stx_ctx *x, const stx__par_job *job) {
     const stx_par_desc *d = &job->m->desc;
     stx_tensor *pe = stx_new(x, 1, d->heads * stx__par_wide_head_dim(d), 0, 0);
@@ -3327,7 +3344,7 @@ static stx_tensor *stx__par_feed(stx_ctx *x, const stx__par_job *job, stx_tensor
 }
 
 /* One block, as a function that stx_recompute can call. in[0] is h (B,T,D), followed by
-   the memory and the gate if they are inputs. */
+   the memory and the gate's w if they are inputs. */
 static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     STX__FP_SCOPE;
     const stx__par_job *job = (const stx__par_job *)user;
@@ -3377,8 +3394,8 @@ static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_ten
 
 // >>forward
 
-/* Returns the letter of what block l runs in this step: the block's own letter, or, for
-   a mixture evaluated by argmax, the letter of the most probable branch. Returns 0
+/* Returns what block l runs in this step, as a letter: the block's own letter, or, for
+   a mixture evaluated by argmax, the letter of its most probable branch. Returns 0
    after an error. */
 static int stx__par_kind(const stx_par *m, size_t l) {
     const int mixed = stx_training(m->ctx) || m->desc.gate_eval != STX_PAR_EVAL_ARGMAX;
@@ -3402,9 +3419,9 @@ static int stx__par_latency_fits_group(stx_ctx *x, const stx_par_desc *d) {
     return 0;
 }
 
-/* Computes w of block l for B streams of T tokens. u points to the caller's uniforms on
-   the device, or is NULL. calls is the count stored in the memory that is read. Sets
-   job->period and job->rows_per_draw. */
+/* Returns w of block l's gate for B streams of T tokens. u points to the caller's
+   uniforms on the device, or is NULL. calls is the `calls` field of the memory that is
+   read, or 0 in generation. Sets job->period and job->rows_per_draw. */
 static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, const stx_real *u,
                                     uint64_t calls, stx__par_job *job) {
     stx_ctx *x = m->ctx;
@@ -3525,11 +3542,11 @@ static int stx__par_segment_fits(const stx_par *m, const stx_tensor *h, const st
 /* State shared by the blocks of a forward pass */
 typedef struct stx__par_call {
     size_t         B, T, span, clamp;
-    uint64_t       calls;       /* number of calls stored in the memory that is read */
+    uint64_t       calls;       /* the `calls` field of the memory that is read */
     const stx_ids *pad;
     stx_tensor    *keep;        /* see stx__par_job */
-    stx_tensor    *sines;       /* after dropout, as most recently computed for a block; NULL until
-                                   then */
+    stx_tensor    *sines;       /* position sines after dropout, as most recently computed
+                                   for a block; NULL if not computed yet */
     const stx_real *u;          /* the caller's uniforms, on the device; or NULL */
     const stx_memory *memory;   /* memory to read, or NULL */
 } stx__par_call;
@@ -3568,7 +3585,7 @@ static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_
     return 1;
 }
 
-/* Runs block l: h (B,T,D) -> h (B,T,D), the input of the next block */
+/* Runs block l on h (B,T,D). Returns the input of the next block (B,T,D). */
 static stx_tensor *stx__par_block_of(stx_par *m, size_t l, stx_tensor *h, stx__par_call *call) {
     stx_ctx *x = m->ctx;
     const stx_par_desc *d = &m->desc;
@@ -3684,7 +3701,7 @@ static int stx__par_loss_args(const stx_par *m, const stx_ids *targets, stx_toke
         kind = targets->data[i] == how->ignored_id ? STX__PAR_IGNORED : STX__PAR_REMAPPED;
     }
     /* in a process group, any rank can have targets without a loss, so all ranks divide
-       by the number of targets with one */
+       by the number of targets that have one */
     how->ignore = kind != STX__PAR_ALL_COUNT
                   || (!m->desc.divide_all && stx_ranks(m->ctx) > 1 && stx_training(m->ctx));
     how->mean = how->ignore && !m->desc.divide_all;
@@ -3844,7 +3861,7 @@ STX_DEF void stx_par_gen_reset_stream(stx_par_gen *g, size_t b) {
     for (i = 0; i < g->rows; i++) g->pad[b * g->M + g->M - 1 - i] = g->masked = 1;
 }
 
-/* Recomputes what depends on the parameters: the positions and the branches to run. */
+/* Recomputes the positions and the branches to run, which depend on the parameters. */
 static int stx__par_gen_fill(stx_par_gen *g) {
     STX__FP_SCOPE;
     stx_par *m = g->model;
@@ -3947,8 +3964,8 @@ static const stx_ids *stx__par_gen_mask(stx_par_gen *g, size_t T) {
     return mask;
 }
 
-/* Runs T tokens that the cache can take at once: h (B,T,D) -> last hidden states
-   (B,T,D). NULL after an error. */
+/* Runs T tokens, at most g->cache->chunk: h (B,T,D) -> last hidden states (B,T,D). NULL
+   after an error. */
 static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
     stx_par *m = g->model;
     stx_ctx *x = m->ctx;
@@ -3975,7 +3992,9 @@ static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
         job.span = span;
         job.mask = mask;
         job.gen = g;
-        if (!M && g->pos[l]) g->cache->layer[l].len = 0;    /* the layer has 1 row even if M = 0 */
+        if (!M && g->pos[l]) g->cache->layer[l].len = 0;    /* the layer holds one row
+                                                               even if M = 0: discard
+                                                               it */
         in[0] = h;
         if (job.kind == 'g') {
             job.gate_input = 1;
