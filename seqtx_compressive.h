@@ -566,7 +566,7 @@ typedef struct stx_comp_desc {
 
     /* compression */
     size_t ratio;           /* r; 0: 4 */
-    int    compress;        /* STX_COMP_COMPRESS_CONV .. _DROP */
+    int    compress;        /* what happens to evicted rows: STX_COMP_COMPRESS_CONV .. _DROP */
     size_t overlap;         /* STX_COMP_COMPRESS_CONV only: number of rows before a group
                                that the convolution also reads */
     int    conv_no_bias;    /* 1: the convolution has no bias; STX_COMP_COMPRESS_CONV only */
@@ -574,27 +574,27 @@ typedef struct stx_comp_desc {
                                                                only: `dilation` has
                                                                `dilations` elements.
                                                                dilations = 0: {1, 2, 4} */
-    int    aux;             /* STX_COMP_AUX_AUTO .. STX_COMP_AUX_NONE */
+    int    aux;             /* what trains the compression: STX_COMP_AUX_AUTO .. _NONE */
     double aux_weight;      /* weight of the aux loss; 0: 1 */
     size_t bptt;            /* STX_COMP_AUX_BPTT: number of later segments whose loss
                                reaches the compression; 0: 1 */
 
     /* layers */
-    int    positions;       /* STX_COMP_POSITIONS_LEARNED or _XL */
+    int    positions;       /* kind of positions: STX_COMP_POSITIONS_LEARNED or _XL */
     int    norm_after;      /* 1: layer norm after each gate; 0: before each sublayer */
     int    final_norm;      /* 1: layer norm after the last layer */
     int    glu;             /* 1: gated feed-forward network, gelu(p_1) p_2, where p_1 and
                                p_2 are the halves of W1's output */
     int    tied;            /* 1: the output head uses the embedding as its weight */
-    int    gate;            /* STX_COMP_GATE_RESIDUAL .. _GTRXL */
-    int    gate_relu;       /* 1: relu before the gate (GTrXL) */
+    int    gate;            /* kind of the gates: STX_COMP_GATE_RESIDUAL .. _GTRXL */
+    int    gate_relu;       /* 1: a ReLU precedes the gate (GTrXL) */
     double gate_bias;       /* initial value of the gate's bias b0. 0: the default, which
                                is 2 for gtrxl and 1 for output, highway and sigtanh. With
                                gru, gate_bias is added to the z block of the initial
                                bias_ih, and 0 adds nothing */
-    int    zero_gate_bias;  /* 1: gate_bias is 0 rather than its default */
+    int    zero_gate_bias;  /* 1: gate_bias is 0 instead of its default */
     int    mogrify;         /* 1: five mogrifier steps before the gate, which must be gru */
-    int    recurrence;      /* STX_COMP_STORE_INPUT, _OUTPUT or _ROTATE */
+    int    recurrence;      /* what a memory stores: STX_COMP_STORE_INPUT, _OUTPUT or _ROTATE */
 
     /* dropout probabilities, in [0,1) */
     double attn_dropout;    /* dropout of attention weights */
@@ -640,7 +640,8 @@ typedef struct stx_comp_layer {
                                                channel c. conv, conv_bias, dilated and
                                                decoder are NULL if C is 0 */
     stx_tensor *conv_bias;                  /* (D) */
-    stx_tensor *dilated[STX_COMP_MAX_DILATIONS];    /* (D,2 D): [K0 K1] */
+    stx_tensor *dilated[STX_COMP_MAX_DILATIONS];    /* (D,2 D) each: the columns of K0,
+                                                       then those of K1 */
     stx_tensor *decoder;                    /* Dec (taps D,D): row t D + c is tap t of channel c;
                                                STX_COMP_AUX_AUTOENCODE only */
     stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;     /* ff_gain and ff_shift (D),
@@ -735,8 +736,8 @@ STX_DEF stx_comp_state *stx_comp_state_create(stx_comp *m, size_t B);
 /* Like stx_comp_state_create, but with capacities that can differ from the model's.
    mems and cmems have L elements each; NULL means the model's capacities. Values for
    layers without memory are ignored. cmems must be 0 in memory layers without
-   compressed memory. Distances beyond a learned table use the row of its largest
-   distance; STX_COMP_POSITIONS_XL has no limit. */
+   compressed memory. Distances that a learned position table does not cover use the row
+   of its largest distance; STX_COMP_POSITIONS_XL has no limit. */
 STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const size_t *mems,
                                                     const size_t *cmems);
 
@@ -745,10 +746,10 @@ STX_DEF void stx_comp_state_free(stx_comp_state *s);
 /* Empties the memory. Does nothing after an error. */
 STX_DEF void stx_comp_state_reset(stx_comp_state *s);
 
-/* Empties the memory of stream b, for example when a new text begins in it. Its next
-   segments then give the same results as from an empty state, up to rounding. Sets an
-   error if b >= B, or with STX_COMP_LITERAL_ROWS, _PAD or _MASK, which derive
-   positions, padding and keys from a row count shared by all streams. */
+/* Empties the memory of stream b, for example when a new text begins in it. The
+   stream's next segments then give the same results as from an empty state, up to
+   rounding. Sets an error if b >= B, or with STX_COMP_LITERAL_ROWS, _PAD or _MASK,
+   which derive positions, padding and keys from a row count shared by all streams. */
 STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b);
 
 /* Copies the memory of streams from_b .. from_b + streams - 1 of `from` to streams b ..
@@ -770,11 +771,11 @@ STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem,
 
 /* stx_comp_state_save saves the memory to a checkpoint, under names that begin with
    `prefix`, which can have at most 64 characters. stx_comp_state_load loads it into a
-   state with the same B. The entries are those of stx_memory_save under "<prefix>mem.",
-   "<prefix>comp.", "<prefix>usage." and "<prefix>source.", and the metadata
-   "<prefix>seen.<b>". Both return 1, or set an error and return 0; a failed load leaves
-   s empty. After an earlier error, and if an argument is NULL, they do nothing and
-   return 0. */
+   state with the same B. The entries are those that stx_memory_save writes under
+   "<prefix>mem.", "<prefix>comp.", "<prefix>usage." and "<prefix>source.", plus the
+   metadata "<prefix>seen.<b>". Both return 1, or set an error and return 0; a failed
+   load leaves s empty. After an earlier error, and if an argument is NULL, they do
+   nothing and return 0. */
 STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const char *prefix);
 STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char *prefix);
 
@@ -783,9 +784,9 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
 
 /* Vectors h (B,T,D), T <= S -> last hidden states (B,T,D).
 
-   pad (B,T) is nonzero where h is padding, which is never attended to, here or in
-   memory (except with STX_COMP_LITERAL_MASK); NULL if there is none. The port's mask
-   has the opposite sense.
+   pad (B,T) is nonzero where h is padding; NULL means no padding. Padding is never
+   attended to, in this call or in memory, except with STX_COMP_LITERAL_MASK. The port's
+   mask has the opposite sense.
 
    `in` is the memory to read (NULL if empty), and `out` the memory to write (NULL to
    write none); they may be the same. Without `out`, nothing is compressed, and there is
@@ -819,7 +820,7 @@ STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targets,
                                  const stx_ids *pad);
 
-/* ids (B,T) and targets (B,T) -> (1): stx_comp_forward, then stx_comp_nll. */
+/* ids (B,T) and targets (B,T) -> nll (1): stx_comp_forward, then stx_comp_nll. */
 STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids *targets,
                                   const stx_ids *pad, const stx_comp_state *in,
                                   stx_comp_state *out);
@@ -981,7 +982,8 @@ typedef struct stx_comp_error_args {
     size_t N, D;
     double count;                   /* divisor; for a mean, the number of compared elements */
     const stx_real *a, *target;     /* (N,D) */
-    const int32_t  *skip;           /* (N), on the device, nonzero: not compared; or NULL */
+    const int32_t  *skip;           /* (N), on the device, or NULL; nonzero: the row is
+                                       not compared */
     stx_real       *loss, *rel_error;   /* (1) each; forward only */
     double         *work;           /* (N,2), on the device, receives the two sums of each row;
                                        forward only */
@@ -1352,8 +1354,8 @@ typedef struct stx__comp_usage_job {
     size_t    usage_batch_stride, first, n;
 } stx__comp_usage_job;
 
-/* Adds the weights of keys j0 .. j1 - 1 for query i of head h to `sum`. Each weight is
-   recomputed from its score and the statistics of the softmax row. */
+/* Adds to `sum` the softmax weights of keys j0 .. j1 - 1 for query i of head h. Each
+   weight is recomputed from its score and the statistics of the softmax row. */
 static void stx__comp_usage_query(stx_ctx *x, const stx__comp_usage_job *u, size_t b, size_t h,
                                   size_t i, size_t j0, size_t j1, double *sum) {
     const stx_attention_args *a = u->a;
@@ -1910,7 +1912,7 @@ static int stx__comp_dropout(stx_ctx *x, const char *field, double p) {
 }
 
 /* Computes M and C of layer l from a desc with the default sizes filled in. Returns 1
-   if it is a memory layer. */
+   if the layer has a memory. */
 static int stx__comp_sizes(const stx_comp_desc *d, size_t l, size_t *M, size_t *C) {
     int memory = !d->no_memory && !d->memory_layers;
     size_t i;
@@ -2550,7 +2552,7 @@ static size_t stx__comp_largest(const size_t *v, size_t n) {
     return most;
 }
 
-/* Returns the number of rows that convolutions read for G groups. */
+/* Returns the number of rows that the convolutions read to compress G groups. */
 static size_t stx__comp_source_rows(const stx_comp *m, size_t G) {
     const stx_comp_desc *d = &m->desc;
     return d->compress == STX_COMP_COMPRESS_DILATED ? m->before + G * d->ratio : G * m->taps;
@@ -2593,14 +2595,14 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
     if (!s) return NULL;
     s->model = m;
     s->B = B;
-    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));     /* M, C, row widths */
+    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));     /* one block for M, C and the row widths */
     s->pushed = (size_t *)stx_block(x, stx_bytes_of(B, sizeof *s->pushed, 1));
     if (s->M && s->pushed) {
         s->C = s->M + L;
         if (stx__comp_state_sizes(s, mems, cmems) && stx__comp_state_positions(s)) {
-            /* an eviction k <= bptt segments ago depends on min(pushed - k S, M), so it
-               is enough to count to max M + bptt S; one more segment is a safety
-               margin */
+            /* an eviction that happened k <= bptt segments ago depends on
+               min(pushed - k S, M), so counts above max M + bptt S make no difference;
+               one more segment is a safety margin */
             s->pushed_max = stx__comp_largest(s->M, L) + m->desc.segment * (m->desc.bptt + 1);
             stx__comp_state_rows(s, s->C + L);
         }
@@ -2854,14 +2856,15 @@ typedef struct stx__comp_layer_plan {
     size_t l, B, T;
     size_t n, c;            /* number of rows in the memory and in the compressed memory */
     size_t M, C;            /* capacities of the memory and of the compressed memory */
-    size_t e, G;            /* number of evicted rows to compress, and number of groups that they
-                               form; e is 0 unless the segment is full, C > 0 and G > 0 */
+    size_t e, G;            /* e: number of evicted rows to compress; 0 unless the segment
+                               is full, C > 0 and G > 0. G: number of groups that they
+                               form */
     size_t table_rows;      /* STX_COMP_LITERAL_ROWS: the largest S + n + c of any layer */
     int    push;            /* 1: the segment is full and enters the memory */
     int    frozen;          /* 1: Wkv is a constant in this segment */
 
-    /* STX_COMP_AUX_BPTT: number of evictions that are compressed again, and the number
-       of groups of each, newest first */
+    /* STX_COMP_AUX_BPTT: `recent` evictions are compressed again. recent_groups holds
+       the number of groups of each, newest first */
     size_t recent, *recent_groups;
 
     const stx_ids *key_pad;         /* (B,c+n+T): mask of the keys */
@@ -2938,7 +2941,7 @@ static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_layer_plan *
     stx_comp_groups g = plan->groups;
     size_t b, i, t;
     if (!v || (!plan->old_pad && !first)) return NULL;
-    g.first = first ? first->data : NULL;           /* the host copy */
+    g.first = first ? first->data : NULL;           /* in host memory, like pad */
     g.pad = plan->old_pad ? plan->old_pad->data : NULL;
     for (b = 0; b < plan->B; b++) {
         if (plan->m->desc.compress == STX_COMP_COMPRESS_USED) {
@@ -3253,7 +3256,7 @@ static stx_tensor *stx__comp_next_usage(stx_ctx *x, const stx__comp_layer_plan *
 }
 
 /* Pushes the rows of a full segment into the memory of layer l, and the new compressed
-   rows comp (NULL if nothing was evicted) into its compressed memory. */
+   rows comp (NULL if nothing was evicted) into the layer's compressed memory. */
 static int stx__comp_push(stx_comp_state *s, const stx__comp_layer_plan *plan, stx_tensor *rows,
                           stx_tensor *comp, stx_tensor *source, stx_tensor *usage) {
     const stx_comp *m = plan->m;

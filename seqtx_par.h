@@ -507,10 +507,10 @@ typedef struct stx_par_desc {
                                table sizes; 0: 128. Calls may be shorter or longer */
     size_t mem;             /* M; 0: segment. STX_PAR_NO_ROWS: no memory */
 
-    int    positions;       /* STX_PAR_SINES: sinusoids. _LEARNED: each attention block has a table
-                               (M + segment,H dh), indexed by distance. _LEARNED_BIAS:
-                               also a bias per distance and head, (M + segment,H), instead
-                               of v.r_t */
+    int    positions;       /* the position vectors. STX_PAR_SINES: sinusoids. _LEARNED:
+                               each attention block has a table (M + segment,H dh),
+                               indexed by distance. _LEARNED_BIAS: in addition, a bias per
+                               distance and head, (M + segment,H), instead of v.r_t */
     int    sines;           /* order of the columns in the sinusoid table.
                                STX_PAR_SINES_SPLIT: sines, then cosines. _REF:
                                interleaved, the lowest frequency first */
@@ -518,16 +518,17 @@ typedef struct stx_par_desc {
                                STX_PAR_POS_DIST: t. _FIXED: M + segment - 1 - t. _REF:
                                S - 1 - t, where S is the number of keys in the call. The
                                last two require STX_PAR_SINES_REF */
-    size_t clamp_len;       /* larger distances are treated as this one; 0: no limit. Requires
-                               STX_PAR_POS_DIST */
+    size_t clamp_len;       /* the largest distance: greater distances are treated as this
+                               one; 0: no limit. Requires STX_PAR_POS_DIST */
     int    same_length;     /* 1: every query sees at most M keys, including its own */
     int    full_scale;      /* 1: scores are divided by dh instead of sqrt(dh) */
-    int    attn_relu;       /* 1: ReLU after Wo */
-    int    biases;          /* 1: biases in Wq, Wkv, Wr and Wo. W1 and W2 always have them */
+    int    attn_relu;       /* 1: a ReLU follows Wo */
+    int    biases;          /* 1: Wq, Wkv, Wr and Wo have biases. W1 and W2 always have them */
     int    own_uv;          /* 1: each attention block has a separate u and v; 0: all share one
                                pair */
-    int    pre_norm;        /* 1: h + branch(LN(h)), and a final norm; 0: LN(h + branch(h)) */
-    int    no_final_norm;   /* 1: pre_norm without the norm after the last block */
+    int    pre_norm;        /* 1: blocks compute h + branch(LN(h)), and a norm follows the
+                               last block; 0: blocks compute LN(h + branch(h)) */
+    int    no_final_norm;   /* 1: no norm after the last block; pre_norm only */
     double norm_eps;        /* epsilon of the layer norms; 0: 1e-5 */
 
     double dropout;         /* dropout probability, in [0,1), of the embedding and of each branch's
@@ -541,7 +542,7 @@ typedef struct stx_par_desc {
                                unnormalised probabilities, as in the reference; see The
                                gate in the manual */
     double pi0[3];          /* initial probabilities of attention, feed-forward and
-                               identity; all 0: 0.33, 0.33, 0.34 */
+                               identity; if all are 0: 0.33, 0.33, 0.34 */
     int    gate;            /* the gate in training. STX_PAR_SOFT: w = y. STX_PAR_ST: one-hot w
                                with the gradient of y */
     int    gate_eval;       /* the gate in evaluation. STX_PAR_EVAL_ARGMAX: only the most probable
@@ -551,8 +552,8 @@ typedef struct stx_par_desc {
     size_t noise_tokens;    /* number of tokens per draw; STX_PAR_NOISE_TOKENS only */
     double tau;             /* initial temperature; 0: 1. stx_par_set_tau changes it */
 
-    int    adaptive_in;     /* 1: adaptive embedding with the cutoffs of the output; 0: a table
-                               (V,D) */
+    int    adaptive_in;     /* 1: adaptive embedding with the output's cutoffs; 0: an
+                               embedding table (V,D) */
     int    words_out;       /* the output layer. STX_PAR_OUT_ADAPTIVE: Transformer-XL's
                                adaptive softmax. _PLAIN: a matrix (V,D) and a bias. _TIED:
                                the matrix is the embedding. _REF: see Adaptive vocabulary
@@ -565,8 +566,9 @@ typedef struct stx_par_desc {
     double div_val;         /* cluster c has width floor(E / div_val^c); 0: 1 */
     double proj_factor;     /* STX_PAR_OUT_REF: cluster c >= 1 has width
                                max(floor(D / proj_factor^c), 1); 0: 4 */
-    size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* width of each tail, STX_PAR_OUT_REF
-                                                   only; 0: from proj_factor */
+    size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* width of each tail; 0: the width that
+                                                   proj_factor gives. STX_PAR_OUT_REF
+                                                   only */
     int    tie_words;       /* 1: adaptive input and output share tables */
     int    tie_projs;       /* which projections adaptive input and output share: none
                                (STX_PAR_TIE_NONE), all (_ALL), or all but the first
@@ -580,15 +582,16 @@ typedef struct stx_par_desc {
     int    divide_all;      /* 1: divide the loss by B T; 0: by the number of targets with a loss */
 
     int    latency;         /* how the latency affects the loss; see stx_par_total */
-    int    latency_w;       /* STX_PAR_LATENCY_OF_P: the expected latency under p, without noise.
-                               _OF_W: the latency of w */
+    int    latency_w;       /* the latency in the loss. STX_PAR_LATENCY_OF_P: the expected
+                               latency under p, without noise. _OF_W: the latency of w */
     double cost[2];         /* times of an attention block, cost[0], and of a feed-forward
                                block, cost[1]. An identity takes 0 */
     double latency_weight;
     double latency_target;  /* target; STX_PAR_LATENCY_HINGE only */
     double latency_power;   /* exponent; STX_PAR_LATENCY_FBNET only; 0: 0.6 */
 
-    int    init;            /* STX_PAR_INIT_XL: N(0,init_std). STX_PAR_INIT_REF: Glorot */
+    int    init;            /* how matrices are initialised. STX_PAR_INIT_XL:
+                               N(0,init_std). STX_PAR_INIT_REF: Glorot */
     double init_std;        /* standard deviation with STX_PAR_INIT_XL; 0: 0.02 */
     double proj_std;        /* standard deviation of the initial vocabulary projections
                                with STX_PAR_INIT_XL; 0: 0.01 */
@@ -606,15 +609,17 @@ STX_DEF void stx_par_reference(stx_par_desc *d);
 
 /* A block and its parameters. */
 typedef struct stx_par_block {
-    int         kind;                       /* 's', 'f', 'i', or 'g' for a mixture */
+    int         kind;                       /* what the block runs: 's', 'f', 'i', or 'g'
+                                               for a mixture */
     stx_tensor *attn_gain, *attn_shift;     /* (D) each: LN_a */
     stx_tensor *wq, *wkv, *wr, *wo;         /* wq and wr (H dh,D), wkv (2 H dh,D) with the
                                                rows of the keys first, wo (D,H dh) */
     stx_tensor *bq, *bkv, *br, *bo;         /* biases of wq, wkv, wr and wo, or NULL */
-    stx_tensor *u, *v;                      /* (H,dh), separate or shared; v is NULL with
-                                               rel_bias */
-    stx_tensor *rel, *rel_bias;             /* learned positions (M + segment,H dh) and their bias
-                                               (M + segment,H); row t is distance t */
+    stx_tensor *u, *v;                      /* (H,dh) each, separate or shared by all
+                                               blocks; v is NULL with rel_bias */
+    stx_tensor *rel, *rel_bias;             /* learned positions: rel (M + segment,H dh)
+                                               and biases rel_bias (M + segment,H). Row t
+                                               is for distance t */
     stx_tensor *ff_gain, *ff_shift;         /* (D) each: LN_f */
     stx_tensor *w1, *b1, *w2, *b2;          /* w1 (F,D), b1 (F), w2 (D,F), b2 (D) */
     stx_tensor *al;                         /* (3): the gate's parameters, owned by
@@ -742,23 +747,23 @@ STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state 
 STX_DEF int stx_par_state_get(const stx_par_state *s, size_t l, stx_real *out);
 STX_DEF int stx_par_state_set(stx_par_state *s, size_t l, const stx_real *in, size_t n);
 
-/* stx_par_state_save saves the memory to a checkpoint, as "<prefix>calls" and the
-   entries of stx_memory_save under "<prefix>mem."; the prefix can have at most 64
-   bytes. stx_par_state_load loads it into a memory with the same B. Both return 1, or
-   set an error and return 0; a failed load leaves s empty. */
+/* stx_par_state_save saves the memory to a checkpoint. The entries are "<prefix>calls"
+   and those that stx_memory_save writes under "<prefix>mem."; the prefix can have at
+   most 64 bytes. stx_par_state_load loads it into a memory with the same B. Both return
+   1, or set an error and return 0; a failed load leaves s empty. */
 STX_DEF int stx_par_state_save(stx_writer *w, const stx_par_state *s, const char *prefix);
 STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *prefix);
 
 
 // >>api: forward
 
-/* A segment of vectors h (B,T,D), T >= 1 -> last hidden states (B,T,D). pad (B,T) is
-   nonzero where h is padding, or NULL if there is none. No query attends to padding, in
-   this call or later, but its values must be finite. `in` is the memory to read (NULL
-   if empty), and `out` the memory to write (NULL to write none); they may be the same.
-   Gradients reach h but not the memory. Inside stx_recompute, `out` must be NULL.
-   Returns NULL and sets an error if the shapes do not match or a memory belongs to
-   another model. After an error, `out` may be partly written: reset it. */
+/* Runs a segment of vectors h (B,T,D), T >= 1 -> last hidden states (B,T,D). pad (B,T)
+   is nonzero where h is padding; NULL means no padding. No query attends to padding, in
+   this call or later, but padded elements of h must be finite. `in` is the memory to
+   read (NULL if empty), and `out` the memory to write (NULL to write none); they may be
+   the same. Gradients reach h but not the memory. Inside stx_recompute, `out` must be
+   NULL. Returns NULL and sets an error if the shapes do not match or a memory belongs
+   to another model. After an error, `out` may be partly written: reset it. */
 STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pad,
                                     const stx_par_state *in, stx_par_state *out);
 
@@ -795,7 +800,7 @@ STX_DEF stx_tensor *stx_par_loss(stx_par *m, const stx_ids *ids, const stx_ids *
 
 /* Combines nll (1) with the latency of the last forward pass, lat = sum of p_lk cost_k
    over blocks l and branches k (or of w_lk cost_k with STX_PAR_LATENCY_OF_W). weight,
-   target and power are the latency_ fields of the desc:
+   target and power are the desc's latency_weight, latency_target and latency_power:
 
        ADD      nll + weight lat
        HINGE    nll + weight max(0, lat / target - 1)
@@ -1024,8 +1029,9 @@ typedef struct stx_par_gate_args {
     const stx_real *uniforms;       /* (R,..), or NULL */
     const stx_real *cost, *before;  /* cost (3) and before (1); before = NULL means 0 */
     stx_real *w, *y;                /* (R,3); y may alias w unless hard is set */
-    stx_real *lat;                  /* (1). NULL in both kernels: no latency is computed,
-                                       and cost, before, dlat and dbefore are not used */
+    stx_real *lat;                  /* (1), the latency. If it is NULL in both kernels, no
+                                       latency is computed, and cost, before, dlat and
+                                       dbefore are not used */
     const stx_real *dw, *dlat;      /* dw (R,3) and dlat (1); NULL means 0 */
     stx_real *dal, *dbefore;        /* dal (3) and dbefore (1); NULL if not needed */
 } stx_par_gate_args;
@@ -1256,7 +1262,7 @@ static double stx__par_plain_z(const stx_par_mix_args *a, int k, size_t n, size_
 }
 
 /* Computes the mean of z_k in row n, and rstd = 1 / sqrt(variance + eps). Without
-   norms, they are 0 and 1. */
+   norms, the mean is 0 and rstd is 1. */
 static void stx__par_plain_norm(const stx_par_mix_args *a, int k, size_t n, double *mean,
                                 double *rstd) {
     const double C = (double)a->C;
@@ -1819,8 +1825,8 @@ STX_DEF size_t stx_par_expand(char *out, size_t capacity, const char *pattern) {
     return n;
 }
 
-/* Length of the longest group that stx_par_format recognises, which limits its running
-   time */
+/* Length of the longest group that stx_par_format recognises. This limit bounds the
+   running time. */
 enum { STX__PAR_MAX_UNIT = 64 };
 
 /* Finds the repetition at the start of p (`left` letters long) that saves the most
@@ -2677,8 +2683,8 @@ static void stx__par_feed_params(stx_par *m, size_t l) {
     block->b2 = stx__par_zeros(m, l, "ff.fc2.bias", D, 0);
 }
 
-/* Rescales the head of STX_PAR_OUT_REF. In the reference, its words and tails are rows
-   of one matrix, and Glorot's formula uses the size of that matrix. */
+/* Rescales the head of STX_PAR_OUT_REF. In the reference, the head's words and the
+   tails are rows of one matrix, and Glorot's formula uses the size of that matrix. */
 static void stx__par_scale_ref_head(stx_par *m) {
     const stx_adaptive *head = &m->vocab_io->out;
     const double words = (double)head->end[0], tails = (double)head->clusters - 1;
@@ -3013,9 +3019,9 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
 // >>position bias
 
 /* Returns dh', the head dimension of the kernels. The attention kernels do not support
-   a bias per distance, so STX_PAR_LEARNED_BIAS expresses it with extra columns, so that
-   dh' > dh. The extra columns are 1 in queries, keys and values, and -1 in u. In r'_t,
-   the first of them is b_t, and the others are 0:
+   a bias per distance. STX_PAR_LEARNED_BIAS therefore expresses the bias with extra
+   columns, and dh' > dh. The extra columns are 1 in queries, keys and values, and -1 in
+   u. In r'_t, the first extra column is b_t, and the others are 0:
 
        (q' + u').k' = (q + u).k + (1 - 1) 1     q'.r'_t = q.r_t + b_t     y' = [y, 1 ..]
 
@@ -3044,9 +3050,9 @@ static void stx__par_widen_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in
     }
 }
 
-/* Returns the rows of `a` followed by those of `b` (NULL if there are none), each
-   padded from w to ld elements with `fill` -> (rows,ld). If full is 1, the result is
-   float in every precision. */
+/* Returns the rows of `a` followed by those of `b` (NULL if there are none), as a
+   tensor (rows,ld). Each row is padded from w to ld elements with `fill`. If full is 1,
+   the result is float in every precision. */
 static stx_tensor *stx__par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t w, size_t ld,
                                   double fill, int full) {
     STX__FP_SCOPE;
@@ -3218,8 +3224,8 @@ static stx_tensor *stx__par_position_rows(stx_par *m, stx_tensor *t, size_t n) {
     return stx_view_rows(m->ctx, t, first, first + n);
 }
 
-/* Returns r_t (n,H dh') of block l for distances n - 1 .. 0. sines are the rows of this
-   call after dropout; if NULL, they are taken from p. */
+/* Returns r_t (n,H dh') of block l for distances n - 1 .. 0. `sines` holds the sines of
+   these distances after dropout; if it is NULL, they are taken from p. */
 static stx_tensor *stx__par_relative(stx_ctx *x, stx_par *m, size_t l, const stx_par_positions *p,
                                      stx_tensor *sines, size_t n) {
     const stx_par_block *block = &m->block[l];
@@ -3440,10 +3446,10 @@ static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, co
     if (has_latency && !stx__par_latency_fits_group(x, d)) return NULL;
 
     /* The noise of an evaluation is reproducible: it depends on the seed, the block and
-       the calls of the memory that is read. Bit 62 separates its streams from those of
-       stx_random_stream. The low 12 bits are l (at most 4096 blocks), and the 48 bits
-       above them are the calls. In a process group, each stream has separate draws, but
-       all ranks use the same draw with STX_PAR_NOISE_STEP. */
+       the `calls` field of the memory that is read. In a.stream, bit 62 separates
+       evaluations from the streams of stx_random_stream, bits 0 to 11 are l (at most
+       4096 blocks), and bits 12 to 59 are the calls. In a process group, each stream
+       has separate draws, but all ranks use the same draw with STX_PAR_NOISE_STEP. */
     a.seed = stx_ctx_desc(x)->seed;
     if (noisy && !u && training) a.stream = stx_random_stream(x);
     if (noisy && !u && !training)
@@ -3562,7 +3568,7 @@ static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_
     keys = job->n + call->T;
 
     /* With pre_norm, LN_a normalises the memory first, so its rows are gathered into a
-       tensor. Otherwise keys and values are computed from a view of it. */
+       tensor. Otherwise keys and values are computed from a view of the memory. */
     if (job->n && m->desc.pre_norm) {
         job->past_input = (*count)++;
         in[job->past_input] = stx_memory_read(call->memory, job->l, job->n);
