@@ -2595,7 +2595,7 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
     if (!s) return NULL;
     s->model = m;
     s->B = B;
-    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));     /* one block for M, C and the row widths */
+    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));     /* M, C, row widths */
     s->pushed = (size_t *)stx_block(x, stx_bytes_of(B, sizeof *s->pushed, 1));
     if (s->M && s->pushed) {
         s->C = s->M + L;
@@ -2941,7 +2941,7 @@ static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_layer_plan *
     stx_comp_groups g = plan->groups;
     size_t b, i, t;
     if (!v || (!plan->old_pad && !first)) return NULL;
-    g.first = first ? first->data : NULL;           /* in host memory, like pad */
+    g.first = first ? first->data : NULL;           /* host copies of first and pad */
     g.pad = plan->old_pad ? plan->old_pad->data : NULL;
     for (b = 0; b < plan->B; b++) {
         if (plan->m->desc.compress == STX_COMP_COMPRESS_USED) {

@@ -757,13 +757,14 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
 
 // >>api: forward
 
-/* Runs a segment of vectors h (B,T,D), T >= 1 -> last hidden states (B,T,D). pad (B,T)
-   is nonzero where h is padding; NULL means no padding. No query attends to padding, in
-   this call or later, but padded elements of h must be finite. `in` is the memory to
-   read (NULL if empty), and `out` the memory to write (NULL to write none); they may be
-   the same. Gradients reach h but not the memory. Inside stx_recompute, `out` must be
-   NULL. Returns NULL and sets an error if the shapes do not match or a memory belongs
-   to another model. After an error, `out` may be partly written: reset it. */
+/* Runs h (B,T,D), a segment of T >= 1 vectors per stream, and returns the last hidden
+   states (B,T,D). pad (B,T) is nonzero where h is padding; NULL means no padding. No
+   query attends to padding, in this call or later, but padded elements of h must be
+   finite. `in` is the memory to read (NULL if empty), and `out` the memory to write
+   (NULL to write none); they may be the same. Gradients reach h but not the memory.
+   Inside stx_recompute, `out` must be NULL. Returns NULL and sets an error if the
+   shapes do not match or a memory belongs to another model. After an error, `out` may
+   be partly written: reset it. */
 STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pad,
                                     const stx_par_state *in, stx_par_state *out);
 
@@ -3255,9 +3256,10 @@ typedef struct stx__par_job {
     const stx_par_positions *pos;
     stx_tensor    *sines;       /* position sines (n + T,D), after dropout; NULL: taken
                                    from pos, if it has any */
-    const stx_ids *mask;        /* (B,n + T): nonzero for missing keys; or NULL */
+    const stx_ids *mask;        /* (B,n + T), or NULL; nonzero for missing keys */
     stx_tensor    *keep;        /* (B,T,H dh'): 0 at padding, else 1; NULL without padding */
-    stx_par_gen   *gen;         /* in generation: caches keys and values; else NULL */
+    stx_par_gen   *gen;         /* the generator, which caches keys and values; NULL
+                                   outside generation */
     size_t    period, rows_per_draw;    /* which rows share a draw; see stx_par_mix_args */
 } stx__par_job;
 
@@ -3550,10 +3552,10 @@ typedef struct stx__par_call {
     size_t         B, T, span, clamp;
     uint64_t       calls;       /* the `calls` field of the memory that is read */
     const stx_ids *pad;
-    stx_tensor    *keep;        /* see stx__par_job */
+    stx_tensor    *keep;        /* (B,T,H dh') or NULL; see stx__par_job */
     stx_tensor    *sines;       /* position sines after dropout, as most recently computed
                                    for a block; NULL if not computed yet */
-    const stx_real *u;          /* the caller's uniforms, on the device; or NULL */
+    const stx_real *u;          /* the caller's uniforms, on the device, or NULL */
     const stx_memory *memory;   /* memory to read, or NULL */
 } stx__par_call;
 
