@@ -75,11 +75,11 @@
 
    Precedence
        The command line overrides the preset, the preset overrides the checkpoint
-       (tr_options_adopt, when a run resumes), and the checkpoint overrides the defaults.
-       The field `from` of each option records where its value came from. Defaults and
-       presets are written like a command line without the leading dashes, such as
-       "nlayers=4 adapt-span no-fast". The code that reads the command line also reads
-       these, and the options stored in a checkpoint.
+       (tr_options_adopt, when a run resumes), and the checkpoint overrides the
+       defaults. The field `from` of each option records where its value came from.
+       Defaults and presets are written like a command line without the leading dashes,
+       such as "nlayers=4 adapt-span no-fast". The code that parses the command line
+       also parses defaults, presets and the options stored in a checkpoint.
 
    Resuming
        Each option has a class, given in the second column of the table, which determines
@@ -94,11 +94,11 @@
                                                             accepted otherwise
        TR_MODEL   yes     from the checkpoint               error
 
-       TR_LOCAL is for options of a single start: threads, device, log files.
-       TR_HINT is for the location of the data. TR_FREE is for options that may change
-       during a run. TR_MODEL is for options without which the stored weights have no
-       meaning. A run that only starts from the weights of another run (TR_INIT) takes the
-       options of class TR_MODEL, and those with TR_KEPT added, from the checkpoint.
+       TR_LOCAL is for options of a single start: threads, device, log files. TR_HINT is
+       for the location of the data. TR_FREE is for options that may change during a
+       run. TR_MODEL is for options without which the stored weights have no meaning. A
+       run that only starts from the weights of another run (TR_INIT) takes from the
+       checkpoint the options of class TR_MODEL and all options with TR_KEPT added.
 
    Files
        tr_replace either replaces a whole file or leaves it unchanged; it is also used to
@@ -184,8 +184,8 @@ TR_DEF TR_PRINTF(3, 4) int tr_fail(char *err, size_t size, const char *fmt, ...)
 // >>buffer: growing byte strings; a failed allocation sets oom --------------------------
 
 typedef struct {
-    char  *s;           /* zero-terminated once something was appended; NULL before */
-    size_t n, room;     /* length; allocated size */
+    char  *s;           /* NULL until something is appended; zero-terminated from then on */
+    size_t n, room;     /* n: length in bytes; room: allocated bytes */
     int    oom;         /* an allocation failed: the content is incomplete */
 } tr_buf;
 
@@ -486,7 +486,7 @@ enum {
 };
 
 /* Sources of a value, in increasing order of precedence. TR_FROM_TEXT: the value was
-   derived from the size of the text. */
+   derived from the size of the training text. */
 enum { TR_FROM_DEFAULT, TR_FROM_TEXT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };
 
 /* Classes of options: see "Resuming" in the manual. The last two are flags that can be
@@ -497,11 +497,11 @@ enum {
     TR_KEPT = 16        /* a TR_INIT run also takes this option from the checkpoint */
 };
 
-/* Why a checkpoint is opened: to evaluate or generate; to resume the run; to start
-   another run from its weights. */
+/* Why a checkpoint is opened. TR_LOOK: to evaluate or generate. TR_RESUME: to resume
+   the run. TR_INIT: to start another run from its weights. */
 enum { TR_LOOK, TR_RESUME, TR_INIT };
 
-enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };      /* the bound itself is excluded */
+enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };      /* the minimum or the maximum itself is excluded */
 enum { TR_AS_FITS = -1, TR_ALL = INT_MAX };     /* "auto" and "on" as values of a TR_SOME */
 
 /* Bits of the value of a TR_SET. TR_EVERY selects all names that apply, except name k if
@@ -517,9 +517,10 @@ typedef struct {
     const char *help;
     double      min, max;   /* inclusive bounds. Both 0: the range of the type; TR_INF:
                                unbounded. A flag with max > 0 is a TR_SOME */
-    int         open;       /* real: the excluded bounds, TR_OPEN_MIN, TR_OPEN_MAX or
-                               both; set: see TR_SET */
-    const char *choices;    /* choice, set: "adagrad|sgd|adam"; other types: alternative names */
+    int         open;       /* TR_T_REAL: the excluded bounds, TR_OPEN_MIN, TR_OPEN_MAX or both.
+                               TR_T_SET: the bits `training` of TR_SET */
+    const char *choices;    /* choice and set: the names, such as "adagrad|sgd|adam"; other types:
+                               alternative names of the option, or NULL */
     int         keep;       /* class: TR_LOCAL .. TR_MODEL, plus TR_LATER and TR_KEPT */
     int         from;       /* out: source of the value, TR_FROM_... */
     char       *own;        /* out: copy of a text value; see tr_options_free */
@@ -527,10 +528,11 @@ typedef struct {
 
 #define TR_INF HUGE_VAL
 
-/* Returns `to`. Does not compile unless `to` points to this type. */
+/* Returns `to`. Does not compile unless `to` points to a `type`. */
 #define TR_TO(type, to) ((void *)(1 ? (to) : (type *)NULL))
 
-/* A row of the table. The macros below fill in the fields that a type does not use. */
+/* A row of the option table. The macros below fill in the fields that a type does not
+   use. */
 #define TR_ROW(name, type, to, help, min, max, open, choices, keep) \
     {name, type, to, help, min, max, open, choices, keep, 0, NULL}
 
@@ -565,7 +567,8 @@ typedef struct {
 #define TR_FLAG(name, keep, to, help) \
     TR_ROW(name, TR_T_FLAG, TR_TO(int, to), help, 0, 0, 0, NULL, keep)
 
-/* A flag that also accepts a number: on (TR_ALL), off, 0 to max, or auto (TR_AS_FITS). */
+/* A flag that also accepts a number. Its values are on (TR_ALL), off, 0 to max, and
+   auto (TR_AS_FITS). */
 #define TR_SOME(name, keep, to, max, help) \
     TR_ROW(name, TR_T_FLAG, TR_TO(int, to), help, 0, max, 0, NULL, keep)
 
@@ -579,9 +582,9 @@ typedef struct {
     TR_ROW(name, TR_T_SET, TR_TO(int, to), help, 0, 0, training, names, keep)
 
 typedef struct {
-    const char *name, *about;       /* about: one line */
-    const char *set;                /* "name=value flag no-flag", separated by blanks; the last
-                                       of several values counts */
+    const char *name, *about;       /* about: a one-line description */
+    const char *set;                /* options separated by blanks, as in "name=value flag
+                                       no-flag"; if one occurs twice, the last counts */
 } tr_preset;
 
 #define TR_PRESET_END {NULL, NULL, NULL}
@@ -671,8 +674,8 @@ TR_DEF int tr_set_bits(const tr_opt *p, int v) {
     return ((1 << n) - 1) & ~tr_set_removed(v);
 }
 
-/* Finds an option by its name, an alternative name, or the name of a set with one of
-   its members, as in "literal-rows". Returns NULL if there is none. */
+/* Finds an option by its name, an alternative name, or the joined names of a set and
+   one of its members, as in "literal-rows". Returns NULL if there is none. */
 TR_DEF tr_opt *tr_find_option(const tr_options *o, const char *name, size_t n) {
     tr_opt *p;
     for (p = o->opt; p->type != TR_T_END; p++)
@@ -756,9 +759,9 @@ TR_DEF void tr_consider_choices(tr_nearest *best, const char *got, size_t n, con
         tr_consider(best, got, n, name, len);
 }
 
-/* Parse a word that must be a decimal number in range. The strto* functions alone
-   would accept blanks, "0x10" and "nan", and would wrap "-1" to a huge unsigned
-   number. Return 1, or return 0 and leave *out unchanged. */
+/* The next three functions parse a word that must be a decimal number in range. The
+   strto* functions alone would accept blanks, "0x10" and "nan", and would wrap "-1" to
+   a huge unsigned number. Each returns 1, or returns 0 and leaves *out unchanged. */
 TR_DEF int tr_read_int(const char *s, int *out) {
     const char *digits = s + (s[0] == '-');
     long long v;
@@ -1057,8 +1060,8 @@ static const struct {
     {"weights",            "quantize"}
 };
 
-/* Nonzero if exactly one of two names is negated. A typed name that begins with "no"
-   may be a misspelt "no-". */
+/* Nonzero if only one of the two names begins with "no-". If `name` does, a typed name
+   `got` that begins with "no" does as well, because this may be a misspelt "no-". */
 TR_DEF int tr_is_opposite(const char *got, size_t n, const char *name) {
     if (tr_same(name, "no-", 3)) return !(n > 2 && tr_same(got, "no", 2));
     return n > 3 && tr_same(got, "no-", 3);
@@ -1125,8 +1128,8 @@ TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, ch
                    name, no, meant);
 }
 
-/* Switches one name of a TR_SET on or off, according to value ("on", "off", ..), which
-   may be NULL. */
+/* Switches one name of a TR_SET on or off, according to value ("on", "off", ..). NULL
+   means on. */
 TR_DEF int tr_switch_name(tr_opt *p, const char *word, int bit, const char *value, int from,
                           char *err, size_t size) {
     int on = 1, *v = (int *)p->to;
@@ -1262,7 +1265,7 @@ TR_DEF void tr_options_free(tr_options *o) {
     }
 }
 
-/* Applies the preset with this name; the error lists all presets. */
+/* Applies the preset with this name. If there is none, the error lists all presets. */
 TR_DEF int tr_select_preset(tr_options *o, const char *name, char *err, size_t size) {
     const tr_preset *p = tr_find_preset(o, name);
     tr_nearest best = {NULL, 0, 0};
@@ -1286,7 +1289,7 @@ TR_DEF int tr_select_preset(tr_options *o, const char *name, char *err, size_t s
     return 0;
 }
 
-/* Writes the value of a TR_SET: "true", "false", its names or "all,no-b". */
+/* Writes the value of a TR_SET: "true", "false", a list of names, or "all,no-b". */
 TR_DEF void tr_set_text(const tr_opt *p, char out[64]) {
     const char *name, *no = "";
     size_t len, at = 0;
@@ -1434,8 +1437,8 @@ TR_DEF size_t tr_columns(int fd) {
     return 80;
 }
 
-/* The widest value that fits in the default column. If a value is wider, the help text
-   begins on the next line. */
+/* Maximum length of a value in the "default" column. After a longer value, the help
+   text begins on the next line. */
 #define TR_HELP_DEFAULT 12
 
 /* Column widths of the help, and the width of the whole text. */
@@ -1723,8 +1726,8 @@ TR_DEF char *tr_options_json(const tr_options *o, int kept) {
     return b.s;
 }
 
-/* The result of tr_options_adopt, as text such as "--lr 0.03 (0.003), --steps 900
-   (800)", or "" if there is nothing to report. */
+/* The results of tr_options_adopt: lists in text form, such as "--lr 0.03 (0.003),
+   --steps 900 (800)". A list is empty if there is nothing to report. */
 typedef struct {
     tr_buf changed;     /* TR_FREE options that were given and differ from the checkpoint,
                            each with the new value and, in parentheses, the checkpoint's
@@ -1836,7 +1839,7 @@ TR_DEF int tr_adopt(const tr_options *o, tr_opt *p, const char *json, int why_op
         return tr_fail(err, size, "the checkpoint's configuration is invalid: %.900s", why);
     }
 
-    /* a value that was given is accepted if it agrees or may differ */
+    /* accept a given value if it equals the checkpoint's or may differ from it */
     tr_value(p, value);
     if (p->type == TR_T_TEXT) now = *(const char **)p->to;
     if (now == NULL && saved == NULL) return 1;
@@ -2064,8 +2067,8 @@ TR_DEF int tr_open_new(const char *path, int mode) {
     for (round = 0; round < 3; round++) {
         fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
         if (fd >= 0) {
-            /* otherwise, another process has already locked and removed the new file:
-               retry */
+            /* if these checks fail, another process has locked and removed the new
+               file: retry */
             if (tr_lock(fd, &pid) != 0 && fstat(fd, &st) == 0 && st.st_nlink > 0) return fd;
             close(fd);
             continue;
@@ -2147,7 +2150,7 @@ TR_DEF int tr_replace(const char *path, const void *bytes, size_t n, char *err, 
    and the next run removes it. */
 typedef struct {
     int   fd;       /* -1 if nothing is claimed */
-    char *path;     /* of the lock file */
+    char *path;     /* path of the lock file */
 } tr_claim;
 
 /* Returns the path of FILE.lock, after following links. Returns NULL with errno 0 if
@@ -2196,7 +2199,8 @@ TR_DEF int tr_unclaimed(const char *option, const char *path, char *err, size_t 
     long pid = 0;
     int fd = -1, ok = 1, reads;
     if (lock != NULL) fd = open(lock, O_RDWR | flags);
-    reads = lock != NULL && fd < 0 && errno == EACCES;      /* the lock of another user */
+    reads = lock != NULL && fd < 0 && errno == EACCES;      /* the lock file belongs to another
+                                                               user */
     if (reads) fd = open(lock, O_RDONLY | flags);
     if (fd >= 0) {
         if (!tr_is_lock(fd)) ok = tr_refuse_not_lock(option, path, lock, err, size);
@@ -2621,8 +2625,8 @@ TR_DEF const char *tr_duration(char out[TR_TEXT_MAX], double seconds) {
     return out;
 }
 
-/* Writes x, scaled by a power of base, with a suffix. Without a suffix, x is rounded to a
-   whole number. 999.96k becomes 1.0M instead of 1000.0k. */
+/* Writes x divided by base^k, followed by suffix[k]. If k is 0, x is rounded to a whole
+   number. The result 999.96k is written as 1.0M instead of 1000.0k. */
 TR_DEF const char *tr_scaled(char out[TR_TEXT_MAX], double x, double base,
                              const char *const suffix[7]) {
     int k = 0;
@@ -2733,7 +2737,7 @@ TR_DEF double tr_rate_left(const tr_rate *r, uint64_t steps) {
 typedef struct {
     uint64_t    step, steps;    /* steps is 0 if the end is not known */
     double      loss;
-    double      metric;         /* in `unit` */
+    double      metric;         /* the loss of the step, converted to `unit` */
     const char *unit;           /* "bpb" or "ppl"; NULL to omit the metric */
     double      best;           /* best validation result in `unit`; 0 or NaN if there is none */
     double      lr;
@@ -2864,13 +2868,13 @@ TR_DEF void tr_fold(char *text, size_t width) {
 typedef struct {
     FILE  *f;
     int    tty;
-    int    shown;           /* a progress line is on the screen, with the cursor after it */
-    int    failed;          /* a write failed; the failure was reported on standard error */
+    int    shown;           /* 1: a progress line is on the screen, with the cursor after it */
+    int    failed;          /* 1: a write failed, which was reported on standard error */
     double drawn;           /* time of the last drawing, in seconds */
     char   line[512];
 } tr_term;
 
-/* If f is NULL, nothing is shown. */
+/* Prepares to show progress on f. If f is NULL, nothing is shown. */
 TR_DEF void tr_term_open(tr_term *t, FILE *f) {
     const char *kind = getenv("TERM");
     memset(t, 0, sizeof *t);
@@ -2945,7 +2949,7 @@ TR_DEF void tr_term_close(tr_term *t) {
 
 // >>board: TensorBoard event files ------------------------------------------------------
 
-/* A file is a sequence of records, with little-endian integers:
+/* An event file is a sequence of records. Their integers are little-endian:
 
        u64 length | u32 masked CRC of these 8 bytes | payload | u32 masked CRC of payload
 
@@ -3127,7 +3131,7 @@ TR_DEF void tr_on_signal(int sig) {
     struct timespec now;
     int why = errno;
     if (tr_stop_signal != 0) {
-        if (sig == SIGHUP) return;      /* a terminal that closes sends several */
+        if (sig == SIGHUP) return;      /* a closing terminal sends SIGHUP several times */
         _exit(128 + sig);
     }
     if (sig == SIGINT && tr_ask && clock_gettime(CLOCK_MONOTONIC, &now) == 0) {
@@ -3176,7 +3180,8 @@ TR_DEF int tr_stop_requested(void) {
     return (int)tr_stop_signal;
 }
 
-/* Clears the request, for a program that only stops an operation and then continues. */
+/* Clears the request to stop, for a program that stops only the current operation and
+   then continues. */
 TR_DEF void tr_stop_done(void) {
     tr_stop_signal = 0;
 }
@@ -3558,17 +3563,18 @@ typedef struct {
     int          order, eos_first;      /* with --adapt-io: the fields of stx_vocab_desc
                                            that order the words. Without it, words are in
                                            the order of occurrence */
-    const char  *sized[3];      /* changes to the defaults for texts of up to 1e5 tokens,
-                                   of up to 2e6, and longer */
+    const char  *sized[3];      /* changes to the defaults: for texts of up to 1e5 tokens, for
+                                   texts of up to 2e6 tokens, and for longer texts */
 
     int        (*check)(tr_lm *t);      /* refuses incompatible options */
     void       (*plan)(tr_lm *t);       /* sets t->steps, t->schedule, and when and how to
                                            save and evaluate */
-    size_t     (*count)(tr_lm *t, size_t vocab);        /* number of parameters; 0: see t->err */
+    size_t     (*count)(tr_lm *t, size_t vocab);        /* number of parameters, or 0 with t->err
+                                                           set */
     void       (*shape)(const tr_lm *t, char *line, size_t size, double *states);
-                                        /* for --dry-run: writes the second line to
-                                           line, and the number of elements in the
-                                           states to *states */
+                                        /* for --dry-run: writes the second line of the
+                                           output to `line`. *states receives the number
+                                           of elements in the states */
     int        (*make)(tr_lm *t);       /* creates t->lm and, for training, calls
                                            tr_lm_make */
     void       (*train)(tr_lm *t);      /* the training loop */
@@ -3585,9 +3591,9 @@ typedef struct tr_lm_counts {
 /* Results of an evaluation other than the mean loss. */
 typedef struct tr_lm_scored {
     double tokens;              /* number of tokens with a loss */
-    double batch_ppl;           /* mean of the perplexities of the batches, as TensorFlow
-                                   reports it; with mean_of_all, padding is included in
-                                   the losses of the batches */
+    double batch_ppl;           /* mean of the batch perplexities, as TensorFlow reports it; with
+                                   mean_of_all, padding is included in the losses of the
+                                   batches */
 } tr_lm_scored;
 
 /* The state of a run. The trainer's struct begins with it. */
@@ -3600,13 +3606,13 @@ struct tr_lm {
     stx_ctx     *x;
 
     /* ranks */
-    stx_launch_info start;      /* this process and the number of processes: see
-                                   >>api: group in seqtx.h */
+    stx_launch_info start;      /* the rank of this process and the number of ranks: see >>api:
+                                   group in seqtx.h */
     int          agreed;        /* the signal at which all ranks stop; 0: none */
     int          save_due;      /* 1: save after the next update */
-    int          share_pass;    /* the ranks that read the streams in tr_lm_pass.
-                                   TR_PASS_RANK0: only rank 0; _SHARED: each rank reads a
-                                   share; _EACH: each rank reads all */
+    int          share_pass;    /* which ranks read which streams in tr_lm_pass. TR_PASS_RANK0:
+                                   rank 0 reads all; TR_PASS_SHARED: each rank reads a
+                                   share; TR_PASS_EACH: each rank reads all */
     int          whole_pass;    /* 1: an evaluation is not divided among the ranks, because
                                    its random values depend on the stream index. Set by
                                    kind->make */
@@ -3616,8 +3622,8 @@ struct tr_lm {
 
     /* text and model */
     stx_vocab   *vocab;
-    stx_corpus  *text[3];       /* training, validation, test; NULL: there is none */
-    char        *file[3];       /* paths of memory-mapped texts; otherwise NULL */
+    stx_corpus  *text[3];       /* training, validation and test text; NULL: no such text */
+    char        *file[3];       /* paths of the memory-mapped texts; NULL for other texts */
     stx_lm       lm;            /* the model */
     stx_batches *batches;       /* batches of the training text */
     stx_optim   *optim;
@@ -3629,8 +3635,9 @@ struct tr_lm {
                                    in[k * parts + p] and out[k * parts + p] */
     void       **state;         /* (parts) for each part, the memory of this rank's streams */
     stx_ids    **in, **out;     /* (pieces) tokens and targets for one update */
-    int32_t     *tokens, *targets;      /* tokens and targets of all ranks, on the host,
-                                           block after block, as from stx_batches_next */
+    int32_t     *tokens, *targets;      /* tokens and targets of all ranks, in host memory, one
+                                           block after another, in the layout of
+                                           stx_batches_next */
 
     /* evaluation and saving, set by plan */
     size_t       eval_block;    /* tokens per stream in an evaluation block */
@@ -3648,11 +3655,11 @@ struct tr_lm {
     uint64_t     saved;         /* step of the last save */
     size_t       bad_updates;   /* consecutive updates that were not finite */
     size_t       packed;        /* size of the rounded matrices in bytes (--weights) */
-    int          unk_added;     /* an <unk> was added because a text required one */
+    int          unk_added;     /* 1: an <unk> was added because a text required one */
     double       sum;           /* sum of the losses since the last log record */
     double       loss;          /* loss of the last step */
-    uint64_t     first, step, steps;    /* step at which this process began; current step;
-                                           last step of the run */
+    uint64_t     first, step, steps;    /* first: step at which this process began; step: current
+                                           step; steps: last step of the run */
     double       lr;            /* learning rate of this step */
 
     /* --recompute */
@@ -3679,7 +3686,8 @@ struct tr_lm {
                                    beginning of the training text; 0: all */
 
     /* set by the trainer's make or plan */
-    int        (*save_more)(tr_lm *t, stx_writer *w);   /* writes more entries; may be NULL */
+    int        (*save_more)(tr_lm *t, stx_writer *w);   /* writes further entries of the
+                                                           checkpoint; may be NULL */
     int        (*load_more)(tr_lm *t, const stx_file *f);
     int          no_evaluation; /* 1: without training, only the output of kind->learned
                                    is printed */
@@ -3696,17 +3704,18 @@ struct tr_lm {
     double       best;          /* best evaluation for --best; NaN: none */
     double       best_seen;     /* best evaluation of the validation text; NaN: none */
     uint64_t     evaluated, blocks;     /* step and number of blocks of the last evaluation */
-    int          last;          /* 1: evaluations now give the results of the run */
+    int          last;          /* 1: from now on, evaluations give the final results of the run */
     char         result[200];   /* the line that reports the last evaluation */
     int          not_replayed;  /* consecutive steps that ran without a CUDA graph */
     int          note_reported; /* 1: the reason for not_replayed was reported */
 
     /* files */
     int          lost;          /* 1: generated text could not be written */
-    int          begun;         /* 1: log and event file are open: an error is a failure of
-                                   the run (exit code 1), not of its start (2) */
+    int          begun;         /* 1: log and event file are open. An error is then a failure of the
+                                   run (exit code 1), not of its start (exit code 2) */
     tr_claim     claim[3];      /* claims on the files that tr_lm_output lists, once begun is 1 */
-    char         found_seal[32];        /* checksum of --checkpoint when opened; "": no file */
+    char         found_seal[32];        /* checksum of the --checkpoint file when it was opened;
+                                           "": no file */
     char        *config;        /* the options as JSON, for the checkpoint */
     char        *made_dir;      /* the directory of --out, if this run created it */
     char        *stop;          /* --stop with its escapes decoded */
@@ -3961,8 +3970,8 @@ TR_DEF double tr_lm_word_ppl(const tr_lm *t, int part, double nll) {
     return exp(nll * t->counts[part].tokens / t->counts[part].words);
 }
 
-/* Returns the result in the unit of the run. A perplexity is the exponential of the mean
-   loss, not a mean of exponentials. */
+/* Converts nll, a mean loss in nats, to the unit of the run. A perplexity is the
+   exponential of the mean loss, not a mean of exponentials. */
 TR_DEF double tr_lm_metric(const tr_lm *t, int part, double nll) {
     if (t->unit == TR_PPL) return exp(nll);
     if (t->unit == TR_WORD_PPL) return tr_lm_word_ppl(t, part, nll);
@@ -4150,8 +4159,8 @@ TR_DEF uint64_t tr_lm_fingerprint(const stx_corpus *c) {
     return h;
 }
 
-/* Refuses text in UTF-16 and UTF-32, unless --tokens was given: about half of its bytes
-   are zeros, so it was probably not meant to be read as bytes. */
+/* Refuses text in UTF-16 and UTF-32, unless --tokens was given: it contains many zero
+   bytes, and was probably not meant to be read as bytes. */
 TR_DEF int tr_lm_check_encoding(tr_lm *t, const char *path) {
     const tr_lm_opt *o = t->opt;
     char first[4096];
@@ -4170,8 +4179,8 @@ TR_DEF int tr_lm_check_encoding(tr_lm *t, const char *path) {
                    path, wide, wide, o->tokens == TR_BYTES ? "bytes" : "bytes-compact");
 }
 
-/* Removes a byte-order mark from the start of a text, as reading a corpus does, unless
-   the tokens are bytes. Returns the length of the rest. */
+/* Removes a byte-order mark from the start of a text, as the corpus reader does, unless
+   the tokens are bytes. Returns the new length. */
 TR_DEF size_t tr_lm_unmark(const tr_lm *t, char *text, size_t len) {
     if (stx_vocab_kind(t->vocab) == STX_TOK_BYTES) return len;
     if (len < 3 || memcmp(text, "\xEF\xBB\xBF", 3) != 0) return len;
@@ -4184,7 +4193,7 @@ TR_DEF size_t tr_lm_unmark(const tr_lm *t, char *text, size_t len) {
 typedef struct tr_lm_source {
     char     path[3][4096];
     uint64_t begin[3], end[3];
-    int      dir;               /* --data is a directory */
+    int      dir;               /* 1: --data is a directory */
 } tr_lm_source;
 
 /* Reports that --data is missing. Returns 0. */
@@ -4259,7 +4268,8 @@ TR_DEF int tr_lm_build_vocab(tr_lm *t, const tr_lm_source *from) {
 }
 
 /* Opens the texts. Validation and test texts of a directory are optional. On error,
-   sets t->err and returns 0, and *failed receives the index of the text. */
+   sets t->err and returns 0, and *failed receives the index of the text that could not
+   be opened. */
 TR_DEF int tr_lm_open_texts(tr_lm *t, const tr_lm_source *from, int *failed) {
     struct stat st;
     int part;
@@ -4342,8 +4352,8 @@ TR_DEF int tr_lm_texts_are_whole(const tr_lm *t) {
     return !path;
 }
 
-/* Cuts the training text into B streams, read in blocks of T tokens. If memory is
-   exhausted, the context's error is set, but not t->err. */
+/* Cuts the training text into B streams, which are read in blocks of T tokens. If
+   memory runs out, the context's error is set, but not t->err. */
 TR_DEF int tr_lm_batches(tr_lm *t, uint64_t B, uint64_t T) {
     stx_batches_desc d;
     memset(&d, 0, sizeof d);
@@ -4361,8 +4371,8 @@ TR_DEF int tr_lm_batches(tr_lm *t, uint64_t B, uint64_t T) {
 
 // >>lm: sizes without a preset
 
-/* Halves the number of streams and the length of a block, unless they were given, until
-   n tokens are enough for four blocks per stream. */
+/* Repeatedly halves the number of streams and the block length, unless they were given,
+   until n tokens are enough for four blocks per stream. */
 TR_DEF int tr_lm_shrink_batch(tr_lm *t, double n) {
     const int any_B = !tr_lm_decided(t, "batch-sz") && !tr_lm_decided(t, "batch-split");
     const int any_T = !tr_lm_decided(t, "block-sz");
@@ -4554,7 +4564,7 @@ TR_DEF int tr_lm_send_state(tr_lm *t, const void *state) {
     return ok;
 }
 
-/* Receives the state of rank r and stores it in its rows of `whole`. Collective. */
+/* Receives the state of rank r and stores it in rank r's rows of `whole`. Collective. */
 TR_DEF int tr_lm_receive_state(tr_lm *t, void *whole, int r) {
     stx_ctx *x = t->x;
     const size_t rows = t->in[0]->B;
@@ -5054,7 +5064,8 @@ TR_DEF int tr_lm_begin(tr_lm *t) {
         t->begun = 1;
         return 1;
     }
-    /* later lines of the log are removed only if training resumes, which repeats them */
+    /* lines of later steps are removed only if training resumes, because it writes them
+       again */
     ok = tr_lm_claim(t);
     ok = ok && tr_board_open(&t->board, o->tensorboard, resumed, t->err, TR_ERR);
     ok = ok && tr_log_open(&t->log, o->log, resumed ? resumed : TR_KEEP_ALL, t->err, TR_ERR);
@@ -5213,8 +5224,8 @@ TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
 }
 
 /* Begins a "train" record. loss is the mean since the previous record. The trainer adds
-   its values and calls tr_lm_logged. grad_norm is null in a step without an update.
-   seconds is the time since training began in this process, including evaluation and
+   its values and calls tr_lm_logged. "grad_norm" is null in a step without an update.
+   "seconds" is the time since training began in this process, including evaluation and
    saving. */
 TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
     const double metric = tr_lm_train_metric(t, loss), seconds = tr_seconds() - t->began;
@@ -5562,7 +5573,8 @@ TR_DEF int tr_lm_choose(tr_lm *t) {
     /* 1/32 is reserved for what is not rehearsed: saving, and fragmentation */
     limit = limit > t->overhead ? (limit - t->overhead) - (limit - t->overhead) / 32 : 1;
 
-    /* spans can grow: find the number for the widest spans, or use all layers */
+    /* because spans can grow, find the number for the widest spans; if there is none,
+       recompute all layers */
     for (n = 0; from < to; n = (from + to) / 2) {
         if (tr_lm_rehearse(t, n, limit, 1, &made, why)) to = n;
         else from = n + 1;
@@ -5744,10 +5756,9 @@ TR_DEF int tr_lm_more(const tr_lm *t) {
     return t->step < t->steps && (!tr_lm_stop(t) || tr_lm_between(t)) && stx_ok(t->x);
 }
 
-/* Reads the next block of every stream into t->tokens and t->targets. The return value
-   is that of stx_batches_next. With --random-segments N, reads segments of N blocks.
-   Their positions depend only on the seed and the step, so checkpoints need not store
-   them. */
+/* Reads the next block of every stream into t->tokens and t->targets. Returns the result
+   of stx_batches_next. With --random-segments N, reads segments of N blocks. Their
+   positions depend only on the seed and the step, so checkpoints need not store them. */
 TR_DEF int tr_lm_next(tr_lm *t) {
     const uint64_t N = t->opt->random_segments, stream_key = 0x7069656365000000u;   /* "piece" */
     const size_t B = t->parts * t->in[0]->B * (size_t)tr_lm_ranks(t), T = t->in[0]->T;
@@ -5774,7 +5785,7 @@ TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
     uint64_t key = 0;
     size_t k;
     t->update = !several || (t->step + 1 - after) % every == 0;
-    /* averages the gradients, as one larger batch would, so that the same --grad-clip
+    /* average the gradients, as in one larger batch, so that the same --grad-clip
        applies */
     t->share = several ? 1.0 / (double)every : 1;
     if (several) key = 1 + (uint64_t)t->update;
@@ -5844,8 +5855,8 @@ TR_DEF void tr_lm_logged(tr_lm *t) {
     tr_lm_note(t, t->log.err, tr_log_end(&t->log));
 }
 
-/* --sample-every: writes an excerpt of the validation text, or of the training text if
-   there is no validation text, and the model's continuation to standard error. */
+/* --sample-every: writes an excerpt of a text and the model's continuation to standard
+   error. The text is the validation text or, if there is none, the training text. */
 TR_DEF int tr_lm_show_sample(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const stx_corpus *text = t->text[1] ? t->text[1] : t->text[0];
@@ -6194,7 +6205,7 @@ typedef struct tr_scorer {
     const stx_real *scores;             /* (V): log p of the next token, up to a constant */
     int32_t        *in, *out;           /* by file: a block of T tokens, `held` of them filled */
     size_t          T, held;
-    double          tokens, nats;       /* sums since the last row */
+    double          tokens, nats;       /* sums since the last printed row */
     uint64_t        read, unknown;      /* numbers of tokens read, and of <unk> among them */
 } tr_scorer;
 
@@ -6461,7 +6472,8 @@ TR_DEF int tr_lm_score(tr_lm *t) {
 
 // >>lm: program
 
-/* Returns a context in which a model allocates nothing, for reading its resolved desc. */
+/* Returns a context in which a model allocates nothing, to read the model's resolved
+   desc. */
 TR_DEF stx_ctx *tr_lm_dry_context(void) {
     stx_desc d;
     memset(&d, 0, sizeof d);
@@ -6706,9 +6718,9 @@ TR_DEF int tr_lm_count_texts(tr_lm *t) {
     return 1;
 }
 
-/* Lists the values that must be equal on all ranks before the ranks do anything else,
-   one per line, so that all ranks perform the same operations in the same order.
-   Returns 0 if memory runs out. */
+/* Appends to b the values, one per line, that must be equal on all ranks before the
+   ranks do anything else, so that all ranks perform the same operations in the same
+   order. Returns 0 if memory runs out. */
 TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
     const tr_lm_opt *o = t->opt;
     const tr_opt *p;
@@ -6739,8 +6751,8 @@ TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
     return !b->oom;
 }
 
-/* Lists the values that must be equal on all ranks after the texts have been read. The
-   paths of the texts may differ, but not their contents. */
+/* Appends to b the values that must be equal on all ranks after the texts have been
+   read. The paths of the texts may differ, but not their contents. */
 TR_DEF int tr_lm_more_facts(const tr_lm *t, tr_buf *b) {
     static const char *const name[3] = {"training", "validation", "test"};
     size_t len = stx_vocab_save(t->vocab, NULL, 0);
@@ -6985,7 +6997,8 @@ TR_DEF int tr_lm_run_evaluation(tr_lm *t) {
 TR_DEF int tr_lm_print_results(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     int ok = 1;
-    if (!tr_lm_stop(t)) ok = tr_lm_begin(t);        /* unless a step already did */
+    if (!tr_lm_stop(t)) ok = tr_lm_begin(t);        /* does nothing if a step has already called
+                                                       it */
     if (ok && !tr_lm_stop(t) && !stx_rank(t->x)) {
         t->kind->learned(t, tr_lm_results(t));
         ok = stx_ok(t->x);
@@ -7094,8 +7107,8 @@ TR_DEF int tr_lm_expand_keep_best(tr_lm *t) {
     return ok;
 }
 
-/* Refuses options that --interactive or --score would ignore, because these options
-   exclude all other tasks. */
+/* Refuses options that --interactive or --score would ignore, because either of the two
+   excludes all other tasks. */
 TR_DEF int tr_lm_check_alone(tr_lm *t, const char *name, int evaluating, const int *evaluate) {
     const tr_lm_opt *o = t->opt;
     const tr_opt *p;
@@ -7167,7 +7180,8 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
     case 2: code = tr_lm_agree_on_task(t) ? 0 : tr_lm_refuse(t); break;     /* --help */
     default: code = tr_lm_do(t, evaluate);
     }
-    if (code != 1 && code != 2) stx_group_leave(t->x);      /* 1, 2: the group was aborted */
+    if (code != 1 && code != 2) stx_group_leave(t->x);      /* with codes 1 and 2, the group was
+                                                               aborted */
     tr_lm_close(t);
     return code;
 }
