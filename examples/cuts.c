@@ -354,8 +354,8 @@ static void print_cost(const counts *c, const char *what, const size_t *cut, siz
 
 typedef struct job {
     size_t tails;
-    size_t width[STX_MAX_CLUSTERS], widths;         /* --proj-dims, and their number */
-    size_t against[STX_MAX_CLUSTERS], againsts;     /* --against, and their number */
+    size_t width[STX_MAX_CLUSTERS], widths;         /* values of --proj-dims, and their number */
+    size_t against[STX_MAX_CLUSTERS], againsts;     /* values of --against, and their number */
 } job;
 
 static int read_widths(job *j, char err[TR_ERR]) {
@@ -460,5 +460,5 @@ int main(int argc, char **argv) {
     if (!ok) fprintf(stderr, "%s: %s\n", options.program, err);
     tr_options_free(&options);
     if (ok) return 0;
-    return ferror(stdout) ? 1 : 2;      /* 1: output was lost */
+    return ferror(stdout) ? 1 : 2;      /* 1 if output was lost */
 }

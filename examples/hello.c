@@ -10,7 +10,7 @@
 #include "seqtx_text.h"
 #include <stdio.h>
 
-enum { B = 4, T = 64, STEPS = 800 }; /* streams, tokens per step and stream, steps */
+enum { B = 4, T = 64, STEPS = 800 }; /* B: streams; T: tokens per stream and step */
 
 int main(int argc, char **argv) {
     const char *path = argc > 1 ? argv[1] : "examples/hello.c";

@@ -8,10 +8,10 @@
    The first program trains on a file (own_family FILE [STEPS]). The second checks the
    gradients and the memory.
 
-   The model is a stack of gated convolutions over time, each with twice the reach of the
-   one below (the gates of WaveNet, van den Oord et al. 2016, 1609.03499). Layer l
-   concatenates a row with the row k = 2^l positions earlier, so that L layers see 2^L - 1
-   tokens back:
+   The model is a stack of gated convolutions over time, each with twice the reach of
+   the one below (the gates of WaveNet, van den Oord et al. 2016, 1609.03499). Layer l
+   concatenates each input row h_t with the row k = 2^l positions earlier, so that L
+   layers see 2^L - 1 tokens back:
 
        z_t = [h_{t-k}, h_t]
        h_t <- layernorm(h_t + sigmoid(Wg z_t + bg) tanh(Wc z_t + bc))
@@ -26,17 +26,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { V = 256, L = 5, D = 64 }; /* vocabulary, layers, channels */
+enum { V = 256, L = 5, D = 64 }; /* V: vocabulary size; L: layers; D: channels */
 
 typedef struct conv {
     stx_ctx *x;
     stx_params *params;             /* all parameters by name: for optimiser and checkpoints */
-    stx_tensor *emb, *out, *out_b;  /* (V,D), (V,D), (V) */
+    stx_tensor *emb, *out, *out_b;  /* emb and out: (V,D); out_b: (V) */
 
     struct {
-        stx_tensor *wg, *bg;        /* (D,2D), (D): the gate */
-        stx_tensor *wc, *bc;        /* (D,2D), (D): the convolution */
-        stx_tensor *gain, *shift;   /* (D), (D): layer norm */
+        stx_tensor *wg, *bg;        /* the gate: wg (D,2D), bg (D) */
+        stx_tensor *wc, *bc;        /* the convolution: wc (D,2D), bc (D) */
+        stx_tensor *gain, *shift;   /* layer norm: both (D) */
     } layer[L];
 } conv;
 
@@ -48,7 +48,7 @@ static stx_tensor *param(conv *m, int l, const char *field, int init, double a, 
     return stx_param(m->params, init, a, name, d0, d1, 0, 0);
 }
 
-/* Errors stay in the context; callers check it only once. */
+/* Creates the model. Errors stay in the context; callers check it only once. */
 static conv conv_create(stx_ctx *x) {
     conv m;
     double a = 1 / sqrt(2.0 * D);

@@ -69,7 +69,8 @@ static const struct {
                  {"word_ppl", "perplexity per word", 1},
                  {"loss", "loss, nats per token", 0}};
 
-/* Rows of `width` values. The first is the step, which increases from row to row. */
+/* Rows of `width` values. The first value of a row is the step, which increases from
+   row to row. */
 typedef struct rows {
     double *v;
     size_t n, capacity, width;
@@ -77,14 +78,14 @@ typedef struct rows {
 
 typedef struct run {
     char name[80], family[48];
-    int unit;                /* index in unit[], or -1 if not known yet */
-    double params, per_step; /* parameters; tokens per step, or 0 if unknown */
+    int unit;                /* index in unit[]; -1: not yet known */
+    double params, per_step; /* number of parameters, and of tokens per step; 0: unknown */
     size_t layers;
     char memories[200];                    /* --memory-layers */
-    rows train, list[LISTS], eval[SPLITS]; /* no value of a list is negative */
+    rows train, list[LISTS], eval[SPLITS]; /* the values in `list` are not negative */
     double before;                         /* seconds before the run was last resumed */
     double clock;                          /* seconds since the run was last resumed */
-    int timed;                             /* the log contains seconds */
+    int timed;                             /* 1: the log contains times */
 } run;
 
 /* All runs; the last `here` of them are from the log that is being read. */
@@ -218,10 +219,10 @@ static double metric_of(run *r, const double *v, const int *there) {
 /* The content of one line of a log. */
 typedef struct record {
     char event[16], split[16];
-    double v[COLUMNS];              /* NaN: not in the line */
+    double v[COLUMNS];              /* NaN: the line lacks this column */
     double metric[UNITS];
     int there[UNITS];               /* nonzero if metric[k] is in the line */
-    const char *list[LISTS];        /* the text of a list, or NULL */
+    const char *list[LISTS];        /* text of each list; NULL: not in the line */
 } record;
 
 /* Adds another run from the same log. Returns 0 if memory runs out. */
@@ -454,9 +455,9 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
 
 // >>panels
 
-/* The colours of Okabe and Ito, which colour-blind readers can distinguish, except
-   yellow, which is faint on white. From the eighth run on, the colours repeat, with
-   dashed lines. */
+/* The colours of Okabe and Ito, which colour-blind readers can distinguish. Their
+   yellow is left out, because it is faint on white. From the eighth run on, the colours
+   repeat, with dashed lines. */
 static const char *const colour[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7",
                                      "#E69F00", "#56B4E9", "#000000"};
 
@@ -465,8 +466,8 @@ enum { COLOURS = sizeof colour / sizeof *colour };
 static const char *const dash[] = {"", " stroke-dasharray=\"6 3\"", " stroke-dasharray=\"2 2\"",
                                    " stroke-dasharray=\"8 3 2 3\""};
 
-/* series.style: a smoothed line; an unsmoothed line; an unsmoothed line with dots;
-   diamonds without a line */
+/* Values of series.style. NOISY: a smoothed line. PLAIN: an unsmoothed line. DOTS: an
+   unsmoothed line with dots. DIAMONDS: diamonds without a line. */
 enum { NOISY, PLAIN, DOTS, DIAMONDS };
 
 typedef struct series {
@@ -486,9 +487,9 @@ typedef struct panel {
     double lo, hi;     /* range of the horizontal axis */
     const char *title, *below;
     int log_x, log_y;
-    int zero;     /* the vertical axis starts at 0 unless it is logarithmic */
-    svg_axis *as; /* a vertical axis to share with other panels: used if it has a range,
-                     otherwise set; NULL: none */
+    int zero;     /* 1: the vertical axis starts at 0 unless it is logarithmic */
+    svg_axis *as; /* vertical axis that several panels share; NULL: not shared. The first of these
+                     panels sets its range */
 } panel;
 
 /* Set if an allocation for the picture fails. In this case, no picture is written. */
@@ -945,7 +946,7 @@ static void heading(page *g, const char *title, const run *r) {
     svg_add(&g->out, "</text>\n");
 }
 
-/* Writes the colour of t (0 to 1) in the colour map viridis, and returns out. */
+/* Writes to out the colour of t (0 to 1) in the viridis colour map, and returns out. */
 static const char *shade(char out[8], double t) {
     static const unsigned char at[10][3] = {{68, 1, 84},    {72, 40, 120},  {62, 73, 137},
                                             {49, 104, 142}, {38, 130, 142}, {31, 158, 137},
@@ -975,8 +976,8 @@ static double row_height(size_t R) {
    SHADES colours, or NO_SHADE if there is no value. */
 enum { CELL = 4, SHADES = 32, NO_SHADE = 255 };
 
-/* Sets `cell` (columns,R) to shades: each is that of a head's mean span over the steps
-   of a column. *most receives the largest span. Returns 0 if memory runs out. */
+/* Sets each element of `cell` (columns,R) to the shade of a head's mean span over the
+   steps of a column. *most receives the largest span. Returns 0 if memory runs out. */
 static int span_cells(const rows *t, const svg_axis *x, size_t columns, unsigned char *cell,
                       double *most) {
     const size_t R = t->width - 1;

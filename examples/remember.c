@@ -166,7 +166,7 @@ int main(int argc, char **argv) {
         }
         putchar('\n');
         if (fflush(stdout) || ferror(stdout))
-            stx_fail(a.x, STX_ERR_IO, "the answer cannot be written"); /* and is not saved */
+            stx_fail(a.x, STX_ERR_IO, "the answer cannot be written"); /* prevents memory_save */
         memory_save(&a, argv[2]);
     }
 

@@ -218,8 +218,9 @@ TR_DEF double svg_at(const svg_axis *a, double v) {
 
 enum { SVG_TICKS = 16 };
 
-/* Finds the values m 10^k on a logarithmic axis, for each m in list (up to 8 values; a
-   0 ends a shorter list). Returns the number of values found, at most SVG_TICKS. */
+/* Finds the values m 10^k on a logarithmic axis, for each m in `list` (up to 8 values;
+   a 0 ends a shorter list) and each integer k. Returns the number of values found, at
+   most SVG_TICKS. */
 TR_DEF size_t svg_log_ticks(const svg_axis *a, const double list[8], double tick[SVG_TICKS]) {
     double slack = 1e-9 * (a->hi - a->lo);
     int decade = (int)floor(log10(a->lo));
@@ -363,8 +364,8 @@ TR_DEF void svg_area(tr_buf *b, const double *data, size_t n, size_t L, size_t l
 
 /* Appends one panel per block, from left to right, with the probabilities of attention,
    feed-forward and identity at each step. Each of the n rows of data contains a step
-   and three probabilities for each of the L blocks. `steps` specifies lo, hi and log of
-   the step axis. Returns the total height of the panels. */
+   and three probabilities for each of the L blocks. The step axis has the `lo`, `hi`
+   and `log` of `steps`. Returns the total height of the panels. */
 TR_DEF double svg_shares(tr_buf *b, const double *data, size_t n, size_t L,
                          const svg_axis *steps, double x0, double y0, double width) {
     const double gap = 12, h = 64;

@@ -2199,8 +2199,7 @@ TR_DEF int tr_unclaimed(const char *option, const char *path, char *err, size_t 
     long pid = 0;
     int fd = -1, ok = 1, reads;
     if (lock != NULL) fd = open(lock, O_RDWR | flags);
-    reads = lock != NULL && fd < 0 && errno == EACCES;      /* the lock file belongs to another
-                                                               user */
+    reads = lock != NULL && fd < 0 && errno == EACCES;      /* another user's lock file */
     if (reads) fd = open(lock, O_RDONLY | flags);
     if (fd >= 0) {
         if (!tr_is_lock(fd)) ok = tr_refuse_not_lock(option, path, lock, err, size);
@@ -2708,8 +2707,8 @@ TR_DEF void tr_rate_start(tr_rate *r, double now) {
     r->last = now;
 }
 
-/* Excludes the time since the last call of tr_rate_add or tr_rate_skip, which was spent
-   on evaluating or saving. */
+/* Excludes from the rate the time since the last call of tr_rate_add or tr_rate_skip,
+   such as the time that an evaluation or a save took. */
 TR_DEF void tr_rate_skip(tr_rate *r, double now) {
     r->last = now;
 }
@@ -2728,8 +2727,8 @@ TR_DEF double tr_rate_tokens(const tr_rate *r) {
     return r->seconds > 0 ? r->tokens / r->seconds : 0;
 }
 
-/* Returns the seconds that `steps` more steps will take, or -1 if this is not known
-   yet. */
+/* Returns the estimated time that `steps` more steps will take, in seconds, or -1 if it
+   is not yet known. */
 TR_DEF double tr_rate_left(const tr_rate *r, uint64_t steps) {
     return r->seconds > 0 && r->steps > 0 ? (double)steps * r->seconds / r->steps : -1;
 }
@@ -3336,9 +3335,9 @@ TR_DEF int tr_stops(const tr_buf *text, size_t seen, const char *stop) {
 
 // >>lm: shared by trainers of language models
 
-/* Options, context, text, checkpoint, evaluation, scores, generation and conversation.
-   Compiled if TR_LM is defined before train.h is included; requires seqtx.h and
-   seqtx_text.h one directory up.
+/* This section contains options, context, text, checkpoint, evaluation, scores,
+   generation and conversation. It is compiled only if TR_LM is defined before train.h
+   is included. It requires seqtx.h and seqtx_text.h one directory up.
 
        B  text streams    T  tokens per stream in a block    V  vocabulary size */
 
@@ -3553,7 +3552,7 @@ typedef struct tr_lm tr_lm;
 /* What the trainer of a model family provides. Functions return 1, or 0 with t->err or
    the context's error set. */
 typedef struct {
-    const char  *format;        /* format name in its checkpoints, such as "seqtx.sru.1" */
+    const char  *format;        /* format name of the family's checkpoints, such as "seqtx.sru.1" */
     const char  *states;        /* prefix of a state's entries in checkpoints, such as
                                    "state" */
     const int   *adapt_io;      /* the value of --adapt-io, or a constant 0. If 1, the
@@ -3569,8 +3568,7 @@ typedef struct {
     int        (*check)(tr_lm *t);      /* refuses incompatible options */
     void       (*plan)(tr_lm *t);       /* sets t->steps, t->schedule, and when and how to
                                            save and evaluate */
-    size_t     (*count)(tr_lm *t, size_t vocab);        /* number of parameters, or 0 with t->err
-                                                           set */
+    size_t     (*count)(tr_lm *t, size_t vocab);        /* number of parameters; 0: see t->err */
     void       (*shape)(const tr_lm *t, char *line, size_t size, double *states);
                                         /* for --dry-run: writes the second line of the
                                            output to `line`. *states receives the number
@@ -3757,9 +3755,9 @@ TR_DEF int tr_lm_agree(tr_lm *t, double *v, size_t n) {
     return 1;
 }
 
-/* Prints why the program ends and returns code. With several ranks, the message names
-   the rank and the host, and the other ranks are aborted. Because bad input usually
-   affects all ranks, the other ranks first wait 3 s for rank 0 to report it. */
+/* Prints why the program ends, and returns `code`. With several ranks, the message
+   names the rank and the host, and the other ranks are aborted. Because bad input
+   usually affects all ranks, the other ranks first wait 3 s for rank 0 to report it. */
 TR_DEF int tr_lm_end(const tr_lm *t, const char *why, int code) {
     char host[256] = "", message[TR_ERR + 256];
     if (t->start.ranks < 2) {
@@ -3771,7 +3769,8 @@ TR_DEF int tr_lm_end(const tr_lm *t, const char *why, int code) {
 
 #ifndef _WIN32
     gethostname(host, sizeof host - 1);
-    /* rank 0 normally reports it; mpirun then ends this rank within a second or so */
+    /* rank 0 normally reports the error; mpirun then ends this rank within a second or
+       so */
     if (t->start.rank > 0) {
         struct timespec time = {3, 0};
         nanosleep(&time, NULL);
@@ -3946,7 +3945,7 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
 
 // >>lm: units of results
 
-/* Returns how many of these tokens have a loss. */
+/* Returns how many of the n tokens have a loss. */
 TR_DEF double tr_lm_counted(const tr_lm *t, const int32_t *ids, size_t n) {
     size_t i, m = 0;
     for (i = 0; i < n; i++) m += ids[i] != t->pad_id;
@@ -5185,7 +5184,7 @@ TR_DEF void tr_lm_point(tr_lm *t, const char *tag, double x) {
     tr_lm_note(t, t->board.err, tr_board_scalar(&t->board, tag, t->step, x));
 }
 
-/* Shows progress; loss is the loss of this step. */
+/* Shows progress. `loss` is the loss of this step. */
 TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
     tr_progress p;
     memset(&p, 0, sizeof p);
@@ -5570,7 +5569,7 @@ TR_DEF int tr_lm_choose(tr_lm *t) {
         tr_lm_rehearse(t, 0, 0, 0, &made, why);
         t->overhead = made && stx_bytes(t->x) > made ? stx_bytes(t->x) - made : 0;
     }
-    /* 1/32 is reserved for what is not rehearsed: saving, and fragmentation */
+    /* reserve 1/32 for what a rehearsal does not include: saving and fragmentation */
     limit = limit > t->overhead ? (limit - t->overhead) - (limit - t->overhead) / 32 : 1;
 
     /* because spans can grow, find the number for the widest spans; if there is none,
@@ -5665,7 +5664,7 @@ TR_DEF int tr_gen_open(tr_lm *t, tr_gen *g) {
     return g->gen && stx_ok(t->x);
 }
 
-/* Returns to the state before any text was read. */
+/* Resets g to its state before any text was read. */
 TR_DEF void tr_gen_reset(tr_lm *t, tr_gen *g) {
     t->lm.gen_reset(g->gen);
     tr_recent_clear(&g->recent);
@@ -5713,7 +5712,7 @@ TR_DEF const stx_real *tr_gen_logits(tr_lm *t, tr_gen *g) {
 }
 
 /* Draws up to n tokens. Each token is immediately written and fed to the model. Ends
-   early after the string `stop`, unless it is NULL. */
+   early once the text contains `stop`, which may be NULL. */
 TR_DEF void tr_gen_draw(tr_lm *t, tr_gen *g, uint64_t n, uint64_t seed, FILE *to,
                         const char *stop) {
     const tr_lm_opt *o = t->opt;
@@ -5965,7 +5964,7 @@ TR_DEF size_t tr_lm_unit_length(const tr_lm *t, const char *text, size_t len) {
     return n == 0 || n > len ? 1 : n;
 }
 
-/* Reports the words or characters of a text that became <unk>, at most eight of them. */
+/* Reports up to eight words or characters of a text that became <unk>. */
 TR_DEF void tr_lm_report_unknown(tr_lm *t, const char *text, size_t len) {
     const int words = stx_vocab_kind(t->vocab) == STX_TOK_WORDS;
     const int32_t unk = stx_vocab_unk(t->vocab);
@@ -6589,8 +6588,8 @@ TR_DEF int tr_is_lock_of(const char *file, const char *path) {
     return same;
 }
 
-/* Checks that the output file of --name differs from the run's other files. If not,
-   sets t->err and returns 0. */
+/* Checks that `path`, the output file of the option `name`, differs from the run's
+   other files. If not, sets t->err and returns 0. */
 TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
     static const char *const other[] = {
         "data", "checkpoint", "best", "log", "pieces", "inherit", "init-from", "score"
@@ -6951,7 +6950,7 @@ TR_DEF void tr_lm_report_unknown_share(tr_lm *t) {
     if (n > 1000000) n = 1000000;
     for (at = 0; unk >= 0 && at < n; at += m) {
         m = n - at < 4096 ? (size_t)(n - at) : 4096;
-        if (!stx_corpus_read(t->text[0], at, m, ids)) return;       /* training reports it */
+        if (!stx_corpus_read(t->text[0], at, m, ids)) return;       /* training reports the error */
         for (i = 0; i < m; i++) unknown += ids[i] == unk;
     }
     if (unknown)
@@ -6997,8 +6996,7 @@ TR_DEF int tr_lm_run_evaluation(tr_lm *t) {
 TR_DEF int tr_lm_print_results(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     int ok = 1;
-    if (!tr_lm_stop(t)) ok = tr_lm_begin(t);        /* does nothing if a step has already called
-                                                       it */
+    if (!tr_lm_stop(t)) ok = tr_lm_begin(t);        /* no effect if a step already called it */
     if (ok && !tr_lm_stop(t) && !stx_rank(t->x)) {
         t->kind->learned(t, tr_lm_results(t));
         ok = stx_ok(t->x);
@@ -7027,7 +7025,8 @@ TR_DEF void tr_lm_print_stopped(const tr_lm *t) {
     fprintf(stderr, "stopped at step %llu%s\n", (unsigned long long)t->step, saved);
 }
 
-/* Runs what the options request and returns the exit code. */
+/* Runs what the options request: training, evaluation, generation, a conversation or
+   scoring. Returns the exit code. */
 TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     const tr_lm_opt *o = t->opt;
     size_t refused = 0;

@@ -136,8 +136,8 @@ static tr_opt table[] = {
     TR_END
 };
 
-/* The default without --preset: the demo's model and optimiser, scaled to the size of
-   the text by kind.sized below. */
+/* The defaults without --preset: the demo's model and optimiser, which kind.sized below
+   scales to the size of the text. */
 #define DEMO \
     "tokens=bytes nlayers=3 hid-sz=128 inner-hid-sz=512 nheads=4 attn-span=256 " \
     "adapt-span adapt-span-cache adapt-span-ramp=32 adapt-span-loss=0.000002 " \
@@ -496,7 +496,8 @@ static const tr_lm_kind kind = {
     &opt.adapt_io, &opt.adapt_io_cutoffs,
     STX_ORDER_COUNT_LATER,              /* order of token ids with --adapt-io */
     0,                                  /* eos_first */
-    /* sized: changes to DEMO for texts of up to 1e5 tokens, of up to 2e6, and longer */
+    /* sized: changes to DEMO for texts of up to 1e5 tokens, for texts of up to 2e6
+       tokens, and for longer texts */
     {"nlayers=2 hid-sz=64 attn-span=128 dropout=0.2", "dropout=0.1", ""},
     check, plan, count, shape, make, train, print_spans, sizeof(run)
 };

@@ -188,8 +188,8 @@ static tr_opt table[] = {
     "memory-layers=all ratio=4 positions=learned recurrence=none no-final-norm aux-weight=1 " \
     "optim=adam batch-split=1 update-every=1 eval-mem=-1 eval-cmem=-1 "
 
-/* The default without --preset: the demo's model and optimiser, scaled to the size of
-   the text by kind.sized below. */
+/* The defaults without --preset: the demo's model and optimiser, which kind.sized below
+   scales to the size of the text. */
 #define DEMO \
     BASE "tokens=bytes nlayers=3 hid-sz=128 nheads=4 block-sz=64 mem=64 cmem=32 " \
     "positions=xl norm-after lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 batch-sz=16 "
@@ -375,10 +375,11 @@ static void log_compression(run *r) {
 
 /* When a run resumes, marks the layers that were already frozen by --literal freeze,
    because the checkpoint does not store this. A layer freezes at its first compression,
-   after the M / S segments that fill its memory. */
+   after the segments of S tokens that fill its memory of M rows. */
 static void restore_frozen(run *r) {
     const size_t S = opt.block_sz;
-    size_t l, segments = stx_batches_stream(r->t.batches) / S;     /* between two memory resets */
+    size_t l, segments = stx_batches_stream(r->t.batches) / S;     /* segments between two memory
+                                                                      resets */
     if (!(r->model->desc.literal & STX_COMP_LITERAL_FREEZE)) return;
     if (opt.lm.random_segments) segments = (size_t)opt.lm.random_segments;
     for (l = 0; l < opt.nlayers; l++) {
@@ -439,7 +440,7 @@ typedef struct buckets {
 } buckets;
 
 /* Evaluates the validation text in batches of B streams and T tokens, and empties the
-   memory every `document` blocks. tokens is a buffer of 2 B T elements. */
+   memory every `document` blocks. `tokens` is a buffer of 2 B T elements. */
 static void eval_buckets(const tr_lm *t, size_t B, size_t T, size_t document, int32_t *tokens,
                          buckets *sums) {
     int32_t *next = tokens + B * T;
@@ -506,8 +507,8 @@ static void print_results(const tr_lm *t, FILE *out) {
 
 static run this_run;
 
-/* The functions state_create and gen_create of stx_lm. window is 1 for evaluation and
-   generation with --eval-mem or --eval-cmem (see plan). */
+/* The functions state_create and gen_create of stx_lm. `window` is 1 in evaluation and
+   generation if --eval-mem or --eval-cmem is given (see plan). */
 static void *state_create(void *m, size_t B, size_t window) {
     if (!window) return stx_comp_state_create((stx_comp *)m, B);
     return stx_comp_state_create_sized((stx_comp *)m, B, this_run.eval_mems, this_run.eval_cmems);
@@ -614,7 +615,8 @@ static int read_dilations(run *r) {
                    "commas", opt.dilations, (int)STX_COMP_MAX_DILATIONS);
 }
 
-/* Resolves a dropout option: 0 selects --dropout, and a negative value no dropout. */
+/* Resolves a dropout option: 0 means the value of --dropout, and a negative value means
+   no dropout. */
 static double dropout(double own) {
     if (own < 0) return 0;
     return own == 0 ? opt.dropout : own;
@@ -848,7 +850,8 @@ static const int no_adapt_io = 0;
 
 static const tr_lm_kind kind = {
     "seqtx.compressive.1", "memory", &no_adapt_io, NULL, STX_ORDER_FIRST, 0,
-    /* sized: changes to DEMO for texts of up to 1e5 tokens, of up to 2e6, and longer */
+    /* sized: changes to DEMO for texts of up to 1e5 tokens, for texts of up to 2e6
+       tokens, and for longer texts */
     {"nlayers=2 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
     check, plan, count, shape, make, train, print_results, sizeof(run)
 };

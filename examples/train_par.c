@@ -5,8 +5,9 @@
    A Transformer-XL of four layers:
        ./train_par --data FILE --pattern "(sf)4" --checkpoint xl.st
 
-   Three commands: a search among 3^8 block orders; the patterns that it found; training a
-   network with one of these patterns, starting from the weights of the search:
+   The next three commands search among 3^8 block orders, print the patterns that the
+   search found, and train a network with one of these patterns, starting from the
+   weights of the search:
        ./train_par --data FILE --pattern search --nlayers 8 --checkpoint search.st
        ./train_par --checkpoint search.st --derive
        ./train_par --data FILE --pattern sffsffff --inherit search.st
@@ -27,8 +28,8 @@
 // >>options
 
 enum { MAX_BLOCKS = 4096, MAX_ROWS = 1 << 30 };
-enum { ARCH_SAME, ARCH_ADAM, ARCH_ADAMW, ARCH_SGD };            /* opt.arch_optim */
-enum { WORDS_PLAIN, WORDS_ADAPTIVE, WORDS_REFERENCE };          /* opt.words_out */
+enum { ARCH_SAME, ARCH_ADAM, ARCH_ADAMW, ARCH_SGD };            /* values of opt.arch_optim */
+enum { WORDS_PLAIN, WORDS_ADAPTIVE, WORDS_REFERENCE };          /* values of opt.words_out */
 enum { OPTIM_ADAM, OPTIM_ADAMW, OPTIM_LAMB, OPTIM_SGD, OPTIM_ADAGRAD };
 enum { LR_CONSTANT, LR_COSINE, LR_INV_SQRT, LR_XL_COSINE, LR_REFERENCE };       /* opt.schedule */
 
@@ -306,14 +307,14 @@ static tr_opt table[] = {
     "arch-every=5 derive-samples=8 tau-start=1 tau-end=0.1 arch-lr=0.01 arch-optim=adam " \
     "latency-weight=1 "
 
-/* The default without --preset: the demo's model and optimiser, scaled to the size of
-   the text by kind.sized below. */
+/* The defaults without --preset: the demo's model and optimiser, which kind.sized below
+   scales to the size of the text. */
 #define DEMO BASE \
     "tokens=bytes nlayers=6 hid-sz=128 nheads=4 inner-hid-sz=512 block-sz=64 mem=64 dropout=0 " \
     "optim=adam lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 batch-sz=16 "
 
-/* PAR's base_model.sh in the reference's own forms, with a SentencePiece vocabulary of
-   12,000 pieces. */
+/* The settings of PAR's base_model.sh in the forms of the reference implementation,
+   with a SentencePiece vocabulary of 12,000 pieces. */
 #define REFERENCE BASE \
     "tokens=spm join-lines reading=records vocab=12000 data-unit=ppl nlayers=6 hid-sz=128 " \
     "nheads=4 inner-hid-sz=512 block-sz=32 mem=16 dropout=0.1 norm-eps=0.001 own-uv biases " \
@@ -429,7 +430,7 @@ static tr_options options = {
 
 // >>run: the state of a run
 
-enum { PATTERN = MAX_BLOCKS + 1 };      /* length of the longest pattern, with its
+enum { PATTERN = MAX_BLOCKS + 1 };      /* size of the longest pattern, with its
                                            terminating 0 */
 
 typedef struct run {
@@ -443,8 +444,8 @@ typedef struct run {
     stx_optim     *arch;        /* NULL for a fixed network */
     stx_par_anneal anneal;
     double         tau, arch_lr;
-    int            gates_learn; /* the gates learn in this step .. */
-    int            gates_only;  /* .. and the weights do not */
+    int            gates_learn; /* 1: the gates learn in this step */
+    int            gates_only;  /* 1: only the gates learn in this step */
 
     /* --arch-share */
     stx_batches   *gate_batches;
@@ -697,9 +698,10 @@ static double time_block(stx_par *m, stx_par_state *memory, const stx_real *h, s
     return 1000 * (tr_seconds() - began);
 }
 
-/* Measures the milliseconds that an attention block and a feed-forward block take
-   beyond an identity block, as medians over interleaved steps of one block of each kind
-   with a full memory. cost receives the two values. Returns 0 after an error. */
+/* Measures by how many milliseconds an attention block and a feed-forward block are
+   slower than an identity block. `cost` receives the two differences, which are medians
+   over interleaved steps of one block of each kind, with a full memory. Returns 0 after
+   an error. */
 static int measure(run *r, double cost[2]) {
     enum { ROUNDS = 41, WARM = 3 };
     static const char *const kind[3] = {"s", "f", "i"};
@@ -856,7 +858,8 @@ static const char *short_form(const char *pattern, char out[PATTERN]) {
     return stx_par_format(out, PATTERN, pattern) ? out : pattern;
 }
 
-/* Describes in words the n characters at p: letters and counts, without groups. */
+/* Appends a description in words of the n characters at p, which are letters and counts
+   without groups. */
 static void run_in_words(tr_buf *out, const char *p, size_t n) {
     const char *end = p + n;
     char word[64], *next;
@@ -966,8 +969,9 @@ static int derive_one(run *r, FILE *out, const char *what, candidate *all, size_
     return 1;
 }
 
-/* Nonzero if a is better than b. A pattern within --latency-target is better than one
-   beyond it. Within the target, the lower loss is better; beyond it, the shorter time. */
+/* Nonzero if candidate `a` is better than `b`. A pattern within --latency-target is
+   better than one beyond it. Within the target, the lower loss is better; beyond it,
+   the shorter time. */
 static int better(const candidate *a, const candidate *b) {
     const int limited = opt.latency_target > 0;
     const int a_within = !limited || a->time <= opt.latency_target;
@@ -1011,8 +1015,8 @@ static size_t derive_all(run *r, FILE *out, candidate *all, stx_real *gates) {
     for (i = 0; i < L; i++) attentions += all[0].pattern[i] == 's';
     if (!derive_one(r, out, "argmax", all, &n)) return 0;
 
-    /* without an attention block, `every` keeps the paper's value. The rule requires 2
-       or more */
+    /* if there is no attention block, `every` keeps the paper's value. The rule
+       requires at least 2 */
     if (attentions) every = L / attentions;
     if (every > 1 && every <= L) {
         snprintf(what, sizeof what, "par:%zu", every);
@@ -1235,8 +1239,8 @@ static void report(const tr_lm *t, FILE *out) {
 /* number of memory rows in evaluation; see plan() */
 static size_t eval_rows;
 
-/* The functions state_create and gen_create of stx_lm. window is 1 for evaluation and
-   generation with --eval-mem, --eval-clamp-len or --eval-same-length. */
+/* The functions state_create and gen_create of stx_lm. `window` is 1 in evaluation and
+   generation if --eval-mem, --eval-clamp-len or --eval-same-length is given. */
 static void *state_create(void *m, size_t B, size_t window) {
     stx_par_state *s;
     if (!window) return stx_par_state_create((stx_par *)m, B);
@@ -1921,7 +1925,7 @@ static void plan(tr_lm *t) {
         STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT, STX_LR_COSINE, STX_LR_CONSTANT
     };
     run *r = (run *)t;
-    uint64_t steps;     /* per epoch */
+    uint64_t steps;     /* steps per epoch */
     plan_gate_text(r);
     steps = epoch(t);
     if (r->gate_first) steps = steps * opt.arch_every / (opt.arch_every - 1);
@@ -1951,7 +1955,8 @@ static void plan(tr_lm *t) {
 
 static const tr_lm_kind kind = {
     "seqtx.par.1", "memory", &opt.words_out, NULL, STX_ORDER_COUNT_EARLIER, 1,
-    /* sized: changes to DEMO for texts of up to 1e5 tokens, of up to 2e6, and longer */
+    /* sized: changes to DEMO for texts of up to 1e5 tokens, for texts of up to 2e6
+       tokens, and for longer texts */
     {"nlayers=4 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
     check, plan, count, shape, make, train, report, sizeof(run)
 };

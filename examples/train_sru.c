@@ -178,8 +178,8 @@ static tr_opt table[] = {
     TR_END
 };
 
-/* DEMO is the default without --preset: the demo's model and optimiser, scaled to the
-   size of the text by kind.sized below. */
+/* DEMO contains the defaults without --preset: the demo's model and optimiser, which
+   kind.sized below scales to the size of the text. */
 #define CELL \
     "cell=sru++ nheads=1 skip attention attn-norm adapt-io-divval=4 lr-decay=1 batch-split=1 " \
     "update-param-freq=1 "
@@ -543,8 +543,9 @@ static int make(tr_lm *t) {
     return tr_lm_make(t, &od, opt.update_param_freq);
 }
 
-/* Checks the attention options. If --attention-last was not given, its default first
-   becomes 0 if --attention-every is set, and is limited to --nlayers otherwise. */
+/* Checks the attention options. If --attention-last was not given, its default is
+   adjusted first: it becomes 0 if --attention-every is set, and at most --nlayers
+   otherwise. */
 static int check_attention(tr_lm *t) {
     const unsigned long long layers = opt.nlayers, proj = opt.proj_sz;
     if (!tr_lm_decided(t, "attention-last")) {
@@ -648,7 +649,8 @@ static void plan(tr_lm *t) {
    authors' code. */
 static const tr_lm_kind kind = {
     "seqtx.sru.1", "state", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_EARLIER, 1,
-    /* sized: changes to DEMO for texts of up to 1e5 tokens, of up to 2e6, and longer */
+    /* sized: changes to DEMO for texts of up to 1e5 tokens, for texts of up to 2e6
+       tokens, and for longer texts */
     {"nlayers=3 hid-sz=192 dropout=0.2 attn-dropout=0.1", "dropout=0.1 attn-dropout=0.1", ""},
     check, plan, count, shape, make, train, print_alpha, sizeof(run)
 };

@@ -41,7 +41,7 @@ static __attribute__((constructor)) void tr_win_start(void) {
     int i;
     _fmode = _O_BINARY;
     for (i = 0; i < 3; i++) (void)_setmode(i, _O_BINARY);
-    /* 4: ENABLE_VIRTUAL_TERMINAL_PROCESSING, escape sequences (since Windows 10) */
+    /* 4 is ENABLE_VIRTUAL_TERMINAL_PROCESSING: escape sequences (since Windows 10) */
     if (GetConsoleMode(console, &mode)) (void)SetConsoleMode(console, mode | 4);
 }
 
@@ -66,8 +66,8 @@ struct tr_win_stat {
     uint64_t st_dev, st_ino, st_nlink;
 };
 
-/* Sets *st. Returns 0, or -1 with errno set. All names of a file have the same st_ino,
-   which this C library's stat does not provide. */
+/* Sets *st to the status of an open file. Returns 0, or -1 with errno set. All names of
+   a file have the same st_ino, which this C library's stat does not provide. */
 TR_WIN int tr_win_look(HANDLE file, struct tr_win_stat *st) {
     BY_HANDLE_FILE_INFORMATION f;
     DWORD kind = GetFileType(file);

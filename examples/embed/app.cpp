@@ -1,5 +1,5 @@
-// app.cpp - seqtx from C++. A context owns everything made in it, so one smart pointer is
-// enough. CMakeLists.txt builds it. Usage: app [STEPS]
+// app.cpp - seqtx from C++. A context owns everything created in it, so one smart
+// pointer is enough. CMakeLists.txt builds it. Usage: app [STEPS]
 #include "seqtx_attn_span.h"
 #include <cstdio>
 #include <cstdlib>

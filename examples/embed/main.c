@@ -1,4 +1,5 @@
-/* main.c - a program of several C files. This one includes only predictor.h:
+/* main.c - a program that consists of several C files. This one includes only
+   predictor.h. To build and run the program:
        cc -O2 -I../.. main.c predictor.c seqtx.c -lm -pthread -o embed && ./embed
    The optional argument is the number of passes over the text. */
 #include "predictor.h"

@@ -10,7 +10,7 @@ extern "C" {
 
 typedef struct predictor predictor;
 
-/* Returns NULL if memory runs out. */
+/* Creates a predictor. Returns NULL if memory runs out. */
 predictor *predictor_create(void);
 void predictor_free(predictor *p);
 
