@@ -268,8 +268,9 @@ static void read_record(run *r, const char *line, record *c) {
     if (!(c->v[SECONDS] >= 0 && c->v[SECONDS] < 1e12)) c->v[SECONDS] = (double)NAN;
 }
 
-/* Inserts an evaluation by step, because an older checkpoint can be evaluated later. It
-   replaces an earlier evaluation of the same step. Returns 0 if memory runs out. */
+/* Inserts an evaluation in the order of steps, because an older checkpoint can be
+   evaluated later. The evaluation replaces an earlier one of the same step. Returns 0
+   if memory runs out. */
 static int add_evaluation(rows *t, double step, double metric) {
     double *row;
     size_t i;
@@ -304,8 +305,8 @@ static void set_seconds(run *r, double *v) {
     }
 }
 
-/* Adds list k of a training record. Returns 1, 0 if the list is malformed, or -1 if
-   memory runs out. */
+/* Adds list k of a training record. Returns 1 on success, 0 if the list is malformed,
+   or -1 if memory runs out. */
 static int add_list(run *r, int k, const record *c) {
     rows *t = &r->list[k];
     const char *text = c->list[k];
@@ -1015,7 +1016,7 @@ static int span_cells(const rows *t, const svg_axis *x, size_t columns, unsigned
     return ok;
 }
 
-/* Draws the cells of one shade as a path. gap is the space between layers, in rows. */
+/* Draws the cells of one shade as a path. `gap` is the space between layers, in rows. */
 static void draw_shade(page *g, const unsigned char *cell, size_t columns, size_t R, size_t heads,
                        double gap, int level) {
     char hex[8];

@@ -237,9 +237,8 @@ TR_DEF size_t svg_log_ticks(const svg_axis *a, const double list[8], double tick
     return n;
 }
 
-/* Finds about `target` round values on the axis and returns their number. *step
-   receives the distance between two of them; on a logarithmic axis, the smallest
-   distance. */
+/* Finds about `target` round values on the axis and returns their number. *step receives
+   the distance between adjacent values (on a logarithmic axis, the smallest distance). */
 TR_DEF size_t svg_ticks(const svg_axis *a, double target, double tick[SVG_TICKS], double *step) {
     static const double list[3][8] = {{1}, {1, 2, 5}, {1, 1.5, 2, 3, 4, 5, 6, 8}};
     static const double factor[4] = {1, 2, 5, 10}, limit[3] = {1.0001, 2.0001, 5.0001};

@@ -521,7 +521,7 @@ typedef struct {
                                TR_T_SET: the bits `training` of TR_SET */
     const char *choices;    /* choice and set: the names, such as "adagrad|sgd|adam"; other types:
                                alternative names of the option, or NULL */
-    int         keep;       /* class: TR_LOCAL .. TR_MODEL, plus TR_LATER and TR_KEPT */
+    int         keep;       /* class: TR_LOCAL .. TR_MODEL, plus the flags TR_LATER and TR_KEPT */
     int         from;       /* out: source of the value, TR_FROM_... */
     char       *own;        /* out: copy of a text value; see tr_options_free */
 } tr_opt;
@@ -843,7 +843,7 @@ TR_DEF int tr_read_flag_or_number(const char *s, double max, int *out) {
     return 1;
 }
 
-/* Nonzero if the next word may be the option's value, but need not be. */
+/* Nonzero if the option can be given with or without a value in the next word. */
 TR_DEF int tr_value_is_optional(const tr_opt *p) {
     return tr_accepts_number(p) || p->type == TR_T_SET;
 }
@@ -1747,8 +1747,8 @@ TR_DEF void tr_adopted_free(tr_adopted *a) {
 }
 
 /* Reads a TR_SET from a checkpoint that stores it as one flag per name, such as
-   "literal-rows":true. Writes the names that are on, or "false", to list. Returns 1, 0
-   if there is no such flag, or -1 if the checkpoint is malformed. */
+   "literal-rows":true. Writes the names that are on, or "false", to list. Returns 1 on
+   success, 0 if there is no such flag, or -1 if the checkpoint is malformed. */
 TR_DEF int tr_find_flags(const tr_opt *p, const char *json, char *list, size_t size) {
     char key[160], text[16];
     const char *name;
@@ -2245,8 +2245,9 @@ TR_DEF int tr_claim_from_user(const tr_claim *c, const char *option, const char 
                    option, c->path, strerror(why));
 }
 
-/* Tries to claim once. Returns 1 on success, and 0 with err set if the file cannot be
-   claimed. Returns -1 if the lock of a run that has ended was removed: try again. */
+/* Tries once to claim the file. Returns 1 on success, and 0 with err set if the file
+   cannot be claimed. Returns -1 if the lock of a run that has ended was removed: try
+   again. */
 TR_DEF int tr_claim_try(tr_claim *c, const char *option, const char *path, char *err, size_t size) {
     struct stat st;
     long pid = 0;
@@ -2738,7 +2739,7 @@ typedef struct {
     double      loss;
     double      metric;         /* the loss of the step, converted to `unit` */
     const char *unit;           /* "bpb" or "ppl"; NULL to omit the metric */
-    double      best;           /* best validation result in `unit`; 0 or NaN if there is none */
+    double      best;           /* best validation result in `unit`; 0 or NaN: none */
     double      lr;
     double      tokens_per_s;
     double      left;           /* in seconds; negative to omit it */
@@ -2768,7 +2769,7 @@ enum {
 
 typedef char tr_part[96];
 
-/* Writes all parts. The bar has its minimum of 5 cells, which are not filled yet. */
+/* Writes the text of all parts. The bar is empty and has the minimum size of 5 cells. */
 TR_DEF void tr_progress_parts(const tr_progress *p, double share, tr_part part[TR_PARTS]) {
     const size_t size = sizeof part[0];
     char text[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
@@ -2889,7 +2890,7 @@ TR_DEF void tr_term_write(tr_term *t, const char *text, size_t n) {
     fprintf(stderr, "cannot write progress: %s; continuing without it\n", strerror(errno));
 }
 
-/* Redraws the line, cut to the width of the terminal: a wrapped line cannot be
+/* Redraws the line, cut to the width of the terminal, because a wrapped line cannot be
    overwritten. */
 TR_DEF void tr_term_draw(tr_term *t) {
     char text[sizeof t->line + 16];
@@ -3210,8 +3211,8 @@ TR_DEF const char *tr_cut_short(void) {
 }
 
 #ifdef SIGBUS
-/* Handles SIGBUS; calls only async-signal-safe functions. A SIGBUS for another reason
-   ends the process as usual. */
+/* Handles SIGBUS and calls only async-signal-safe functions. If no watched file was
+   truncated, the signal ends the process as usual. */
 TR_DEF void tr_on_bus(int sig) {
     const char *path = tr_cut_short();
     const char *const said[] = {
@@ -3369,7 +3370,7 @@ typedef struct {
     "seed=1 temperature=0.8 top-p=0.95 repetition-penalty=1 repetition-window=64 " \
     "sample-prime=256 sample-length=500 "
 
-/* Rows of the option table; o is the trainer's tr_lm_opt. */
+/* Rows of the option table. `o` is the trainer's tr_lm_opt. */
 #define TR_LM_DATA(o) \
     TR_GROUP("Data"), \
     TR_TEXT("data", TR_HINT, &(o).data, \
@@ -3594,7 +3595,7 @@ typedef struct tr_lm_scored {
                                    batches */
 } tr_lm_scored;
 
-/* The state of a run. The trainer's struct begins with it. */
+/* The state of a run. The trainer's struct begins with a tr_lm. */
 struct tr_lm {
     tr_options       *options;
     const tr_lm_opt  *opt;
@@ -3663,7 +3664,7 @@ struct tr_lm {
     /* --recompute */
     size_t       layers, recompute;     /* number of layers; the last `recompute` of them are
                                            recomputed */
-    size_t       predicted;     /* with auto: the predicted peak, in bytes; otherwise 0 */
+    size_t       predicted;     /* with --recompute auto: predicted peak in bytes; otherwise 0 */
     size_t       overhead;      /* memory outside the model and its training, in bytes */
     void        *before_make;   /* a copy of this struct, made before the call of kind->make */
     int          rehearsal;     /* number of ranks in a rehearsal (tr_lm_rehearse); 0: a
@@ -3699,8 +3700,8 @@ struct tr_lm {
     /* results */
     tr_lm_counts counts[3];     /* sizes of each text */
     int          unit;          /* TR_BPC, TR_PPL or TR_WORD_PPL */
-    double       best;          /* best evaluation for --best; NaN: none */
-    double       best_seen;     /* best evaluation of the validation text; NaN: none */
+    double       best;          /* lowest validation loss, for --best; NaN: none */
+    double       best_seen;     /* lowest validation loss of any evaluation; NaN: none */
     uint64_t     evaluated, blocks;     /* step and number of blocks of the last evaluation */
     int          last;          /* 1: from now on, evaluations give the final results of the run */
     char         result[200];   /* the line that reports the last evaluation */
@@ -6199,10 +6200,11 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
 // reads token by token, as in generation, because a block has only one mean loss.
 
 typedef struct tr_scorer {
-    void           *state;              /* by file: the memory; otherwise NULL */
-    void           *gen;                /* not by file: the generator; otherwise NULL */
+    void           *state;              /* with --score-by file: the memory; otherwise NULL */
+    void           *gen;                /* with other --score-by: the generator; otherwise NULL */
     const stx_real *scores;             /* (V): log p of the next token, up to a constant */
-    int32_t        *in, *out;           /* by file: a block of T tokens, `held` of them filled */
+    int32_t        *in, *out;           /* with --score-by file: a block of T tokens, `held` of
+                                           them filled */
     size_t          T, held;
     double          tokens, nats;       /* sums since the last printed row */
     uint64_t        read, unknown;      /* numbers of tokens read, and of <unk> among them */

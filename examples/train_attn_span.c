@@ -273,7 +273,7 @@ static void log_spans(run *r) {
     tr_buf_free(&list);
 }
 
-/* Trains until --steps or a signal; logs, evaluates and saves when due. */
+/* Trains until the last step or a signal, and logs, evaluates and saves when due. */
 static void train(tr_lm *t) {
     run *r = (run *)t;
     while (tr_lm_more(t)) {

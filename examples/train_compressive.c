@@ -248,7 +248,7 @@ static tr_options options = {
 
 /* The compression losses of one layer in the last logged step. */
 typedef struct compression {
-    size_t layer;           /* counted from 0 */
+    size_t layer;           /* layer index, from 0 */
     double loss;
     double rel_error;       /* sum (target - got)^2 / sum target^2 */
 } compression;

@@ -652,8 +652,8 @@ static double median(double *v, size_t n) {
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
-/* Describes a one-block network with the settings of the run's network. Its inputs are
-   vectors, not tokens. */
+/* Describes a one-block network with the settings of the run's network. The inputs of
+   the one-block network are vectors, not tokens. */
 static stx_par_desc block_desc(const stx_par_desc *of, const char *pattern) {
     stx_par_desc d;
     memset(&d, 0, sizeof d);
@@ -917,7 +917,7 @@ static void print_pattern(FILE *out, const char *pattern) {
 typedef struct candidate {
     char   pattern[PATTERN];
     double nll;
-    double time;        /* as a fraction of Transformer-XL's time; 0 if unknown */
+    double time;        /* time as a fraction of Transformer-XL's; 0: unknown */
 } candidate;
 
 /* Evaluates the validation text with this pattern, which one-hot gates select. Returns
