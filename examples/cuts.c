@@ -173,8 +173,8 @@ static int reserve(counts *c, size_t i, const char *path, char err[TR_ERR]) {
     return 1;
 }
 
-/* Adds one number, which ends before byte `at` of the file: either a count, or an id to
-   be counted. Returns 0 and sets err on failure. */
+/* Adds a number that ends before byte `at` of the file. The number is a count or, if
+   `ids` is 1, an id to be counted. Returns 0 and sets err on failure. */
 static int add(counts *c, const char *number, int ids, const char *path, uint64_t at,
                char err[TR_ERR]) {
     const uint64_t limit = opt.vocab ? opt.vocab : 1u << 30;

@@ -121,7 +121,7 @@ static void go_back(run *r, double step) {
         while (t[k]->n && row_of(t[k], t[k]->n - 1)[0] > step) t[k]->n--;
 }
 
-/* Returns the time of the last record that contains one, in seconds, or 0. */
+/* Returns the time in seconds of the last record that contains a time, or 0. */
 static double so_far(const run *r) {
     size_t n = r->train.n;
     while (n && isnan(row_of(&r->train, n - 1)[SECONDS])) n--;
@@ -892,7 +892,7 @@ static void draw_losses(page *g) {
 }
 
 /* Draws the other columns of the training records: four panels in one row if there are
-   exactly four, otherwise three per row. */
+   exactly four panels, otherwise three per row. */
 static void draw_columns(page *g) {
     static const struct {
         const char *title;

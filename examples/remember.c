@@ -117,9 +117,9 @@ static double read_text(agent *a, const char *text, size_t n) {
     return stx_item(x, nll) / 0.69314718;
 }
 
-/* Returns the most likely next byte, which the model reads next. Each byte requires a
-   forward pass over one token. For long texts, stx_span_gen_feed is faster, because it
-   caches keys and values, but its memory cannot be saved. */
+/* Returns the most likely next byte, which becomes the model's next input. Each byte
+   requires a forward pass over one token. For long texts, stx_span_gen_feed is faster,
+   because it caches keys and values, but its memory cannot be saved. */
 static int generate_byte(agent *a) {
     int32_t in = (int32_t)a->last;
     stx_real log_p[256];

@@ -131,9 +131,9 @@ TR_DEF void svg_escaped(tr_buf *b, const char *text) {
     }
 }
 
-/* Appends fmt, in which %n is a double with two decimals, %p a double with one decimal
-   (for the points of a line, of which there are many), %s text that is copied unchanged,
-   and %t text to be escaped. */
+/* Appends fmt. In it, %n is a double with two decimals, %p a double with one decimal
+   (to keep the points of long lines short), %s text that is copied unchanged, and %t
+   text that is escaped. */
 TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
     char number[32];
     va_list args;

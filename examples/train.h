@@ -518,7 +518,7 @@ typedef struct {
     double      min, max;   /* inclusive bounds. Both 0: the range of the type; TR_INF:
                                unbounded. A flag with max > 0 is a TR_SOME */
     int         open;       /* TR_T_REAL: the excluded bounds, TR_OPEN_MIN, TR_OPEN_MAX or both.
-                               TR_T_SET: the bits `training` of TR_SET */
+                               TR_T_SET: the argument `training` of TR_SET */
     const char *choices;    /* choice and set: the names, such as "adagrad|sgd|adam"; other types:
                                alternative names of the option, or NULL */
     int         keep;       /* class: TR_LOCAL .. TR_MODEL, plus the flags TR_LATER and TR_KEPT */
@@ -574,10 +574,10 @@ typedef struct {
 
 /* --NAME a,c selects some of the names "a|b|c". The value is an int in which bit k
    represents name k. --NAME alone selects every name that applies, TR_EVERY. --NAME-a
-   adds one name, and --no-NAME-a removes it; --NAME all,no-a selects all names except a.
-   `training` holds the bits that affect only training: in these bits, an evaluation or a
-   run that starts from a checkpoint's weights may differ from the checkpoint. A set
-   without names ("") cannot be switched on; its `help` says why. */
+   adds one name, and --no-NAME-a removes it; --NAME all,no-a selects all names except
+   "a". `training` holds the bits that affect only training: in these bits, an
+   evaluation or a run that starts from a checkpoint's weights may differ from the
+   checkpoint. A set without names ("") cannot be switched on; its `help` says why. */
 #define TR_SET(name, keep, to, names, training, help) \
     TR_ROW(name, TR_T_SET, TR_TO(int, to), help, 0, 0, training, names, keep)
 
@@ -688,8 +688,8 @@ TR_DEF tr_opt *tr_find_option(const tr_options *o, const char *name, size_t n) {
     return NULL;
 }
 
-/* Like tr_find_option, but also accepts "no-NAME". *no receives 1 for such a word, and
-   0 otherwise. */
+/* Like tr_find_option, but also accepts "no-NAME". *no receives 1 for "no-NAME", and 0
+   otherwise. */
 TR_DEF tr_opt *tr_find_word(const tr_options *o, const char *word, size_t n, int *no) {
     tr_opt *p = tr_find_option(o, word, n);
     *no = 0;
@@ -712,9 +712,9 @@ TR_DEF int tr_given(const tr_options *o, const char *name) {
     return p != NULL && p->from == TR_FROM_ARGS;
 }
 
-/* Returns the Levenshtein distance of a and b: the least number of insertions,
-   deletions and replacements that turn a into b. Only one row of the table is stored.
-   If a name has more than 63 characters, the distance is infinite. */
+/* Returns the Levenshtein distance of `a` and `b`: the least number of insertions,
+   deletions and replacements that turn `a` into `b`. Only one row of the table is
+   stored. If a name has more than 63 characters, the distance is infinite. */
 TR_DEF size_t tr_distance(const char *a, size_t na, const char *b, size_t nb) {
     size_t row[64], i, j;
     if (na > 63 || nb > 63) return SIZE_MAX;
@@ -1060,8 +1060,9 @@ static const struct {
     {"weights",            "quantize"}
 };
 
-/* Nonzero if only one of the two names begins with "no-". If `name` does, a typed name
-   `got` that begins with "no" does as well, because this may be a misspelt "no-". */
+/* Nonzero if exactly one of the names `got` and `name` is negated, that is, begins with
+   "no-". If `name` is negated, a `got` that begins with "no" counts as negated, because
+   it may be a misspelt "no-". */
 TR_DEF int tr_is_opposite(const char *got, size_t n, const char *name) {
     if (tr_same(name, "no-", 3)) return !(n > 2 && tr_same(got, "no", 2));
     return n > 3 && tr_same(got, "no-", 3);
@@ -1161,7 +1162,7 @@ TR_DEF int tr_is_option(const char *word) {
     return word[0] == '-' && word[1] == '-';
 }
 
-/* Applies one option. word is "name", "name=value" or "no-name", and next is the
+/* Applies one option. `word` is "name", "name=value" or "no-name", and `next` is the
    following word, or NULL. Returns the number of words used (1 or 2), or 0 on error. */
 TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, int from, char *err,
                      size_t size) {
@@ -1702,8 +1703,8 @@ TR_DEF void tr_json_value(tr_buf *b, const tr_opt *p) {
     else tr_buf_puts(b, value);
 }
 
-/* Returns all options (with kept = 1, only those that a checkpoint stores) and the name
-   of the preset as one JSON object. The caller frees it. Returns NULL if memory runs
+/* Returns one JSON object with the name of the preset and all options or, if kept is 1,
+   only those that a checkpoint stores. The caller frees it. Returns NULL if memory runs
    out. */
 TR_DEF char *tr_options_json(const tr_options *o, int kept) {
     tr_buf b;
@@ -2144,10 +2145,10 @@ TR_DEF int tr_replace(const char *path, const void *bytes, size_t n, char *err, 
     return ok;
 }
 
-/* The exclusive right to write a file. It is a lock on FILE.lock in the same
-   directory, because the file itself is replaced at each save. The lock ends with the
-   process. A FILE.lock that a killed process left behind does not block other runs,
-   and the next run removes it. */
+/* The exclusive right to write a file. It is a lock on FILE.lock in the same directory,
+   because the file itself is replaced at each save. The lock is released when the
+   process ends. A FILE.lock that a killed process left behind does not block other
+   runs, and the next run removes it. */
 typedef struct {
     int   fd;       /* -1 if nothing is claimed */
     char *path;     /* path of the lock file */
@@ -2902,8 +2903,8 @@ TR_DEF void tr_term_draw(tr_term *t) {
     t->shown = 1;
 }
 
-/* Shows the progress: on a terminal at most ten times per second, elsewhere as one
-   line whenever `due` is set (at the log interval). */
+/* Shows the progress. On a terminal, the line is redrawn at most ten times per second.
+   Elsewhere, a line is written whenever `due` is set (at the log interval). */
 TR_DEF void tr_show(tr_term *t, const tr_progress *p, int due) {
     double now = tr_seconds();
     if (!t->tty && !due) return;
@@ -3336,9 +3337,10 @@ TR_DEF int tr_stops(const tr_buf *text, size_t seen, const char *stop) {
 
 // >>lm: shared by trainers of language models
 
-/* This section contains options, context, text, checkpoint, evaluation, scores,
-   generation and conversation. It is compiled only if TR_LM is defined before train.h
-   is included. It requires seqtx.h and seqtx_text.h one directory up.
+/* This section implements what trainers of language models share: options, context,
+   text, checkpoint, evaluation, scores, generation and conversation. It is compiled
+   only if TR_LM is defined before train.h is included. It requires seqtx.h and
+   seqtx_text.h one directory up.
 
        B  text streams    T  tokens per stream in a block    V  vocabulary size */
 
@@ -4053,8 +4055,8 @@ TR_DEF int tr_lm_fits_options(const tr_lm *t) {
 }
 
 /* Creates the context that the options describe, or keeps the current one if it already
-   matches them. Without --max-memory, the limit is 90 % of the machine's memory. On a
-   GPU there is no limit. */
+   matches them. Without --max-memory, the limit is 90 % of the machine's memory on a
+   CPU, and there is no limit on a GPU. */
 TR_DEF int tr_lm_context(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     double bytes = 0;
@@ -5540,9 +5542,9 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
     return *t->kind->adapt_io ? peak + peak / 20 : peak;
 }
 
-/* Reports that training does not fit even if all layers are recomputed, and which
-   --max-memory suffices. This limit is found by search, because more memory is reserved
-   than used. Returns 0. */
+/* Reports that training does not fit even if all layers are recomputed, and suggests a
+   --max-memory that suffices. This limit is found by search, because more memory is
+   reserved than used. Returns 0. */
 TR_DEF int tr_lm_nothing_fits(tr_lm *t) {
     char has[TR_TEXT_MAX], needs[TR_TEXT_MAX], why[TR_ERR];
     size_t made = 0, n, peak = tr_lm_rehearse(t, t->layers, 0, 0, &made, why);
@@ -5776,9 +5778,9 @@ TR_DEF int tr_lm_next(tr_lm *t) {
     return t->step % N ? STX_BATCH_OK : STX_BATCH_FRESH;
 }
 
-/* Copies the blocks in t->tokens and t->targets to t->in and t->out. If fresh is 1, the
-   blocks do not continue the previous ones, and the states are reset. Decides whether
-   the step updates the parameters. Returns the key of the step. */
+/* Copies the blocks in t->tokens and t->targets to t->in and t->out. If fresh is 1,
+   resets the states, because the blocks do not continue the previous ones. Decides
+   whether the step updates the parameters. Returns the key of the step. */
 TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
     const uint64_t every = t->opt->update_every, after = t->opt->update_after;
     const int several = every > 1 && t->step >= after;
@@ -5897,8 +5899,8 @@ TR_DEF int tr_lm_evaluate_step(tr_lm *t) {
     return 0;
 }
 
-/* Evaluates, samples and saves when each is due. If an error ends the run, saves what
-   can be saved and returns 0. */
+/* Evaluates, writes a sample and saves, each when it is due. If an error ends the run,
+   saves what can be saved and returns 0. */
 TR_DEF int tr_lm_evaluate_and_save(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const int ends = t->step >= t->steps;
@@ -6066,10 +6068,9 @@ TR_DEF int tr_lm_generate(tr_lm *t) {
 // draws of an answer depend on --seed and on all text before it, so --generate gives the
 // same answer if that text is its --prompt.
 
-/* Reads one line of standard input without its newline. If the line ends in a
-   backslash, a newline replaces the backslash, and the next line is appended. Returns 0
-   if there is no line. Unless the input has ended, *why then receives the errno of the
-   failed read. */
+/* Reads one line of standard input without its newline. If the line ends in a backslash,
+   a newline replaces the backslash, and the next line is appended. Returns 0 if there is
+   no line; *why receives the errno if reading failed before the end of the input. */
 TR_DEF int tr_lm_read_line(tr_buf *line, int terminal, int *why) {
     char *text = NULL;
     size_t size = 0;
@@ -6228,7 +6229,7 @@ TR_DEF int tr_lm_score_block(tr_lm *t, tr_scorer *s) {
     return stx_ok(t->x);
 }
 
-/* Scores one token, or adds it to the block. Returns 0 on error. */
+/* Scores one token or, with --score-by file, adds it to the block. Returns 0 on error. */
 TR_DEF int tr_lm_score_token(tr_lm *t, tr_scorer *s, int32_t id) {
     const size_t V = stx_vocab_size(t->vocab);
     const double counted = tr_lm_counted(t, &id, 1);
@@ -6960,7 +6961,7 @@ TR_DEF void tr_lm_report_unknown_share(tr_lm *t) {
                "--init-from lacks", 100.0 * (double)unknown / (double)n);
 }
 
-/* Trains. A run with --init-from is evaluated first, because the model before
+/* Trains. With --init-from, first evaluates the model, because the model before
    fine-tuning may be the best one. Returns 0 on error. */
 TR_DEF int tr_lm_run_training(tr_lm *t) {
     double nll;

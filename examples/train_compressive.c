@@ -202,8 +202,8 @@ static tr_opt table[] = {
     "mem=512 cmem=128 gate=gru recurrence=ernie lr=0.0001 schedule=constant lr-warmup=0 " \
     "grad-clip=0.5 batch-sz=16 batch-split=4 random-segments=4 steps=400000 "
 
-/* The paper (1911.05507, sections 4 and 5, appendices). It does not report the dropout
-   and the batch size for enwik8. */
+/* The settings of the paper (1911.05507, sections 4 and 5, appendices), which does not
+   report the dropout and the batch size for enwik8. */
 #define PAPER \
     BASE "positions=xl norm-after lr=0.0003 lr-start=0.000001 lr-min=0.000001 " \
     "schedule=cosine grad-clip=0.1 update-every=4 update-after=60000 " \
@@ -258,7 +258,7 @@ typedef struct run {
     stx_comp_desc desc;
     stx_comp     *model;
 
-    /* lists to which desc points, one entry per layer or memory layer */
+    /* arrays to which desc points, one element per layer or memory layer */
     size_t        memory_layers[MAX_LAYERS], mems[MAX_LAYERS], cmems[MAX_LAYERS];
 
     /* memory capacities in evaluation and generation, per layer */

@@ -516,8 +516,8 @@ static void plan_step(run *r) {
     r->gates_learn = may && (!r->gate_batches || r->gates_only);
 }
 
-/* Sets the temperature of the next step. It also applies to an evaluation or a
-   checkpoint before that step. */
+/* Sets the temperature of the next step. An evaluation or a checkpoint before that step
+   uses the same temperature. */
 static void cool(run *r) {
     r->tau = stx_par_tau(&r->anneal, r->t.step);
     stx_par_set_tau(r->model, r->tau);

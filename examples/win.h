@@ -1,8 +1,8 @@
 /* win.h - implements the POSIX functions that train.h uses on Windows, for MinGW (gcc or
    clang): files, console, Ctrl-C, clocks, memory
 
-   Only train.h includes this file. It defines POSIX names as macros for functions of this
-   file, so that train.h is the same on all systems.
+   Only train.h includes this file. It maps POSIX names to functions of this file by
+   macros, so that train.h is the same on all systems.
 
    Differences from POSIX
        Files and standard streams are binary: a line ends with \n alone. Paths are
