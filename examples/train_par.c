@@ -1769,8 +1769,9 @@ static int check_model(tr_lm *t) {
                        split, opt.lm.checkpoint, split);
     if (opt.pad_id >= 0 && !opt.divide_all && split)
         return tr_fail(t->err, TR_ERR,
-                       "--pad-id with --%s: the parts of an update would have equal weight, although "
-                       "they contain different amounts of padding: use --divide-all, or --%s 1",
+                       "--pad-id with --%s: the parts of an update would have equal weight, "
+                       "although they contain different amounts of padding: use --divide-all, or "
+                       "--%s 1",
                        split, split);
     if (!opt.head_sz && opt.hid_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR,
