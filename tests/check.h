@@ -49,7 +49,7 @@ static int check_end(void) {
 
 static char dir[512];   /* the directory that holds all files of the test */
 
-/* Creates dir. On failure, prints the reason and the last line of the program. */
+/* Creates dir. On failure, prints the reason, and the program's last line of output. */
 static int dir_create(const char *name) {
     const char *tmp = getenv("TMPDIR");
     int k;

@@ -4,11 +4,11 @@
 #define STX_CUDA_ARR_H
 #include "cuda_test.h"
 
-static stx_ctx *cx, *gx; /* CPU and GPU */
+static stx_ctx *cx, *gx; /* contexts on the CPU (cx) and on the GPU (gx) */
 static int half;         /* whether gx uses bf16 */
 static size_t off;       /* 1: arrays start one element after an aligned address */
 /* arr_check's tolerance is relative to the largest element or to this value, whichever
-   is larger. It is set for sums that cancel. */
+   is larger. Tests of sums that cancel set it. */
 static double least;
 
 static const float guard = 77;
@@ -79,8 +79,8 @@ static inline float *arr_get(const arr *a) {
     return cuda_fetch(gx, a->d, a->n);
 }
 
-/* Checks the bf16 copy of a parameter p. Matmuls read this copy, so y = p 1 contains
-   its values. */
+/* Checks the bf16 copy of a parameter p. Matmuls read this copy, so a matmul of p and 1
+   returns its values. */
 static inline void bf16_copy_check(const char *name, const arr *a) {
     float one = 1, *p, *t;
     stx_real *b, *y;
@@ -102,7 +102,8 @@ static inline void bf16_copy_check(const char *name, const arr *a) {
     stx_cuda_free(gx, y);
 }
 
-/* Returns the largest finite |c| of the CPU's elements, or `least` if that is larger. */
+/* Returns the largest finite magnitude of the CPU's elements, or `least` if that is
+   larger. */
 static inline double arr_largest(const arr *a) {
     double top = least;
     size_t i;

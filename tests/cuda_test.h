@@ -19,8 +19,8 @@ enum { CUDA_ON_HOST = 0 };
 /* Number of elements of an array */
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
-/* Nonzero if this part of the test was selected. `part` is its name, or "" to select
-   all parts. */
+/* Nonzero if the part called `name` was selected. The variable `part` is the name of
+   the selected part, or "" if all parts are selected. */
 #define PART(name) (!*part || !strcmp(part, name))
 
 
@@ -56,8 +56,8 @@ static inline void cuda_random_restart(void) {
     test_state = 88172645463325252u;
 }
 
-/* Returns n random values in (-s, s), in host memory. whole: small integers, for
-   matmuls and sums that are exact in any order. */
+/* Returns n random values in (-s, s), in host memory. whole: the values are small
+   integers, so that matmuls and sums are exact in any order. */
 static inline float *cuda_random(size_t n, double s, int whole) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     size_t i;

@@ -185,7 +185,8 @@ static void gemm_skinny(stx_ctx *one, stx_ctx *many, size_t *turn) {
     static const gemm_shape columns[] = {
         {128, 16, 70}, {131, 15, 300}, {127, 8, 40}, {500, 1, 257}, {700, 3, 130},
         {260, 2, 900}, {2600, 16, 449}, {3300, 8, 33}, {5300, 7, 20}, {10300, 16, 9}};
-    /* dy^T x for narrow weights, which is computed in the same way. */
+    /* dy^T x for narrow weights, which is also computed in blocks as rows of a
+       transpose. */
     static const gemm_shape gradients[] = {
         {128, 17, 40}, {131, 32, 300}, {260, 33, 900}, {700, 64, 65}, {1700, 45, 460},
         {256, 128, 128}, {257, 128, 129}, {1300, 127, 500}, {257, 64, 256}, {262, 128, 512}};

@@ -72,7 +72,8 @@ static double *entry(const stx_file *f, const char *name, size_t *n) {
     return out;
 }
 
-/* Returns the elements of an entry as stx_real, or NULL. The caller frees them. */
+/* Returns the elements of an entry as stx_real, or NULL if the file has no such entry.
+   The caller frees them. */
 static inline stx_real *reals(const stx_file *f, const char *name, size_t *n) {
     size_t i, count;
     double *v = entry(f, name, &count);

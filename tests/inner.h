@@ -17,7 +17,8 @@ typedef struct inner_kernel {
     int isa, bf16;
     int no_denormals; /* if set, the kernel rounds in hardware, which reads denormals as zero */
     int emulated;     /* if set, this is AMX emulated in C (TEST_AMX_EMULATED), which is slow */
-    /* bf16 only: rounds n values; rounds two rows and interleaves them in pairs */
+    /* bf16 only. `round` rounds n values; `pair` rounds two rows and interleaves their
+       values */
     void (*round)(uint16_t *to, const stx_real *from, size_t n);
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
     const void *micro;
@@ -73,8 +74,9 @@ extern uint32_t inner_busy(const stx_ctx *x);
 
 /* Returns the number of GEMM plans of a context. */
 extern size_t inner_plans(const stx_ctx *x);
-/* Sets the algorithm of later plans: 0 is the heuristic's first one, 1 the fastest one,
-   -1 our kernel, and -2 the same as 0, with bias and ReLU in a separate pass. */
+/* Sets the algorithm of later plans: 0 is the heuristic's first one, 1 is the fastest
+   one, -1 is our kernel, and -2 is the heuristic's first one with bias and ReLU in a
+   separate pass. */
 extern void inner_tune(stx_ctx *x, int tune);
 /* Sets the number of K slices for later GEMMs that can be split ("Split K" in
    seqtx_cuda.cu). If pieces is 0, the number is chosen by the size of the GEMM. */
@@ -110,8 +112,8 @@ extern void inner_span_groups(const stx_span *m, size_t l, size_t B, size_t rows
 #endif
 
 #ifdef SEQTX_SRU_H
-/* Returns U of layer l for input h and memory M. `before`: the padding of the memory;
-   `pad`: the padding of the input. */
+/* Returns U, the result of layer l's transform, for input h and memory M. `before`: the
+   padding of the memory; `pad`: the padding of the input. */
 extern stx_tensor *inner_sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *M,
                                        const stx_ids *before, const stx_ids *pad, size_t B,
                                        size_t Tm, size_t T, size_t window);

@@ -20,7 +20,7 @@
 /* >>shared by the parts */
 
 /* An allocator that counts its calls. Call number fail_at fails, and so do all calls
-   from number fail_from on; 0 disables either. Memory is not zeroed. */
+   from number fail_from on. If either is 0, it has no effect. Memory is not zeroed. */
 typedef struct counter {
     long calls, live, fail_at, fail_from;
     size_t bytes, most;
@@ -3254,7 +3254,7 @@ typedef struct kernel_data {
     stx_real *act_y, *mean, *rstd, *sm, *m, *v, *v0; /* saved values and state */
     stx_real *mask;                                  /* dropout mask for seed 11, stream 5 */
     double *s, *q, *w, *want;                        /* exact values */
-    int32_t *ids;                                    /* (N), below the minimum of C and WORDS */
+    int32_t *ids;                                    /* (N): ids below the minimum of C and WORDS */
 } kernel_data;
 
 static kernel_data kernel_data_make(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
@@ -3536,8 +3536,9 @@ static void kernels_softmax(kernel_data *f) {
            (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
 }
 
-/* Tests a head, in which the last two columns are the logits of two more clusters, and
-   one of these clusters, which has two words. The cluster's word logits are in dy. */
+/* Tests the head of an adaptive softmax, whose last two columns are the logits of two
+   clusters, and one of these clusters, which has two words. The cluster's word logits
+   are in dy. */
 static void kernels_clusters(kernel_data *f) {
     const stx_real *a = f->a, *dy = f->dy;
     const size_t N = f->N, C = f->C;
@@ -3576,8 +3577,8 @@ static void kernels_dropout(kernel_data *f) {
            (double)(stx_real)(c[i] * mask[i]));
 }
 
-/* Returns arguments with h = sm, which is set to the values of c, and f = a. The result
-   s is written to v0. */
+/* Returns arguments of stx_residual_norm. The input h is sm, which is set to the values
+   of c; the input f is `a`. The sum s is written to v0. */
 static stx_residual_norm_args residual_args(const kernel_data *f, stx_real drop) {
     stx_residual_norm_args k;
     memset(&k, 0, sizeof k);

@@ -1927,7 +1927,7 @@ static void pick(void) {
     stx_comp_pick(NULL, y, rows, used, 14, &g);
     CHECK(y[0] == 1 && y[3] == 0 && y[4] == 30 && y[5] == 40, "missing rows: %g %g %g",
           (double)y[3], (double)y[4], (double)y[5]);
-    /* row 1: two of the four groups of this row */
+    /* first[1] = 2: in batch row 1, the first two rows do not exist */
     g.first = first;
     stx_comp_pick(NULL, y, rows, used, 14, &g);
     CHECK(y[0] == 1 && y[3] == 0 && y[4] == 30 && y[5] == 40, "a young stream: %g %g %g",

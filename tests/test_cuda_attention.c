@@ -54,7 +54,8 @@ typedef struct attn {
     int dmin, not_causal;
     int loose; /* whether span may exceed the number of rows of pe; missing rows count as zero */
     ptrdiff_t first;
-    /* 0 selects 1/sqrt(D), 150, 32, 0, 0 and 1. big: the magnitude of q and k */
+    /* The defaults, which 0 selects, are 1/sqrt(D), 150, 32, 0, 0 and 1. big: the
+       magnitude of q and k */
     double scale, L, R, eps, drop, big;
     int gap;         /* one of ROWS_PACKED .. */
     int acts;        /* whether pe, u, vb, pk and pv are activations */
@@ -99,8 +100,8 @@ typedef struct data {
     int32_t *pad; /* (B, S + 3), or NULL */
 } data;
 
-/* Returns the offset in KV of row j of k (v = 0) or of the values (v = 1) in batch row
-   b. */
+/* Returns the offset in KV of row j of the keys (v = 0) or of the values (v = 1) in
+   batch row b. */
 static size_t kv_at(const data *d, int v, size_t b, size_t j) {
     return (v ? d->vo : d->ko) + b * d->a.kv_batch_stride + j * d->a.kv_row_stride;
 }
@@ -648,7 +649,8 @@ static const attn table[] = {
     {.B = 3, .T = 20, .S = 12, .H = 1, .D = 16, .not_causal = 1, .pad = 3, .N = 2, .first = 3},
     {.B = 2, .T = 1, .S = 30, .H = 2, .D = 8, .P = 30, .span = 11, .pad = 4},
     {.B = 1, .T = 65, .S = 70, .H = 2, .D = 16, .P = 20, .loose = 1, .pad = 1, .acts = 1, .u = 1},
-    /* 65 to 96 channels and 97 to 128, which have separate bf16 kernels */
+    /* head sizes of 65 to 96 and of 97 to 128 channels, which have separate bf16
+       kernels */
     {.B = 2, .T = 70, .S = 170, .H = 2, .D = 96, .P = 150, .shared = 1, .dmin = 1, .z = 3,
      .L = 140},
     {.B = 1, .T = 65, .S = 140, .H = 2, .D = 88, .P = 140, .u = 1, .vb = 1, .z = 1, .L = 60, .N = 5,
@@ -1356,8 +1358,8 @@ static void orders(int half) {
 
 /* The number of multiprocessors must not affect the bits, so it must not affect the
    choice of tiles. Until a memory is full, the first key cuts off windows of up to 100
-   keys. There, wide and narrow tiles start at different keys and add the terms in
-   different orders. */
+   keys. In such windows, wide and narrow tiles start at different keys and add the
+   terms in different orders. */
 static uint64_t bits_of(stx_ctx *x, data *d, int version) {
     again g;
     uint64_t h = 14695981039346656037u;

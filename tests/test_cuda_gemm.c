@@ -98,7 +98,7 @@ static void matmul_free(matmul_run *r, stx_ctx *x) {
     free(r->expected);
 }
 
-/* Compares the matrices. The gaps must not have been written. */
+/* Compares the matrices, and checks that the gaps are untouched. */
 static int matmul_good(const matmul_run *r, stx_ctx *x) {
     const matmul *p = r->p;
     float *got = cuda_fetch(x, r->dC, r->nc), *a = (float *)malloc((r->nc + 1) * sizeof *a),
@@ -589,8 +589,7 @@ static void plans(stx_ctx *x) {
 }
 
 /* Moving rows within their buffer or in the arena must not result in another kind of
-   matmul. cublasLt might choose another algorithm for it, whose results have other
-   bits. */
+   matmul, for which cublasLt might choose an algorithm that rounds differently. */
 static void plans_of_moved_rows(stx_ctx *x) {
     static const size_t widths[] = {40, 10, 7};
 
@@ -622,10 +621,10 @@ static void plans_of_moved_rows(stx_ctx *x) {
 
 // >>split K
 
-/* Checks the number of K slices for the trainers' shapes (O,Ci,N), with deferred sums:
-   12x512 and its output layers, small, 24x768, PAR, and generation with its few rows.
-   Other shapes cannot be split evenly, are not worth splitting, or would need too much
-   memory. */
+/* Checks the number of K slices, with deferred sums, for shapes (O,Ci,N) of the
+   trainers: the 12x512 model and its output layers, the small model, the 24x768 model,
+   PAR, and generation, which has few rows. The other shapes cannot be split evenly, are
+   not worth splitting, or would need too much memory. */
 static void slices_by_size(void) {
     static const size_t cases[][4] = {{512, 512, 32768, 8},   {2048, 512, 32768, 2},
                                       {512, 2048, 32768, 2},  {256, 512, 32768, 16},

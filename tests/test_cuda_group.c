@@ -604,7 +604,7 @@ static void train_job(job *j) {
 }
 
 #ifdef SEQTX_NCCL
-/* the results of a single rank; the results of the previous group */
+/* whole: the results of a single rank; before: the results of the previous group */
 static found whole, before;
 
 /* Returns the largest relative difference between the losses of the group and of one

@@ -72,7 +72,8 @@ enum {
 };
 
 static const word DEVICE_RANGE = (word)64 << 30;
-/* A value that is NaN as a float, as two bf16 values and, if repeated, as a double. */
+/* A bit pattern that is NaN as a float, as two bf16 values and, if repeated, as a
+   double. */
 static const uint32_t CANARY = 0xFFF5FFF5u;
 
 /* The operands of one lane in a warp collective. They are on the stack of the waiting
@@ -101,7 +102,8 @@ struct fiber {
     void *sp;              /* NULL until the fiber starts */
     unsigned number;       /* index in the block */
     warp *w;
-    int state, line, kind; /* READY..; the line and kind of the call it waits in */
+    int state, line, kind; /* state: READY..; line, kind: source line and kind of the call
+                              in which the fiber waits */
     unsigned mask;
     lane_args *args;
     async_copy *copy;      /* pending cp.async */
@@ -162,10 +164,11 @@ static struct {
     size_t in_use, pinned_in_use, shared_requested;
     char last_report[512];
     /* device memory */
-    word lo, next; /* start of the device range; where the next search for space begins */
+    word lo, next; /* lo: start of the device range; next: where the next search for space begins */
     int open;
     word open_lo, open_hi;
-    size_t unchecked; /* see check_after_kernels */
+    size_t unchecked; /* AT_ONCE per synchronisation since the last check; see
+                         check_after_kernels */
     int written;      /* whether a kernel has run since the last check of the canaries */
     int handler, in_callback;
     struct sigaction old_segv, old_bus;
@@ -187,8 +190,8 @@ static struct {
     unsigned char *stacks;
     size_t stack_pitch;
     unsigned stacks_made, free_count;
-    /* the unused stacks, a last-in, first-out list; each is given by its lowest byte
-       above the guard */
+    /* the unused stacks, a last-in, first-out list; an entry points to the lowest byte
+       above a stack's guard */
     unsigned char *free_stack[MAX_THREADS];
     unsigned char *arena; /* shared memory of a block, with its red zones */
     size_t arena_used, static_bytes, smem;
@@ -911,7 +914,7 @@ static const char *const barrier_names[] = {"__syncthreads", "__syncthreads_or",
                                             "__syncthreads_and", "__syncthreads_count"};
 
 /* Kinds of warp collectives that have no CUDA_HOST_SHFL.. constant. The kind of an mma
-   includes the number of products, and that of ldmatrix the variant. */
+   encodes the number of products, and the kind of an ldmatrix encodes its variant. */
 enum {
     MEET_SYNCWARP = 100,
     MEET_MMA_BF16 = 200,
@@ -1623,7 +1626,7 @@ struct graph_node {
     std::function<void()> work;
     bool host; /* work runs on the host, not on the device */
     std::function<queued(CUstream_st *)> exchange; /* creates a new exchange for each run */
-    const char *what; /* for cuda_host_graph_node; NULL for an exchange */
+    const char *what; /* description that cuda_host_graph_node returns; NULL for an exchange */
 };
 
 typedef std::vector<std::shared_ptr<graph_node>> node_list;
@@ -2651,7 +2654,8 @@ cudaError_t cuda_host_func_get(struct cudaFuncAttributes *attr, const void *func
     if (!attr) return fail(cudaErrorInvalidValue);
     function_info &info = functions()[func];
     memset(attr, 0, sizeof *attr);
-    /* the largest size of the runs so far, because the host compiler does not know it */
+    /* the largest size in any run so far, because the host compiler does not know the
+       size */
     attr->sharedSizeBytes = info.static_bytes;
     attr->maxThreadsPerBlock = MAX_THREADS;
     attr->numRegs = G.registers;
@@ -2947,7 +2951,8 @@ static bool lt_known_epilogue(uint32_t e) {
     return false;
 }
 
-/* The number of contiguous lines of a matrix, and the length of a line in elements. */
+/* The number of contiguous lines of a matrix and, in the next function, the length of a
+   line in elements. */
 static size_t lt_lines(const lt_layout &l) {
     return (size_t)(l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows);
 }
@@ -2998,7 +3003,7 @@ static cublasStatus_t lt_check_epilogue(const lt_desc &d, const lt_layout &D) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Checks descriptors in the same way as cublasLtMatmul and the heuristic. */
+/* Checks descriptors, both for cublasLtMatmul and for the heuristic. */
 static cublasStatus_t lt_check(const lt_desc &d, const lt_layout &A, const lt_layout &B,
                                const lt_layout &C, const lt_layout &D) {
     const lt_layout *all[] = {&A, &B, &C, &D};
@@ -3438,7 +3443,8 @@ static bool lt_algo_fits(const cublasLtMatmulAlgo_t *algo, const lt_call &call,
     return true;
 }
 
-/* Returns whether the arguments of the call are consistent. Its descriptors are valid. */
+/* Returns whether the arguments of the call are consistent. Its descriptors have
+   already been checked. */
 static bool lt_arguments_ok(const lt_call &call, const cublasLtMatmulAlgo_t *algo,
                             const void *workspace, size_t workspace_bytes) {
     uint32_t e = call.d.epilogue;
@@ -3627,7 +3633,8 @@ struct ncclComm {
                                                           have joined */
     ncclResult_t state;
     std::function<void()> deferred; /* the last call, run at the second query of its state */
-    /* parts so far; exchanges created and finished, which run in the order of creation */
+    /* parts: number of parts so far; created, finished: numbers of exchanges, which run
+       in the order of creation */
     uint64_t parts, created, finished;
     std::map<uint64_t, CUstream_st *> waiting; /* streams of the unfinished exchanges */
     std::shared_ptr<int> captured;             /* shared with each captured exchange */

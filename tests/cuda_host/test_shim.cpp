@@ -364,8 +364,8 @@ static void test_mma(void) {
     OK(cudaFree(d));
 }
 
-/* Loads A (16,16) and B, stored as (n,k) (8,16), through shared memory and ldmatrix, as
-   is usual for mma. With trans, B is stored as (16,8). */
+/* Loads A (16,16) and B through shared memory and ldmatrix, as is usual for mma. B is
+   stored as (n,k) = (8,16) or, with trans, as (k,n) = (16,8). */
 static __global__ void ldmatrix_kernel(float *D, const __nv_bfloat16 *A, const __nv_bfloat16 *B,
                                        int trans, uint32_t *raw) {
     STX__DYNAMIC(shared);
@@ -744,7 +744,7 @@ struct matmul_test {
     float beta;
     int batch;
 
-    size_t m, n, k, lda, ldb, ldd, sa, sb, sd, aux_ld; /* sa..: batch strides */
+    size_t m, n, k, lda, ldb, ldd, sa, sb, sd, aux_ld; /* sa, sb, sd: batch strides */
     byte_vector A, B, C, bias, aux, D, bias_after, aux_after;
     void *a, *b, *d, *pbias, *paux; /* on the device */
 
