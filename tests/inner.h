@@ -120,9 +120,9 @@ extern stx_tensor *inner_sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_
 #endif
 
 #ifdef SEQTX_COMPRESSIVE_H
-/* The private ops of the family: a gate of `in` = {x, y, p0 .. p3}; the mean squared
-   difference; the sum of the overlapping taps of groups; zeros at padding; copies of
-   keys and values for all heads of their group. */
+/* The private ops of the family, in this order: a gate with the inputs `in` = {x, y, p0
+   .. p3}; the mean squared difference; the sum of the overlapping taps of groups; zeros
+   at padding; copies of keys and values for all heads of their group. */
 extern stx_tensor *inner_comp_gate(stx_ctx *x, int kind, stx_tensor *const *in);
 extern stx_tensor *inner_comp_distance(stx_ctx *x, stx_tensor *a, stx_tensor *t,
                                        const stx_ids *skip, double count, stx_tensor **rel_error);
@@ -132,8 +132,9 @@ extern stx_tensor *inner_comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_
 #endif
 
 #ifdef SEQTX_PAR_H
-/* The private ops of the family: the mixture of `in` = {h, b0, b1, w, then gains and
-   shifts or NULLs}; a gate; the latency penalty; rows of w elements widened to ld. */
+/* The private ops of the family, in this order: the mixture of `in` = {h, b0, b1, w,
+   then gains and shifts or NULLs}; a gate; the latency penalty; rows of w elements
+   widened to ld. */
 extern stx_tensor *inner_par_mix(stx_ctx *x, stx_tensor *const *in, size_t period,
                                  size_t rows_per_draw, double eps);
 extern stx_tensor *inner_par_gate(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how,

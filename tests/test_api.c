@@ -2476,7 +2476,7 @@ static void check_lr(const char *what, const stx_schedule *s, uint64_t n, double
 static const double pi = 3.14159265358979323846;
 
 /* Tests the literal schedules of the references: the first update has the full learning
-   rate, and update n uses n - 1 in the formulas. */
+   rate, and the formulas use n - 1 for update n. */
 static void literal_schedules(uint64_t W, uint64_t n) {
     const stx_schedule constant = {.kind = STX_LR_CONSTANT, .literal = 1, .lr = 2, .warmup = W},
                        cosine = {.kind = STX_LR_COSINE,
@@ -3184,10 +3184,10 @@ static void maths(void) {
 }
 
 
-/* >>kernels: each on every instruction set of this machine, against a plain loop in
-   double. Results with one thread and with three must be bit-identical. Outputs start
-   with the values of c, which shows whether a kernel adds to them or overwrites
-   them. */
+/* >>kernels: every kernel, with every instruction set of this machine, is compared with
+   a plain loop in double. Results with one thread and with three must be bit-identical.
+   Outputs start with the values of c, which shows whether a kernel adds to them or
+   overwrites them. */
 
 static double act_of(double v, int act) {
     switch (act) {

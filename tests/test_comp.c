@@ -269,8 +269,8 @@ static size_t step_length(size_t i, size_t n, int resets) {
     return STX_MIN(w, n - i);
 }
 
-/* Computes the hidden states (B,n,D) of a text with steps of a generator. reset: as in
-   by_segments. */
+/* Computes the hidden states (B,n,D) of a text with steps of a generator. Unless reset
+   is NULL, reset[s] is 1 + the stream that is reset before segment s, or 0. */
 static stx_real *by_steps(const char *name, stx_comp_gen *g, const int32_t *t, size_t B, size_t n,
                           const int *reset) {
     stx_comp *m = g->model;

@@ -1559,8 +1559,8 @@ static void counted_groups(void) {
     }
 }
 
-/* Like counted_groups, for a model with few streams. There, groups cost more than they
-   save, because each step reorders their weights. */
+/* Like counted_groups, for a model with few streams. In such a model, groups cost more
+   than they save, because each step reorders their weights. */
 static void counted_streams(void) {
     size_t B, l, h, cut[4] = {0, 0, 0, 0};
     config c = configs[2];
@@ -1640,7 +1640,8 @@ static const attn rows_table[] = {
     /* some strips see no key; no strip sees a key */
     {.B = 1, .T = 70, .S = 100, .H = 2, .D = 16, .P = 100, .first = 95, .dmin = 1},
     {.B = 1, .T = 40, .S = 40, .H = 2, .D = 16, .P = 40, .first = 40, .shared = 1},
-    /* the newest key is 16 more than C - dmin, and strip 0 sees almost no key */
+    /* first_key is after the newest key that query 0 could see, and strip 0 sees almost
+       no key */
     {.B = 1, .T = 70, .S = 100, .H = 2, .D = 16, .P = 99, .first = 50, .dmin = 1},
     /* blocks that contain the end of one head and the start of the next */
     {.B = 200, .T = 3, .S = 9, .H = 3, .D = 8, .P = 9, .shared = 1},

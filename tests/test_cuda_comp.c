@@ -223,7 +223,7 @@ static void test_pick(void) {
 // >>usage
 
 /* A case in which the usage of the keys first .. first + n - 1 is counted. pad: 0: no
-   key is padded; 1: some keys; 2: some keys, and all keys of stream 0. */
+   key is padded; 1: some keys are; 2: in addition, all keys of stream 0 are. */
 typedef struct looked {
     size_t B, T, S, H, D, first, n;
     int pe, u, pad, dmin;

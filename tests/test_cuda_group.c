@@ -37,12 +37,11 @@ typedef struct found { /* the results of one rank */
 static found *results; /* (MAX_RANKS), shared by all processes */
 static int groups, first_port, gpus = MAX_RANKS;
 
-/* train_job.uncaptured: how NCCL fails during a capture */
+/* Values of job.uncaptured: how NCCL fails while train_job captures a step */
 enum { REFUSES = 1, REFUSES_RANK_1, ENDS };
 
 /* die: the rank that ends. family: in training jobs, 0 span, 1 SRU; in other jobs, the
    variant of the job. */
-
 typedef struct job {
     int family, precision, overlap, shard, ranks, rank, die, uncaptured;
     found *out;

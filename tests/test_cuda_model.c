@@ -241,8 +241,8 @@ static stx_tensor *op_adaptive_softmax(stx_ctx *x, stx_tensor **in) {
 static stx_tensor *twice(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     stx_tensor *a = stx_tanh(x, stx_mul(x, in[0], in[1]));
     if (!user) return stx_dropout(x, a, 0.25);
-    /* The first result has a higher address than the others, and two of them share
-       memory. */
+    /* The returned tensor has a higher address than the tensors in `out`; out[0] and
+       out[2] share memory. */
     out[0] = stx_slice(x, a, 1, 3);
     out[1] = in[1];
     out[2] = out[0];
@@ -280,8 +280,8 @@ static stx_tensor *op_linear_many(stx_ctx *x, stx_tensor **in) {
     return stx_linear_concat(x, in[0], in + 1, in + 3, 2);
 }
 
-/* A linear layer on cached rows in two parts. Between the streams of the first part are
-   unused rows. */
+/* A linear layer on cached rows that consist of two parts. In the first part, there are
+   unused rows between the streams. */
 static stx_tensor *op_linear_past(stx_ctx *x, stx_tensor **in) {
     stx_tensor *m = stx_detach(x, in[0]), *y;
     const size_t C = m->dim[2];
@@ -513,7 +513,7 @@ static const char *const model_names[MODELS] = {"adaptive span",  "dropout",
 static int model_gpu;      /* the GPU on which later contexts are created */
 static size_t model_vocab; /* 0: the model's default */
 
-/* One row per model */
+/* The optimiser, clipping limit and learning rate of each model */
 static const struct {
     int optim;
     double clip, lr;
@@ -811,7 +811,8 @@ static void same_memory(stx_memory *a, stx_memory *b, const char *what) {
 static void test_groups(void) {
     enum { PHASES = 6, EACH = 6, S = 800 };
 
-    /* Three groups; three different ones; a single group; the first three again, then
+    /* The spans of the heads in each phase. The heads form three groups; three other
+       groups; a single group; the first three again; then two groups and a single one,
        with a shorter window that needs no new rows. */
     static const stx_real z[PHASES][4] = {{0.02f, 0.95f, 0.03f, 0.3f},  {0.95f, 0.5f, 0.03f, 0.5f},
                                           {0.95f, 0.95f, 0.95f, 0.95f}, {0.02f, 0.95f, 0.03f, 0.3f},
@@ -1037,7 +1038,7 @@ static void test_turns(void) {
 }
 
 /* Tests memories with spare capacity. Ops either read the rows of a memory in place or
-   copy them. Each step starts at the same address. */
+   copy them. From step 6 on, the rows must be at the same addresses in every step. */
 static void test_room(void) {
     stx_desc cd;
     stx_memory_desc d;
@@ -1391,9 +1392,9 @@ static void test_late(void) {
 
 // >>padded logits
 
-/* Vocabularies of all kinds whose rows are not multiples of 8 elements. Gradients,
-   logits and log p of both devices are compared. Updates must not change the padding of
-   a table. */
+/* Vocabularies of all kinds, with row lengths that are not multiples of 8. Gradients,
+   logits and log p are compared between the devices. Updates must not change the
+   padding of a table. */
 typedef struct worded {
     stx_ctx *x;
     stx_params *p;
@@ -1495,7 +1496,7 @@ static void worded_near(worded *a, worded *b, const stx_tensor *s, const stx_ten
     free(g);
 }
 
-/* Runs a training step in each way that the kind supports. */
+/* Runs a training step with each way of computing the loss that the kind supports. */
 static void worded_train(worded *a, worded *b, int kind, double tol, const float *h,
                          const int32_t *id) {
     int which;
@@ -1589,8 +1590,8 @@ static void test_words(void) {
     free(id);
 }
 
-/* With a vocabulary of 205 words, training on a GPU must match the CPU, and no matmul
-   of a step may have unaligned rows. */
+/* With a vocabulary of 205 words, training on a GPU must match training on the CPU, and
+   no matmul of a step may have unaligned rows. */
 static void test_odd_vocabulary(void) {
     int half, n;
     model_vocab = 205;

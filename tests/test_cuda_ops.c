@@ -501,7 +501,8 @@ static void test_copy2d(const rows *r) {
     }
 }
 
-/* Concatenates rows of two arrays; shifts rows by w columns. */
+/* Tests kernels that concatenate the rows of two arrays, and that shift rows by w
+   columns. */
 static void test_concat_and_shift(const rows *r) {
     const arr y = r->a[R_Y], a = r->a[R_A], f = r->a[R_F];
     size_t N = r->N, C = r->C, wb = C / 3 + (C > 4 ? 0 : 1), ld = C + wb, w[4], k;
@@ -555,10 +556,10 @@ static void test_row_kernels(size_t N, size_t C, int bias_kind) {
     rows_free(&r);
 }
 
-/* Nonzero if row count r of {1, 3, 37, 200} is tested with width k. Widths up to 300
-   are tested with all counts, unless there are too many elements. Larger widths use the
-   same row loops, so they are tested with 37 or 3 rows, and the larger ones also with 1
-   row. The largest is tested only with 1 row. */
+/* Nonzero if N rows, element r of {1, 3, 37, 200}, are tested with widths[k]. Widths up
+   to 300 are tested with all row counts, unless there are too many elements. Larger
+   widths use the same row loops, so they are tested only with 37 or 3 rows; from 2052
+   on, also with 1 row; and above 4096, only with 1 row. */
 static int rows_selected(size_t N, size_t r, size_t k) {
     size_t C = widths[k];
     if (C <= 300 && N * C > 80000) return 0;

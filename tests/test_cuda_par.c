@@ -370,7 +370,7 @@ static void test_mix(void) {
 }
 
 /* With a single branch, the results must have the same bits as stx_residual_norm. In
-   bf16 that op rounds h + b, because it stores the sum. */
+   bf16, stx_residual_norm rounds h + b, because it stores the sum. */
 static void test_alone(void) {
     static const size_t wide[] = {4, 33, 36, 132, 260, 512, 516, 1028};
     size_t n;

@@ -1,9 +1,9 @@
 /* test_fenv.c - tests that the library computes in its own floating-point environment.
-   With rounding modes, flushing of denormals and traps set by the caller, all families
-   are trained and sampled and many functions are called, with one thread and with two.
-   The results must be bit-identical to those in the default environment. No exception
-   may be trapped, and the control word and the status flags of the caller must not
-   change. */
+   The caller sets rounding modes, flushing of denormals, and traps. In each of these
+   environments, models of all families are trained and sampled, and many functions are
+   called, with one thread and with two. The results must be bit-identical to those in
+   the default environment. No exception may be trapped, and the control word and the
+   status flags of the caller must not change. */
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
 #include "../seqtx_par.h"
@@ -244,7 +244,8 @@ static stx_lm make_srupp(stx_ctx *x, stx_par **par) {
     return stx_sru_as_lm(stx_sru_lm_create(x, &d));
 }
 
-/* `make` creates the model. If it has architecture parameters, *par receives it. */
+/* `make` creates the model. If the model has architecture parameters, *par receives the
+   model. */
 static const struct family {
     const char *name;
     stx_lm (*make)(stx_ctx *x, stx_par **par);

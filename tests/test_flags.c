@@ -1,9 +1,10 @@
 /* test_flags.c - tests compiler options that relax floating-point arithmetic.
-   tests/flags.sh compiles this file with -ffast-math, with single options of it, and
-   for x87. Functions are compared with libm, and the losses of a small model of each
-   family with those of the double build. Masks must work, and NaN and infinity must be
-   refused where that is required. The tests never detect NaN or infinity by <, == or
-   isnan, because the compiler may remove such comparisons. */
+   tests/flags.sh compiles this file with -ffast-math, with single options that
+   -ffast-math implies, and for x87. Functions are compared with libm. The losses of a
+   small model of each family are compared with the losses of the double build. Masks
+   must work, and NaN and infinity must be refused where that is required. The tests
+   never detect NaN or infinity by <, == or isnan, because the compiler may remove such
+   comparisons. */
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"

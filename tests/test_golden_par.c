@@ -81,7 +81,7 @@ static void config_words(const stx_file *f, stx_par_desc *d) {
     }
     d->tie_words = (int)need(f, "tie_words");
     d->one_proj = (int)meta(f, "one_projection", 0);
-    /* otherwise the model has no projections */
+    /* tie_projs has no effect in a model without projections */
     if (d->div_val > 1 || (d->emb && d->emb != d->dim)) d->tie_projs = choice(f, "tie_projs", ties);
     d->pads = need(f, "pad_id") >= 0;
     d->pad_id = d->pads ? (int32_t)need(f, "pad_id") : 0;
@@ -152,8 +152,8 @@ static void no_more(const stx_par *m, const stx_file *f, const char *file) {
     }
 }
 
-/* Returns the largest magnitude in all entries whose names have this beginning and this
-   ending. */
+/* Returns the largest magnitude in all entries whose names start with `beginning` and
+   end with `ending`. */
 static double entry_top(const stx_file *f, const char *ending, const char *beginning) {
     double top = 0;
     size_t i, k, n;

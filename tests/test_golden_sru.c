@@ -525,7 +525,8 @@ static void last_logits(stx_sru_lm *m, stx_sru_state *s, const stx_file *f, cons
     free(v);
 }
 
-/* Compares all segments: nll, log p of the last one, gradients, states, memories. */
+/* Compares the nll, gradients, states and memories of all segments, and log p of the
+   last segment. */
 static void lm_segments(stx_sru_lm *m, const stx_file *f, const char *name, size_t B,
                         const size_t *seg, size_t count) {
     stx_ctx *x = m->ctx;

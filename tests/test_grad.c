@@ -124,7 +124,8 @@ static double project(const problem *p, const stx_real *dy, size_t ny) {
 }
 
 /* Computes the gradients of all inputs for dy, in context x. With uses = 2, the op is
-   called twice, and the gradients are those of y + y'/2. */
+   called twice, and the gradients are those of y + y'/2, where y' is the result of the
+   second call. */
 static int gradients(stx_ctx *x, const problem *p, const stx_real *dy, int uses, stx_real **g,
                      stx_real *value) {
     stx_tensor *in[MAX_IN], *y = forward(x, p, in);
@@ -1761,9 +1762,9 @@ static void pair_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *sav
     if (second->grad) stx_axpy(x, d, second->grad, y->size, 3, 1);
 }
 
-/* A function with several results. The returned one is recorded after out[0], and
-   out[0] after out[1], which is an input. out[2] stays NULL. With u->what, the first
-   two are results of the same op. */
+/* A function with several results. The returned tensor is recorded after out[0]. out[1]
+   is an input, and out[2] stays NULL. If u->what is set, the returned tensor and out[0]
+   are results of the same op. */
 static stx_tensor *several_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const block_user *u = (block_user *)user;
     stx_tensor *a = stx_tanh(x, stx_mul(x, in[0], in[1])), *y[2], *part,
@@ -2123,8 +2124,8 @@ static const stx_real *value_of(const stx_attention_args *g, size_t b, size_t h,
 }
 
 /* Computes y by the plain definition. mask (B,H,T,keys): factors of the weights after
-   normalisation, or NULL. dz (H) or (1), or NULL, receives the gradient for dy, with
-   both ends of the ramp inclusive:
+   normalisation, or NULL. Unless dz is NULL, dz (H) or (1) receives the gradient of z
+   for dy, where the ramp includes both of its ends:
 
        dz = max_span/ramp sum over 0 <= ramp <= 1 of e^s/norm (dy.v - dy.y),
 
@@ -2172,8 +2173,8 @@ static const char *attn_label(const attn *a) {
     return t;
 }
 
-enum { ATTN_IN = 9, ATTN_ALL }; /* number of inputs of make_attention, and of its inputs
-                                   and output together */
+enum { ATTN_IN = 9, ATTN_ALL }; /* ATTN_IN: number of inputs of make_attention; ATTN_ALL:
+                                   number of inputs and outputs */
 
 /* Returns array n of a pass: the gradient of input n, or NULL; for n = ATTN_IN, the
    output y. */
@@ -2479,8 +2480,8 @@ static void attn_pads_tiles(void) {
 static void attn_wide(void) {
     static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 130};
     size_t d, t;
-    /* here f is a sum of 10^5 terms. With the smaller step, rounding errors would reach
-       1e-6; with this one, the error of the differences is 1e-8 */
+    /* Here f is a sum of 10^5 terms. With the default step, rounding errors would reach
+       1e-6; with this step, the error of the differences is 1e-8. */
     fd_step = 1e-4;
     for (d = 0; d < 5; d++)
         for (t = 0; t < 4; t++) {
@@ -2881,7 +2882,9 @@ static size_t cluster_of(const stx_adaptive *a, size_t id, size_t *first) {
     return c;
 }
 
-/* Nonzero if y (3,11,DIM) = scale P D(T[id - start]). *zeros counts dropped elements. */
+/* Nonzero if y (3,11,DIM) is the embedding of the ids, by its definition: the row of
+   the cluster's table, with dropout, projected and multiplied by `scale`. *zeros counts
+   dropped elements. */
 static int adaptive_input_is(const problem *p, const adaptive_user *u, const stx_tensor *y,
                              stx_real *const *mask, double scale, size_t *zeros) {
     size_t i, o, e, k = u->a.clusters, first;

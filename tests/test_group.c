@@ -122,8 +122,8 @@ static void sum(double *v, size_t n) {
     CHECK(same_value(v[n], value_of(n, rank)), "sum of %zu: writes past its end", n);
 }
 
-/* Returns the value of rank r at index i, including NaN and infinities. `one`: the rank
-   whose value is special. */
+/* Returns the value of rank r at index i, which may be NaN or infinite. At some
+   indices, only the value of rank `one` is special. */
 static double special_of(size_t i, int r) {
     const int one = (int)(i % (size_t)ranks);
     if (i % 35 == 5) return r == one ? HUGE_VAL : (double)NAN;
@@ -748,8 +748,8 @@ static void losses(void) {
     loss_in_evaluation();
 }
 
-/* Returns the number of elements of rank r in case i: different on each rank, nonzero
-   only on the last rank, or zero. */
+/* Returns the number of elements of rank r in case i: different on each rank (i = 0),
+   nonzero only on the last rank, or zero on all ranks. */
 static double part_of(int i, int r) {
     if (i == 0) return 3 + r;
     return i == 1 && r == ranks - 1 ? 7 : 0;

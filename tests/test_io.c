@@ -402,7 +402,7 @@ static const char *put_header(const char *header, size_t len, size_t ndata) {
 
 static const struct {
     const char *header;
-    size_t bytes, entries; /* size of the data; number of tensors */
+    size_t bytes, entries; /* bytes: size of the data; entries: number of tensors */
 } good_headers[] = {
     {"{}", 0, 0},
     {"{\"a\":" TWO_F32 "}", 8, 1},
@@ -1900,7 +1900,8 @@ static stx_corpus *ramp_corpus(size_t n) {
 }
 
 /* Compares 200 batches of B streams and T tokens with a second implementation of the
-   rule. A second object, which is resumed at step 57, must return the same batches. */
+   batching rule. A second object, which is resumed at step 57, must return the same
+   batches. */
 static void check_batches(size_t N, size_t B, size_t T, uint64_t seed) {
     size_t n = N / B, p = 0, wrong = 0, i, r, t;
     uint64_t wraps = 0;
@@ -1986,8 +1987,9 @@ static void test_wraps(void) {
     stx_corpus_close(c);
 }
 
-/* Compares three epochs of records with a second implementation of the rule: blocks of
-   T + 1 tokens do not overlap, and row b of record q is block q + b stride. */
+/* Compares three epochs of records with a second implementation of the record rule:
+   blocks of T + 1 tokens do not overlap, and row b of record q is block q + b
+   stride. */
 static void check_records(size_t first, size_t N, size_t B, size_t T) {
     size_t S = T + 1, blocks = N / S, stride = N / (B * S), records = stride + blocks - B * stride;
     size_t i, q, r, t, n, wrong = 0;
@@ -2045,8 +2047,8 @@ static void check_records(size_t first, size_t N, size_t B, size_t T) {
 static void test_records(void) {
     static const size_t shapes[][3] = {{103, 3, 5}, {40, 4, 3},   {8, 2, 3},
                                        {2, 1, 1},   {300, 7, 13}, {83, 4, 2}};
-    /* Numbers of tokens and records: of WikiText-2 in the original's pieces, and of a
-       minimal corpus. */
+    /* The numbers of tokens and of records: for WikiText-2, tokenised with the
+       original's pieces, and for a minimal corpus. */
     static const size_t size[3][2] = {{314913, 304}, {357981, 369}, {33 * 32, 1}};
     static int32_t one[1];
     size_t k;

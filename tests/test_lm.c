@@ -1643,7 +1643,7 @@ static void cache_attention(void) {
     }
 }
 
-enum { PN = 40, PH = 2 }; /* tokens, heads */
+enum { PN = 40, PH = 2 }; /* PN: tokens; PH: heads */
 
 /* stx_attention_weights must give the weights that follow from row_max and inv_sum.
    args: the arguments that stx_attention passed to its kernel. */

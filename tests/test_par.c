@@ -421,8 +421,8 @@ static void resets(void) {
 enum { GEN_TOKENS = 6 * S };
 
 /* Computes the hidden states (2,n,D) of a text of n = GEN_TOKENS tokens with a
-   generator. Steps have up to 5 tokens in the first half of the text. reset: as in
-   by_calls, but per token. */
+   generator. Steps have up to 5 tokens in the first half of the text. reset[i] is 1 +
+   the stream that is reset before token i, or 0. */
 static stx_real *by_steps(const char *name, stx_par_gen *g, const int32_t *t, const int *reset) {
     const size_t n = GEN_TOKENS;
     stx_par *m = g->model;
@@ -963,8 +963,8 @@ static void noise(void) {
     for (i = 0; i < 3; i++) stx_destroy(m[i]->ctx);
 }
 
-/* The sizes of a mixture: N rows of C elements, in texts of T rows, with one gate per
-   `run` rows of a text. */
+/* The sizes of a mixture: N rows of C elements, in texts of `period` rows, with one
+   gate per rows_per_draw rows of a text. */
 typedef struct mix_case {
     size_t N, C, period, rows_per_draw;
 } mix_case;

@@ -348,7 +348,8 @@ static stx_tensor *forward_loss(stx_ctx *x, const forward_call *f, stx_tensor *h
 }
 
 /* Returns the outputs, the states and all gradients of a stack. k == STACKS: with a
-   custom transform. n, peak: as in two_segments. The caller frees the result. */
+   custom transform. *n receives the number of elements, *peak the peak memory in bytes.
+   The caller frees the result. */
 static stx_real *forward_once(int k, const stx_sru_desc *desc, const char *name, const stx_real *v,
                               int pads, size_t *n, size_t *peak) {
     enum { B = FORWARD_B, N = FORWARD_N };
@@ -779,7 +780,7 @@ static void kernels_alone(void) {
                 kernel_case(size[i][0], size[i][1], size[i][2], size[i][3], k, options);
 }
 
-/* Returns the desc of language model k of those that are tested. */
+/* Returns the desc of tested language model number k. */
 static stx_sru_lm_desc model(int k, const char **name) {
     stx_sru_lm_desc d;
     memset(&d, 0, sizeof d);
