@@ -1,7 +1,7 @@
 /* cuda_test.h - shared by the tests of seqtx_cuda.cu: a context on the CPU and one on
-   the GPU, arrays on both, comparisons. Compiled with SEQTX_CUDA_HOST, the GPU is the
-   shim in tests/cuda_host. It runs every kernel in several thread orders and fills
-   unwritten memory with several patterns: all runs must give the same bits. */
+   the GPU, arrays on both, comparisons. With SEQTX_CUDA_HOST, the GPU is the shim in
+   tests/cuda_host. The tests run every kernel in several thread orders and with several
+   patterns in unwritten memory. All runs must give the same bits. */
 #ifndef STX_CUDA_TEST_H
 #define STX_CUDA_TEST_H
 #include "test.h"

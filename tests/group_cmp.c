@@ -130,8 +130,8 @@ static void load(file *f, const char *path) {
     if (!f->count || !f->meta) stop("%s has no tensors or no metadata", path);
 }
 
-/* Overwrites with spaces the metadata values that training computes, and those that
-   depend on such values. */
+/* Overwrites with spaces the metadata values that training computes, and the values
+   that depend on them. */
 static void blank(file *f) {
     static const char *const key[] = {"best", "seal", "checksum", "tau"};
     char *p = f->meta, *end = p + f->meta_len;
@@ -250,10 +250,10 @@ static int next_loss(char **at, record *r) {
 }
 
 /* Nonzero if two lines have the same values, apart from times and memory. The tolerance
-   is 0.2 %, because the values in lists are printed with four digits, and 5 % for the
-   fraction of the information that compression loses ("ratio" of train_compressive):
-   with --batch-split it is the mean over parts of the batch, and a group of ranks
-   divides the batch differently. */
+   is 0.2 %, because the values in lists are printed with four digits. It is 5 % for the
+   fraction of the information that compression loses ("ratio" of train_compressive).
+   With --batch-split, this fraction is the mean over parts of the batch, and a group of
+   ranks divides the batch differently. */
 static int same_figures(char *p, char *q) {
     static const char *const skip[] = {"\"tokens_per_s\":", "\"seconds\":", "\"peak_bytes\":"};
     double within = 2e-3;

@@ -2007,7 +2007,7 @@ static void skipped_step(int kind, double bad) {
     stx_destroy(x);
 }
 
-/* Compares Adagrad, with gradients clipped as in the references, with fixed values. */
+/* Compares Adagrad with fixed values. The gradients are clipped as in the references. */
 static void adagrad_reference(void) {
     static const double gp[5][3] = {{.3, -.4, 0},
                                     {.003, .001, -.002},
@@ -2729,8 +2729,8 @@ static void persistent_tensors(void) {
     stx_destroy(x);
 }
 
-/* stx_backward_many with the same tensor twice: the gradients must add up. A second
-   backward pass in a step is an error. */
+/* If the same tensor is passed to stx_backward_many twice, the gradients must add up. A
+   second backward pass in a step is an error. */
 static void backward_many(void) {
     static const stx_real v[6] = {2, 1, -1, 3, 0.25, 1};
     stx_ctx *x = plain(1, 1);
@@ -3641,8 +3641,8 @@ static void kernels_residual_norm(kernel_data *f, stx_real drop) {
            (k.dshift = y, stx_residual_norm_bwd(x, &k)), (double)c[i] + w[i]);
 }
 
-/* Like kernels_residual_norm, with a bias. Also tests df if the kernel adds to ds, and
-   if ds is not requested. */
+/* Like kernels_residual_norm, with a bias. Also tests the gradient df, both when the
+   kernel adds to ds and when ds is not requested. */
 static void kernels_residual_norm_bias(kernel_data *f, stx_real drop) {
     stx_residual_norm_args k = residual_args(f, drop);
     const stx_real *a = f->a, *b = f->b, *c = f->c, *dy = f->dy;

@@ -98,7 +98,7 @@ static size_t choose(size_t n) {
 
 /* Nonzero if a case runs with kernel k. The fast build runs each case with all kernels.
    In a slow build, each case runs with one f32 kernel and one bf16 kernel, both chosen
-   at random, and with the emulated one, which no other build runs. The reference is
+   at random, and with the emulated kernel, which no other build runs. The reference is
    always the fastest f32 kernel. */
 static int takes_part(const kernel *k, size_t chosen_f32, size_t chosen_bf16) {
     return !SLOW || k->emulated || k == f32s + chosen_f32 || k == bf16s + chosen_bf16;
@@ -143,10 +143,11 @@ static uint32_t as_bits(float f) {
     return b;
 }
 
-/* Rounds by arithmetic, according to the definition: the nearest multiple of the unit
-   in the last place, and of two equally near ones the even one. Results have 8 binary
-   digits; below 2^-126 the unit in the last place is 2^-133. From 2^128 on, the result
-   is infinity. A NaN keeps its sign and upper digits and becomes quiet. */
+/* Rounds by arithmetic, according to the definition: to the nearest multiple of the
+   unit in the last place or, if two multiples are equally near, to the even one.
+   Results have 8 binary digits; below 2^-126 the unit in the last place is 2^-133. From
+   2^128 on, the result is infinity. A NaN keeps its sign and upper digits and becomes
+   quiet. */
 static uint32_t nearest(float f) {
     uint32_t sign = as_bits(f) >> 16 & 0x8000u;
     double v = fabs((double)f), unit, n, rest;

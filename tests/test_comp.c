@@ -733,8 +733,8 @@ static void bptt_again(int compress) {
     stx_destroy(x);
 }
 
-/* Each dropout must change the loss (aux_dropout: the auxiliary loss), but not by
-   much. */
+/* Each dropout must change the loss slightly. For aux_dropout, this refers to the
+   auxiliary loss. */
 static void dropouts(void) {
     int k;
     double nll[5], aux[5];
@@ -1935,8 +1935,9 @@ static void pick(void) {
 }
 
 #ifndef SEQTX_DOUBLE
-/* With bf16 operands, the losses must be nearly the same as in f32. With several threads,
-   a repeated run must give the same bits, whether or not its steps are replayed. */
+/* A run that is repeated. With bf16 operands, the losses must be nearly the same as in
+   f32. With several threads, a repeated run must give the same bits, whether or not its
+   steps are replayed. */
 typedef struct repeated {
     stx_comp *m;
     stx_comp_state *s;

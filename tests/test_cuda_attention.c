@@ -1153,9 +1153,8 @@ static void masks(int half) {
         }
 }
 
-/* The fused kernels must support padded keys and calls that are not causal. The scratch
-   of a supported call is smaller than with version 0. The last case is not
-   supported. */
+/* The fused kernels must support padded keys and calls that are not causal. A supported
+   call must need less scratch than version 0. The last case is not supported. */
 static void supported(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 40, .S = 90, .H = 2, .D = 64, .P = 90, .z = 1, .L = 80, .R = 8, .u = 1,
@@ -1651,10 +1650,10 @@ static const attn rows_table[] = {
     {.B = 1, .T = 1, .S = 77, .H = 4, .D = 64, .P = 77, .shared = 1, .z = 5, .L = 50},
 };
 
-/* Versions 5, 2 and 6 have memory for none of the rows of dR, for all and for half of
-   them. The gradient of the relative table is computed either from stored rows or by the
-   diagonal sweep, which add the same bf16 terms in different orders. All other results
-   must have the same bits. Each run has a new context, whose unwritten scratch is NaN. */
+/* Versions 5, 2 and 6 have memory for none, all and half of the rows of dR. The
+   gradient of the relative table is computed either from stored rows or by the diagonal
+   sweep, which add the same bf16 terms in different orders. All other results must have
+   the same bits. Each run has a new context, whose unwritten scratch is NaN. */
 static void rows_of_dR(void) {
     static const int list[] = {5, 2, 6};
     long ran[3];

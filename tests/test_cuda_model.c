@@ -299,7 +299,8 @@ static stx_tensor *op_linear_past(stx_ctx *x, stx_tensor **in) {
                             stx_linear(x, in[0], in[2], in[4], STX_ACT_NONE)));
 }
 
-/* A linear layer for three heads in two groups, whose results are concatenated. */
+/* A linear layer for three heads in two groups. The results of the groups are
+   concatenated. */
 static stx_tensor *op_linear_heads(stx_ctx *x, stx_tensor **in) {
     stx_tensor *m = stx_detach(x, in[0]), *out[STX_HEAD_GROUPS], *a, *b;
     stx_head_groups g;
@@ -1075,8 +1076,9 @@ static void test_room(void) {
     stx_destroy(x);
 }
 
-/* Scalars may be set between replays. Constants created after the first replays do not
-   stop the replays. The bits must be the same as without graphs. */
+/* A step with scalars, which may be set between replays. Constants created after the
+   first replays must not stop the replays. The bits must be the same as without
+   graphs. */
 typedef struct scaled {
     stx_ctx *x;
     stx_params *p;

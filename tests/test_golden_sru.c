@@ -182,10 +182,11 @@ static size_t padding_queries(const transform *a, const stx_file *f) {
     return n;
 }
 
-/* In files with the mask of the reference (literal_mask), a query that attends only to
-   padding attends to the future; here it attends to nothing. Such a query is padding
-   itself, so the recurrence ignores its U. For all other queries, U is compared.
-   Gradients are not compared, because those in the file depend on all queries. */
+/* In files with the mask of the reference (literal_mask), a query that sees only
+   padding attends to the future; in the library, it attends to nothing. Such a query is
+   padding itself, so the recurrence ignores its U. For all other queries, U is
+   compared. Gradients are not compared, because those in the file depend on all
+   queries. */
 static void other_queries(const transform *a, stx_ctx *x, const stx_file *f, const char *name,
                           const stx_tensor *U, size_t count) {
     const size_t row = a->row;

@@ -327,9 +327,9 @@ static void unset_all(void) {
     for (i = 0; i < VARIABLES; i++) unsetenv(variables[i]);
 }
 
-/* Sets environment variables, "NAME=value NAME=value ..". stx_launch must then report
-   rank r of n and local rank `local` of `locals`, and `by` must be the variable that
-   states the number of ranks. */
+/* Sets the environment variables listed in `set`, "NAME=value NAME=value ..".
+   stx_launch must then report rank r of n and local rank `local` of `locals`, and `by`
+   must be the variable that states the number of ranks. */
 static void started(const char *set, int r, int n, int local, int locals, const char *by) {
     char copy[256], *word, *value;
     stx_launch_info s;

@@ -961,8 +961,8 @@ static void rows_files(void) {
 }
 
 /* Writes a file from a buffer with more capacity than rows, in which streams are not
-   contiguous. Their lengths are multiples of a checksum word in one case and not in the
-   other. */
+   contiguous. The stream lengths are multiples of a checksum word in one case and not
+   in the other. */
 static void rows_apart(void) {
     size_t n, i;
     for (n = 8; n < 10; n++) {
@@ -1018,7 +1018,7 @@ static void check_views(const rows_view *v, size_t n, int kind, size_t step) {
 }
 
 /* Changes memory s in some of the steps, and the histories t accordingly. h: the last
-   block; keep: the rows that a push keeps. */
+   block; keep: the number of rows that a push keeps. */
 static void change_rows(stx_memory *s, stx_memory *other, history *t, size_t step, stx_tensor *h,
                         size_t keep) {
     stx_ctx *x = s->ctx;

@@ -1730,10 +1730,10 @@ static stx_real *padded_run(const stx_sru_desc *d, const char *name, size_t wind
 }
 
 /* Tests padding before, between and after the tokens, and in whole rows, in the segment
-   and in the memory, with and without a window. Other values there, and thus other
-   queries, keys and values, must not change a bit of any output, state or gradient. The
-   gradient of padding must be 0. Therefore, queries that see only padding need no
-   mask. */
+   and in the memory, with and without a window. Changing the input at padding, and with
+   it the queries, keys and values, must not change a bit of any output, state or
+   gradient. The gradient of padding must be 0. Therefore, queries that see only padding
+   need no mask. */
 static void padded_queries(void) {
     int k;
     size_t window;

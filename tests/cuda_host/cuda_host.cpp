@@ -768,8 +768,8 @@ static thread_local size_t host_stack_size;
 
 /* Switches from the running fiber to one that has started or, if `to` is NULL, to the
    scheduler. AddressSanitizer treats all fibers of a block as one fiber whose stack
-   extends from the first to the last of their stacks. It is notified once per block
-   instead of at each of the millions of switches. */
+   spans the stacks of all fibers. Therefore it is notified only once per block, not at
+   each of the millions of switches. */
 static inline void switch_to(fiber *from, fiber *to) {
     void *sp = to ? to->sp : G.scheduler.sp;
     if (to) {
@@ -868,7 +868,7 @@ static inline void start_fiber(fiber *f) {
     f->sp = new_stack(f->stack + G.stack_bytes - color, fiber_main);
 }
 
-/* Like switch_to, but starts the other fiber if necessary. */
+/* Like switch_to, but first starts the fiber `to` if it has not started. */
 static inline void leave(fiber *from, fiber *to) {
     if (to && !to->sp) start_fiber(to);
     switch_to(from, to);
@@ -3019,7 +3019,8 @@ static cublasStatus_t lt_check(const lt_desc &d, const lt_layout &A, const lt_la
         && d.compute != CUBLAS_COMPUTE_32F_FAST_TF32 && d.compute != CUBLAS_COMPUTE_32F_FAST_16BF)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (d.scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-    /* A and B have the same type, and so have C and D; f32 inputs require f32 outputs. */
+    /* A and B must have the same type, and so must C and D. f32 inputs require f32
+       outputs. */
     if (A.type != B.type || C.type != D.type || (A.type == CUDA_R_32F && D.type != CUDA_R_32F))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (A.type != CUDA_R_32F && d.compute != CUBLAS_COMPUTE_32F

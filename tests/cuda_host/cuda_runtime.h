@@ -902,9 +902,9 @@ inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, T,
 // launch
 
 /* The launch bound of a kernel is encoded in its return type, where each launch finds
-   it. Four void types stand for four bounds, because any other type would require
-   return statements: 32, 128, 256 and, for plain void, 1024. Other bounds are rounded
-   up. */
+   it. Four void types with different qualifiers stand for the bounds 32, 128, 256 and,
+   for plain void, 1024. Other bounds are rounded up. Types other than void would
+   require return statements. */
 template <int THREADS> struct cuda_host_returns {
     static_assert(THREADS >= 1 && THREADS <= 1024, "a block has 1 to 1024 threads");
     typedef std::conditional_t<THREADS <= 128,
