@@ -1,8 +1,9 @@
 /* form_main.c - the program that form.sh compiles in many ways. Exits with 0 if it works.
 
-   FORM_HEADER the header to test FORM_CALL a function of the header that takes one
-   pointer and accepts NULL FORM_IMPLEMENT this translation unit contains the
-   implementation FORM_OTHER form_other.c is also linked */
+   FORM_HEADER     the header to test
+   FORM_CALL       a function of the header that takes one pointer and accepts NULL
+   FORM_IMPLEMENT  defined if this translation unit contains the implementation
+   FORM_OTHER      defined if form_other.c is also linked */
 #ifdef FORM_IMPLEMENT
   #define SEQTX_IMPLEMENTATION
 #endif

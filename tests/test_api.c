@@ -2350,7 +2350,8 @@ static void lambs(void) {
         big[0]->grad[i] = (stx_real)(i % 2 ? 0.5 : -2);
     }
     zero[0]->grad[0] = 1;
-    phi = sqrt(p2) / sqrt((double)n); /* the first direction is +-1, except for eps */
+    phi = sqrt(p2) / sqrt((double)n); /* up to eps, all elements of the first direction
+                                         are 1 or -1 */
     CHECK(stx_optim_step(o[0], 0.01) == 1, "%s", stx_error(x[0]));
     for (i = 0; i < n; i += 999)
         CHECK(CLOSE(big[0]->data[i], keep[i] - 0.01 * phi * (i % 2 ? 1 : -1), 1e-6),

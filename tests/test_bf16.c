@@ -789,7 +789,8 @@ typedef struct dense_work {
 /* The position of one query or key. */
 typedef struct dense_at {
     size_t b, h, i;
-    ptrdiff_t j; /* key index; S or more: persistent, negative: zero key before the sequence */
+    ptrdiff_t j; /* key index: persistent if S or more, a zero key before the sequence if
+                    negative */
 } dense_at;
 
 static double ramp(double um) {
@@ -1150,8 +1151,8 @@ static void attention_units(void) {
     CHECK(units == 1, "300 keys, 2 threads: expected 1 work unit, got %zu", units);
 }
 
-/* Calls the kernels without queries (with dropout) or without streams: no query is
-   computed, and the gradients of keys without queries are zero. */
+/* Calls the kernels with dropout, without queries (T = 0) or without streams (B = 0).
+   Without queries, dk must be set to 0; without streams, dk must not be written. */
 static void attention_empty(void) {
     enum { S = 40, D = 8 };
     static const size_t BT[][2] = {{1, 0}, {0, S}};

@@ -733,8 +733,8 @@ static void bptt_again(int compress) {
     stx_destroy(x);
 }
 
-/* Each dropout must change the loss slightly. For aux_dropout, this refers to the
-   auxiliary loss. */
+/* Each dropout must change the auxiliary loss, but not by much. Each dropout except
+   aux_dropout must also change the nll. */
 static void dropouts(void) {
     int k;
     double nll[5], aux[5];

@@ -30,7 +30,7 @@ enum {
     PAD_NONE,
     PAD_SCATTERED,
     PAD_BEFORE,    /* before the sequence */
-    PAD_ROW_0,     /* all keys of batch row 0, and every second key of the other rows */
+    PAD_ROW_0,     /* all keys of batch row 0, every second key of the other rows */
     PAD_BUT_FEW,   /* all but a few keys */
     PAD_BLOCKS,    /* every second block of 64 keys, shifted by the index of the batch row */
     PAD_BOTH_ENDS, /* the first 3 and the last 2 keys */
@@ -94,7 +94,8 @@ static const char *label(const attn *c) {
 typedef struct data {
     const attn *c;
     stx_attention_args a;               /* sizes and scalars; each run sets the pointers */
-    size_t size[INS], qo, ko, vo, rows; /* offsets of q, k, v in their buffers; rows = B H T */
+    size_t size[INS], qo, ko, vo, rows; /* qo, ko, vo: offsets of q, k, v in their
+                                           buffers; rows = B H T */
     float *in[INS], *start[GRADS], *expected[OUTS];
     size_t out_size[OUTS];
     int32_t *pad; /* (B, S + 3), or NULL */
@@ -780,7 +781,8 @@ static const float GAP = 77, UNUSED = 55;
 
 typedef struct cache {
     size_t count, rows[CACHES], heads[CACHES], ld[CACHES], st[CACHES], n[CACHES];
-    uint8_t group[256], index[256];    /* the group of each head, and its index in the group */
+    uint8_t group[256], index[256];    /* the group of each head, and the head's index in
+                                          the group */
     float *v[CACHES], *g[CACHES];      /* v: keys and values; g: initial gradients */
     stx_real *dv[CACHES], *dg[CACHES]; /* copies of v and g in the context */
 } cache;

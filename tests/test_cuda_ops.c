@@ -1284,7 +1284,7 @@ static void test_metric(void) {
 static void test_optimisers(void) {
     /* The first five cases run each kernel and include a full table. */
     static const opt_case cases[] = {
-        /* name, tensors, kind, momentum, decay, clip, hat */
+        /* name, number of tensors, kind, momentum, weight decay, clipping limit, hat */
         {"radam clip skip", 8, STX_RADAM, 0, 0.1f, 1, 0},
         {"lamb, many allocations", TENSORS, STX_LAMB, 0, 0.01f, 1, 0},
         {"adagrad", 8, STX_ADAGRAD, 0, 0, 0, 0},

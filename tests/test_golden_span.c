@@ -51,8 +51,8 @@ typedef struct block_data {
                                    length of a row */
     int32_t *tok;
     double *nll, *total, *z;    /* z: spans, or NULL */
-    int32_t *window[4];         /* (blocks,layers): window, cache, rows before and after; NULL in
-                                   older files */
+    int32_t *window[4];         /* each (blocks,layers): windows, cache lengths, rows
+                                   before and after the block; NULL in older files */
 } block_data;
 
 static void read_blocks(const stx_file *f, const char *name, const stx_span *m, block_data *b) {

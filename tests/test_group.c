@@ -1,7 +1,7 @@
 /* test_group.c - data parallel training (>>api: group in seqtx.h). Every rank runs the
    whole test, for example by
 
-   mpirun --oversubscribe -np 3 build/test_group [-v]
+       mpirun --oversubscribe -np 3 build/test_group [-v]
 
    Without mpirun, the group has one rank. N ranks, each with its share of a batch, are
    compared with a context of the same process that has not joined the group and has the
@@ -1186,10 +1186,10 @@ typedef struct family {
     stx_lm (*make)(stx_ctx *x, stx_params **arch);
     double clip;
     int passes; /* backward passes per update */
-    int ignore; /* some targets are -1: in some passes all targets of some streams, in
-                   others random ones */
-    /* streams restart at different times: sometimes all streams of one rank and none of
-       another */
+    int ignore; /* 1: some targets are -1: in some passes all targets of some streams, in
+                   others random targets */
+    /* 1: streams restart at different times: sometimes all streams of one rank and none
+       of another */
     int resets;
 } family;
 

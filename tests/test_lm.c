@@ -1432,7 +1432,8 @@ static int stream_block(const stream_model *m, void *state, const int32_t *t, si
     return lp != NULL;
 }
 
-enum { SB = 3, ST = 12, SN = ST * 5 }; /* number of streams, tokens per block, tokens per stream */
+enum { SB = 3, ST = 12, SN = ST * 5 }; /* SB: streams; ST: tokens per block; SN: tokens
+                                          per stream */
 
 /* Stream b is reset after three blocks. Until then, the results of another stream are
    compared with a batch that contains only that stream; after the reset, the results of
@@ -1505,7 +1506,7 @@ static stx_tensor *columns(stx_ctx *x, const stx_real *v, size_t B, size_t N, si
 }
 
 /* Attention of one kind, computed in one call and in parts. */
-enum { CB = 2, CN = 230, CC = 8 }; /* streams, tokens, channels */
+enum { CB = 2, CN = 230, CC = 8 }; /* CB: streams; CN: tokens; CC: channels */
 
 typedef struct cache_test {
     int kind, both; /* both: whether keys and values are in one tensor */

@@ -5,10 +5,12 @@
        cc -shared -fPIC trainer_kill.c -o trainer_kill.so -ldl
        TRAINER_COUNT=FILE LD_PRELOAD=./trainer_kill.so trainer ...
 
-   TRAINER_COUNT=FILE writes the number of calls to FILE at exit TRAINER_DIE_AT=N raises
-   SIGKILL at call N; if that is a write, after half of it TRAINER_FULL_AT=N fails
-   writes from call N on with ENOSPC; the first is half done TRAINER_FILE=TEXT counts
-   only calls on files whose names contain TEXT
+   TRAINER_COUNT=FILE  writes the number of calls to FILE at exit
+   TRAINER_DIE_AT=N    raises SIGKILL at call N; if call N is a write, half of its data
+                       is written first
+   TRAINER_FULL_AT=N   makes writes fail with ENOSPC from call N on, except that call N
+                       writes half of its data
+   TRAINER_FILE=TEXT   counts only calls on files whose names contain TEXT
 
    Counted calls are write, fsync, rename and unlink. Writes to descriptors 0 to 2 are not
    counted. */

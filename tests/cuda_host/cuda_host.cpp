@@ -580,7 +580,8 @@ static const char *mapping_of(word p) {
     FILE *f = fopen("/proc/self/maps", "r");
     char line[512];
     const char *found = NULL;
-    word image_end = 0; /* an unnamed mapping that begins where an image ends is its .bss */
+    word image_end = 0; /* the end of the last image; an unnamed mapping that begins there
+                           is the image's .bss */
     while (f && fgets(line, sizeof line, f)) {
         unsigned long lo, hi, inode;
         char access[8], name[256] = "";
@@ -1647,7 +1648,8 @@ struct CUstream_st {
     long work, joined;   /* work: number of captured nodes; joined: number of captured
                             nodes for which another stream waits */
     std::deque<queued> queue;
-    uint64_t put, done;  /* number of queue entries so far; number of completed entries */
+    uint64_t put, done;  /* put: number of queue entries so far; done: number of completed
+                            entries */
 };
 
 struct CUevent_st {
