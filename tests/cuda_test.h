@@ -169,9 +169,9 @@ static inline void cuda_check_memory(const char *name, stx_ctx *x, stx_memory *b
 
 // >>orders
 
-/* Calls run(user, &hash) several times: under the shim in several orders of threads and
-   blocks, and with different patterns in unwritten memory. All hashes must be equal,
-   and the shim must have nothing to report. */
+/* Calls run(user, &hash) several times. Under the shim, the calls use several orders of
+   threads and blocks, and different patterns in unwritten memory. All hashes must be
+   equal, and the shim must have nothing to report. */
 typedef void (*cuda_case)(void *user, uint64_t *hash);
 
 static inline void cuda_orders(const char *name, cuda_case run, void *user) {

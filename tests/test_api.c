@@ -480,7 +480,7 @@ static void errors_of_recompute(void) {
               "stx_record_results", "got 5", "1 to 4");
 }
 
-/* Errors of constants, of scalars, and of functions that write parameters. */
+/* Tests errors of constants, of scalars, and of functions that write parameters. */
 static void errors_of_values(void) {
     EXPECT(stx_constant_create(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_constant_create", "NULL",
            "elements");
@@ -588,7 +588,7 @@ static stx_cached_rows cached_rows(void) {
     return past;
 }
 
-/* Errors of linear layers with several weights and with cached rows. */
+/* Tests errors of linear layers with several weights and with cached rows. */
 static void errors_of_linear_concat(void) {
     stx_tensor *wt[2], *b[2], *got[STX_HEAD_GROUPS];
     stx_cached_rows past = cached_rows();
@@ -778,7 +778,7 @@ static void errors_of_attention_padding(void) {
     }
 }
 
-/* Errors of attention with qkv and cached rows. */
+/* Tests errors of attention with qkv and cached rows. */
 static void errors_of_attention_cache(void) {
     enum { PAD, WITH_Q, WITH_KV, QKV_SHAPE, CACHE_SHAPE, NOT_CAUSAL, NO_QKV, NO_SPAN, HEAD, CASES };
 

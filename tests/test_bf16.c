@@ -1557,8 +1557,8 @@ static void zone_alone(const kernel *k, const attn *a, size_t gap, size_t j, flo
     raw_free(alone);
 }
 
-/* The op must give the same y as the direct call. The direct call's gradients must be
-   the op's plus 1. */
+/* The op must give the same y as the direct call. The gradients of the direct call,
+   which start at 1, must equal the gradients of the op plus 1. */
 static void zone_op(const kernel *k, const attn *a, float **raw) {
     float **op = outputs(a);
     size_t j, i;

@@ -1096,8 +1096,8 @@ static void overfit(void) {
     CHECK(!stx_comp_as_lm(NULL).model, "no model");
 }
 
-/* Tests the manual's example: one channel, two rows 0 and ln 3, and a convolution that
-   computes their mean. */
+/* Tests the manual's example: one channel, two rows with the values 0 and ln 3, and a
+   convolution that computes their mean. */
 static void by_hand(void) {
     stx_ctx *x = context(1, 1);
     stx_comp_desc d;

@@ -1216,8 +1216,8 @@ static void change_unseen(data *d, size_t cut, size_t dead) {
     }
 }
 
-/* Keys before first_key are NaN. Keys beyond the span of every head, later keys and
-   later queries change. No bit of the results of earlier queries may change. */
+/* Keys before first_key are NaN. Changing keys beyond the span of every head, later
+   keys and later queries must not change a bit of the results of earlier queries. */
 static void unseen(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 40, .S = 90, .H = 2, .D = 16, .P = 90, .shared = 1, .dmin = 1, .z = 2,

@@ -1823,7 +1823,7 @@ enum { REFUSED_STEPS = 14, ALL_STEPS = 20 };
    bits, and the status must say why the step was not captured. Once a parameter has
    been added, the step must be captured. loss, hash and index are the results of a run
    without graphs: its losses, and the hash of its parameters and its step index after
-   REFUSED_STEPS. */
+   REFUSED_STEPS steps. */
 static void status_of_refusal(int call, const double *loss, uint64_t hash, uint64_t index) {
     static const char *const name[CUDA_HOST_GRAPH_CALLS] = {"cudaErrorStreamCaptureUnsupported",
                                                             "cudaErrorStreamCaptureInvalidated",

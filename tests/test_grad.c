@@ -1108,8 +1108,8 @@ static void row_cross_entropy_inplace(void) {
     cross_entropy_rows("cross_entropy_inplace", make_cross_entropy_inplace);
 }
 
-/* A token loss: targets, weights or NULL, options, and the clusters of an adaptive
-   softmax. */
+/* The settings of a token loss: the targets, the weights (or NULL), the options, and
+   the clusters of an adaptive softmax. */
 typedef struct token_user {
     int32_t *id;
     stx_real *weights;
@@ -1634,7 +1634,7 @@ static stx_tensor *outer_double(stx_ctx *x, stx_tensor *o) {
     stx_tensor *y = stx_new(x, 2, 3, 4, 0);
     if (!y) return NULL;
     stx_axpy(x, y->data, o->data, y->size, 2, 0);
-    (void)stx_record(x, y, &o, 1, double_bwd, NULL); /* 0 if nothing is recorded */
+    (void)stx_record(x, y, &o, 1, double_bwd, NULL); /* returns 0 if nothing is recorded */
     return y;
 }
 

@@ -1739,7 +1739,7 @@ static capture *capturing(cudaStream_t s) {
 }
 
 /* Called by functions that CUDA forbids during a capture. Invalidates all captures
-   except relaxed ones and thread-local ones of other threads. */
+   except relaxed captures and thread-local captures of other threads. */
 static cudaError_t unsafe_call(void) {
     cudaError_t e = cudaSuccess;
     for (auto &c : captures()) {

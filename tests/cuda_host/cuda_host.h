@@ -37,7 +37,7 @@ void cuda_host_fail_alloc(long n);
    0, none fails. */
 void cuda_host_fail_launch(long n);
 
-/* The n-th call of a kind from now on fails. The kinds fail with
+/* The n-th call of a kind from now on fails. The kinds below fail with
    cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated and
    cudaErrorMemoryAllocation, in this order. With 0, none fails. */
 enum {

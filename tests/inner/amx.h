@@ -45,7 +45,8 @@ static float amx_float(uint32_t bits) {
     return f;
 }
 
-/* Computes c += a b. Sanitizers skip it, because all indices are within the arrays. */
+/* Computes c += a b. Sanitizers do not check this function, because all indices are
+   within the arrays. */
 __attribute__((no_sanitize("address"), no_sanitize("undefined")))
 static void amx_dot(int c, int a, int b) {
     float low[16][16], high[16][16], s[16];
