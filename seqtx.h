@@ -18842,7 +18842,7 @@ enum { STX__ELEMENT_MOST = 16 };    /* largest accepted element of an unknown ty
 
 static int stx__file_overflow(stx_file *f, const stx_entry *e) {
     char q[STX_QUOTE];
-    stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the size of \"%s\" overflows a size_t", f->path,
+    stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the size of \"%s\" overflows size_t", f->path,
              stx_quote(q, e->name, strlen(e->name)));
     return 0;
 }
@@ -18887,8 +18887,8 @@ static int stx__file_place(stx_file *f, stx_entry *e, size_t most, size_t begin,
     stx_quote(q, e->name, strlen(e->name));
     if (begin > end || end > size) {
         stx_fail(f->x, STX_ERR_FORMAT,
-                 "%s is damaged or truncated: the data of \"%s\" should be bytes %zu to %zu, but "
-                 "the file has %zu bytes of data", f->path, q, begin, end, size);
+                 "%s is damaged or truncated: the data of \"%s\" should occupy bytes %zu to %zu, "
+                 "but the file has %zu bytes of data", f->path, q, begin, end, size);
         return 0;
     }
     if (each && given != e->count * each) {
@@ -19812,7 +19812,7 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
         it.dim[k] = dim[k];
         if (dim[k] && it.bytes > SIZE_MAX / dim[k]) {
             stx_fail(w->x, STX_ERR_ARG,
-                     "stx_writer_add: the size of \"%s\" overflows a size_t", q);
+                     "stx_writer_add: the size of \"%s\" overflows size_t", q);
             return 0;
         }
         it.bytes *= dim[k];
@@ -21972,8 +21972,8 @@ static size_t stx__cache_tokens(const stx_cache *c, size_t l, const stx_attentio
         return t;
     if (in->qkv) name = "qkv";
     stx_fail(x, STX_ERR_SHAPE,
-             "stx_cache_attention: %s: expected shape (%zu,t,%zu), where t is the number of "
-             "queries and at most %zu, got %s with %zu queries", name, c->B,
+             "stx_cache_attention: %s: expected shape (%zu,t,%zu) for t <= %zu queries, got %s "
+             "for %zu queries", name, c->B,
              stx__cache_row(y, in), c->chunk, stx__shape(k, shape), t);
     return 0;
 }

@@ -2790,7 +2790,7 @@ static int stx__comp_loaded_fits(const stx_comp_state *s, const char *prefix, si
     }
     if (s->usage && s->C[l] && s->usage->layer[l].count != n) {
         stx_fail(x, STX_ERR_FORMAT,
-                 "memory \"%s\": layer %zu: expected the usage of %zu rows, got %zu; "
+                 "memory \"%s\": layer %zu: expected usage values for %zu rows, got %zu; "
                  "the file is damaged",
                  prefix, l, n, s->usage->layer[l].count);
         return 0;

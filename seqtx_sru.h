@@ -863,8 +863,8 @@ static int stx__sru_check_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in
     O = u->dim[3];
 
     if (D > 2 || O % D) {
-        stx_fail(x, STX_ERR_SHAPE, "%s: directions: expected 1, or 2 if O = %zu is even, got %zu",
-                 op, O, D);
+        stx_fail(x, STX_ERR_SHAPE,
+                 "%s: directions: expected 1, or 2 with an even O, got %zu with O = %zu", op, D, O);
         return 0;
     }
     if (!in->bias) {

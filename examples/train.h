@@ -4836,7 +4836,7 @@ TR_DEF int tr_lm_check_origin(tr_lm *t, const stx_file *f) {
     if (!stx_file_meta_u64(t->x, f, "data.tokens", &tokens)) return 0;
     if (!stx_file_meta_u64(t->x, f, "data.print", &fingerprint)) return 0;
     if (seed != t->opt->seed) {
-        stx_fail(t->x, STX_ERR_FORMAT, "the checkpoint contains two values of --seed, %llu and "
+        stx_fail(t->x, STX_ERR_FORMAT, "the checkpoint contains two values for --seed, %llu and "
                  "%llu: the file is damaged", (unsigned long long)seed,
                  (unsigned long long)t->opt->seed);
         return 0;
@@ -7116,7 +7116,7 @@ TR_DEF int tr_lm_check_alone(tr_lm *t, const char *name, int evaluating, const i
     const tr_opt *p;
     if (o->interactive && o->prompt && !strcmp(o->prompt, "-"))
         return tr_fail(t->err, TR_ERR, "--prompt - and --interactive cannot be combined: standard "
-                       "input is the conversation; write the prompt in the command");
+                       "input is used for the conversation; give the prompt on the command line");
     if (o->score && (o->interactive || o->generate))
         return tr_fail(t->err, TR_ERR, "--score and --%s cannot be combined",
                        o->interactive ? "interactive" : "generate");

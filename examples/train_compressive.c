@@ -373,9 +373,9 @@ static void log_compression(run *r) {
     log_list(r, "ratio", "ratio", 1);
 }
 
-/* When a run resumes, marks the layers that were already frozen by --literal freeze,
-   because the checkpoint does not store this. A layer freezes at its first compression,
-   after the segments of S tokens that fill its memory of M rows. */
+/* When a run resumes, restores the `frozen` flags of the layers that --literal freeze had
+   frozen, because the checkpoint does not store them. A layer freezes at its first
+   compression, once M / S segments have filled its M-row memory. */
 static void restore_frozen(run *r) {
     const size_t S = opt.block_sz;
     size_t l, segments = stx_batches_stream(r->t.batches) / S;     /* segments between two memory

@@ -3578,7 +3578,7 @@ static void kernels_dropout(kernel_data *f) {
            (double)(stx_real)(c[i] * mask[i]));
 }
 
-/* Returns arguments of stx_residual_norm. The input h is sm, which is set to the values
+/* Returns arguments for stx_residual_norm. The input h is sm, which is set to the values
    of c; the input f is `a`. The sum s is written to v0. */
 static stx_residual_norm_args residual_args(const kernel_data *f, stx_real drop) {
     stx_residual_norm_args k;

@@ -666,8 +666,8 @@ static size_t random_keep(size_t step) {
     return 11 + step % 9;
 }
 
-/* Tests random pushes, resets and reads, with many block and window lengths. A push
-   writes to the same memory or, if `two` is set, to another one. */
+/* Tests random pushes, resets and reads, with many block and window lengths. Each
+   push updates the memory in place or, if `two` is set, writes to a second memory. */
 static void rows_random(void) {
     int kind;
     for (kind = 0; kind < 8; kind++) {
@@ -1735,7 +1735,7 @@ static void cache_errors(void) {
     stx_attention_in a;
     stx_attention_desc ad;
     static const char *const part[] = {"no window", "STX_EVAL", "causal", "expected shape (2,t,8)",
-                                       "first_key at most 0", "at most 64"};
+                                       "first_key at most 0", "t <= 64"};
     stx_real *v = random_values(2 * 80 * 8);
     int32_t id[2] = {1, 2};
     int k;

@@ -1414,8 +1414,8 @@ static void format(void) {
     }
 }
 
-/* Tests the design rule: floor(L / p) attention blocks at equal distances, all within
-   the first two thirds plus one block. */
+/* Tests the design rule: floor(L / p) evenly spaced attention blocks, all in the first
+   two thirds of the L blocks plus one. */
 static void rule(void) {
     char got[64];
     size_t L, p, i, n;

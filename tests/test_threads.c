@@ -359,7 +359,7 @@ static void any_number(void) {
     free(w);
 }
 
-/* If one tensor is q, k and v, no contribution of any thread to its gradient may be
+/* When q, k and v are the same tensor, no thread's contribution to its gradient may get
    lost. */
 static void with_itself(void) {
     enum { T = 640, C = 8 };

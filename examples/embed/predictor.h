@@ -15,7 +15,7 @@ predictor *predictor_create(void);
 void predictor_free(predictor *p);
 
 /* Reads n bytes once and returns the bits per byte. Each block is scored before the
-   model learns it. */
+   model trains on it. */
 double predictor_learn(predictor *p, const char *text, size_t n);
 
 /* Writes up to n likely bytes that follow the prompt to out. Returns their number. */
