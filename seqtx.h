@@ -485,8 +485,8 @@ STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i);
 STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);
 STX_DEF void stx_download(stx_ctx *x, stx_real *host, const stx_real *from, size_t n);
 
-/* stx_bytes_of returns a b c, and stx_size_add returns n + a b. Both return SIZE_MAX on
-   overflow. An allocation of SIZE_MAX bytes fails with an error. */
+/* stx_bytes_of returns the product a b c, and stx_size_add returns n + a b. Both return
+   SIZE_MAX on overflow. An allocation of SIZE_MAX bytes fails with an error. */
 STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c);
 STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b);
 
@@ -501,7 +501,7 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
 #define STX_MAX_DIM 4
 
 /* A dense row-major tensor. The fields are read-only. On a CPU, data and grad may be
-   accessed directly; on a GPU only by kernels. */
+   accessed directly; on a GPU, only kernels may access them. */
 typedef struct stx_tensor {
     stx_real *data;         /* `size` elements */
     stx_real *grad;         /* gradient, same shape, or NULL. A parameter always has one;
@@ -611,9 +611,9 @@ typedef struct stx_params {
     stx_real    *grads;                 /* block returned by stx_params_grads, or NULL */
     size_t       grads_size, grads_count;
     struct stx__arena *grads_arena;     /* arena that contains the gradients */
-    int          in_use;                /* 1: an optimiser holds addresses of gradients */
+    int          in_use;                /* 1: an optimiser holds gradient addresses */
     struct stx__buckets *buckets;       /* progress of the gradient exchange, see >>group */
-    struct stx_params *next;            /* next list of the context */
+    struct stx_params *next;            /* the context's next parameter list */
     /* Memory reserved by stx_params_make_contiguous: `reserve` and `reserve_grads` are
        the unused parts of the blocks for elements and gradients, and reserve_left is
        the number of elements in each. reserve_next is the size of the blocks that the
@@ -833,7 +833,8 @@ STX_KERNEL(stx_fill, (stx_ctx *x, stx_real *y, size_t n, stx_real value))
 STX_KERNEL(stx_axpy, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s,
                       int accumulate))
 
-/* y (rows,cols) = a (rows,cols), or y += a with accumulate; row strides ldy and lda */
+/* y (rows,cols) = a (rows,cols), or y += a with accumulate, with row strides ldy and
+   lda */
 STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda,
                         size_t rows, size_t cols, int accumulate))
 
@@ -1115,7 +1116,7 @@ typedef struct stx_linear_bwd_args {
     size_t padding;
     int act, accumulate;
     stx_real *da;               /* (N,O) */
-    const stx_real *y, *pre;    /* (N,O): y is read if act is set, pre for gelu only */
+    const stx_real *y, *pre;    /* (N,O): y is read if act is set, and pre for gelu only */
     const stx_real *in, *W;     /* in (N,Ci), W (O,Ci) */
     stx_real *dx, *dW, *db;     /* dx (N,Ci), dW (O-padding,Ci), db (O-padding) */
     size_t batch, sda, sin;     /* batch: number of matrices; sda, sin: strides between
@@ -1355,9 +1356,9 @@ typedef struct stx_attention_desc {
                    only the queries of qkv are used, and qkv must be a constant
 
    With groups, cached[g] contains only the n_g heads of group g, as computed by
-   stx_linear_heads, for the newest m_g of the m rows, where m is the largest m_g. It
-   must contain every key that these heads can reach and one more, at which the ramp is
-   0. groups->rows is not read. */
+   stx_linear_heads, for the newest m_g of the m rows, where m is the largest m_g.
+   cached[g] must contain every key that these heads can reach and one more, at which
+   the ramp is 0. groups->rows is not read. */
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;              /* (B,T,C), (B,S,C), (B,S,C) */
     stx_tensor *kv;                     /* (B,S,2C) */
@@ -1560,7 +1561,7 @@ STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx
    elements: block i of y is block `of[i]` of `a` if of[i] < half, and otherwise block
    `of[i] - half` of `b`; `a` and `b` have `half` blocks each. It also copies rows:
    to[k] (B,len[k]) = the rows at from[k], `stride` elements apart. The backward kernel
-   adds blocks of dy to da and db; each may be NULL. */
+   adds blocks of dy to da and db, either of which may be NULL. */
 typedef struct stx__heads_args {
     size_t n, count, half;
     const stx_real *a, *b, *dy;
@@ -1622,7 +1623,7 @@ STX__KERNEL(stx__metric_accumulate, (stx_ctx *x, double *metric, const stx_real 
 
 /* Shifts each row of y (rows,n) left by w <= n elements, which discards the first w,
    and fills the end with a row of `a` (rows,w). If `a` is NULL, the last w elements
-   keep their values. Row strides ldy and lda. */
+   keep their values. The row strides are ldy and lda. */
 STX__KERNEL(stx__shift2d, (stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
                            size_t lda, size_t w, size_t rows))
 
@@ -1724,14 +1725,14 @@ typedef struct stx_optim_chunk {
     stx_real  lr;
 } stx_optim_chunk;
 
-/* State of the updates, in device memory. The device decides whether to apply an
-   update, so the host need not wait for the gradient norm. */
+/* The state of an optimiser's updates, in device memory. The device decides whether to
+   apply an update, so the host need not wait for the gradient norm. */
 typedef struct stx_update {
     double   lr;                        /* learning rate of the next update */
     double   norm;                      /* L2 norm of the last gradient, before clipping */
-    uint64_t step, skipped;             /* step: updates made; skipped: updates skipped
+    uint64_t step, skipped;             /* step: updates applied; skipped: updates skipped
                                            because a gradient was not finite */
-    int      ok;                        /* 1: the last update was made */
+    int      ok;                        /* 1: the last update was applied */
     stx_real factor;                    /* clipping factor of the gradient */
     stx_real correction1, correction2;  /* divisors of m and v. Adam: 1 - beta^t; RAdam:
                                            (1 - beta1^t) / r for m, 1 for v */
@@ -1749,7 +1750,7 @@ typedef struct stx_optim {
                                    m and v; NULL where unused. With stx_group_desc.shard,
                                    each tensor (n) contains only this rank's share, or is
                                    NULL if the rank has none */
-    uint64_t       step;        /* updates made */
+    uint64_t       step;        /* updates applied */
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */
     double         grad_norm;   /* L2 norm of the last gradient, before clipping */
     size_t         chunks;      /* total number of chunks of all parameters */
@@ -1779,15 +1780,15 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr);
    stx_optim_step. */
 STX_DEF void stx_optim_set_lr(stx_optim *o, double lr);
 
-/* Waits for the last update, makes o->step, skipped and grad_norm current, and returns
-   what stx_optim_step would have returned on a CPU. */
+/* Waits for the last update, makes o->step, o->skipped and o->grad_norm current, and
+   returns what stx_optim_step would have returned on a CPU. */
 STX_DEF int stx_optim_sync(stx_optim *o);
 
 /* One update runs these kernels, in this order, on `count` chunks:
 
        stx_clip_values      limits g to [-c, c]; only with clip_value
        stx_sum_squares      out (count) = sum of g^2 of each chunk
-       stx_optim_prepare    computes the fields of u from squares, and `lr` of each
+       stx_optim_prepare    computes the fields of u from `squares`, and `lr` of each
                             chunk. For Adagrad, `lr` includes the clipping factor of the
                             tensor, whose chunks are contiguous; `lr` is 0 if radam_skip
                             applies
@@ -1899,19 +1900,19 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
 // >>api: group
 
 /* Data-parallel training. A program is started N times, as ranks 0 .. N-1 of a group, on
-   one machine or several. All ranks have the same model. Rank r computes its share of
-   every batch, the streams [r B/N, (r+1) B/N) of B. In a group
-     - a loss is the mean over the rows of this rank. stx_optim_step first computes the
+   one or several machines. All ranks have the same model. Rank r computes its share of
+   every batch, the streams [r B/N, (r+1) B/N) of B. In a group - a loss is the mean over
+   the rows of this rank. stx_optim_step first computes the
        mean of the gradients of all ranks, so clipping, skipped updates and the update
        itself correspond to the whole batch and are identical in all ranks. A loss that
        ignores rows (stx_token_loss.mean) divides by the mean number of rows per rank, so
        that the mean of the ranks' losses is the mean over all rows;
-     - random numbers are the same as in one process with the whole batch: dropout masks
+   - random numbers are the same as in one process with the whole batch: dropout masks
        belong to streams, and each rank draws the masks of its streams (see
        stx_dropout_replicated for the exception);
-     - the same seed gives the same initial parameters in all ranks. After loading or
+   - the same seed gives the same initial parameters in all ranks. After loading or
        changing parameters in one rank, call stx_group_broadcast_params;
-     - with STX_EVAL, nothing is exchanged: each rank can evaluate a part of the data, or
+   - with STX_EVAL, nothing is exchanged: each rank can evaluate a part of the data, or
        one rank can evaluate all of it.
    N ranks therefore compute the same results as one process with the whole batch, up to
    the order of sums. Repeated runs with the same N are bit-identical.
@@ -1941,9 +1942,9 @@ STX_DEF stx_launch_info stx_get_launch_info(void);
 
 /* Configuration of a group. Zero means the default. */
 typedef struct stx_group_desc {
-    size_t bucket;      /* gradient elements per all-reduce, at most 2^28; 0: 1048576, on a
-                           GPU 4194304. Large buckets need fewer messages; small ones are
-                           sent earlier */
+    size_t bucket;      /* gradient elements per all-reduce, at most 2^28; 0: 1048576, or
+                           4194304 on a GPU. Large buckets need fewer messages; small ones
+                           are sent earlier */
     int    shard;       /* 1: each rank stores optimiser state for its share of the
                            parameters only, updates this share and sends it to the others
                            (ZeRO stage 1, Rajbhandari et al. 2020, 1910.02054). Takes less
@@ -1994,9 +1995,9 @@ STX_DEF int stx_group_broadcast_params(stx_params *p);
    already includes this factor. */
 STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n);
 
-/* Overlaps the exchange of gradients with the backward pass. Call it before the last
-   stx_backward of an update (all ranks): the gradients of the optimiser's parameters are
-   then sent while the gradients of earlier layers are being computed, instead of in
+/* Overlaps the gradient exchange with the backward pass. Call it before the last
+   stx_backward of an update (all ranks): the gradients of the optimiser's parameters
+   are then sent while the gradients of earlier layers are being computed, instead of in
    stx_optim_step. Only one optimiser can do this at a time. */
 STX_DEF void stx_group_overlap(stx_optim *o);
 
@@ -2161,9 +2162,9 @@ extern int  stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks)
 extern void stx_cuda_group_leave(stx_ctx *x);
 extern void stx_cuda_group_abort(stx_ctx *x);
 
-/* Exchange n elements of device memory, after the work enqueued so far. mean and spread
-   run on a separate stream, and later work waits for them only after a call of
-   group_wait. Later work always waits for sum. Exchanges can be captured.
+/* Exchange n elements of device memory, after the work enqueued so far. `mean` and
+   `spread` run on a separate stream, and later work waits for them only after a call to
+   group_wait. Later work always waits for `sum`. Exchanges can be captured.
        mean      p (floats) = mean over the ranks, in all ranks; if owner >= 0, only in
                  that rank, and p is undefined in the others
        spread    p (floats) of the owner is copied to all ranks; bfloat16 copies are not
@@ -2414,9 +2415,9 @@ typedef struct stx_vocab_io_desc {
     size_t width[STX_MAX_CLUSTERS];         /* C_i; 0: C for i = 0, else floor(C_0 / divval^i) */
     size_t out_width[STX_MAX_CLUSTERS];     /* C_i of the output; 0: width[i] */
     double divval;              /* 0: the default, 4 */
-    int    direct_head;         /* in the input (STX_VOCAB_INPUT), the output (_OUTPUT) or
-                                   both (_BOTH), cluster 0 has C channels and no
-                                   projection; 0: in neither */
+    int    direct_head;         /* where cluster 0 has C channels and no projection: in
+                                   the input (STX_VOCAB_INPUT), the output (_OUTPUT) or
+                                   both (_BOTH); 0: in neither */
     int    no_projections;      /* like direct_head, but for all clusters; with
                                    STX_VOCAB_BOTH, divval is not used */
     int    share_tables;        /* 1: adaptive input and output share their tables */
@@ -2508,8 +2509,8 @@ STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx
 typedef struct stx_memory_desc {
     size_t layers, B;
     size_t width;               /* channels of a row, in all layers */
-    const size_t *widths;       /* [layers], copied: separate widths, 0 for a layer without
-                                   rows; NULL: all layers have width */
+    const size_t *widths;       /* [layers], copied: separate widths, 0 for a layer
+                                   without rows; NULL: all layers have `width` channels */
     int    is_state;            /* 1: a recurrent state, with one row per layer, initially
                                    zeros, float in every precision, in one block */
     int    shared_layout;       /* 1: all layers have rows for the same tokens, so that a
@@ -2655,7 +2656,7 @@ STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key);
 typedef struct stx_cache_layer {
     size_t    window;           /* number of newest rows that attention can read */
     size_t    capacity, len;    /* capacity: rows in the buffer; len: rows in use */
-    size_t    width;            /* channels of a row of k, and of v */
+    size_t    width;            /* channels per row of k and of v */
     int       both;             /* 1: each row of k contains a key and a value, with
                                    `width` channels in total, as in stx_attention_in.kv; v
                                    is NULL */
@@ -2685,10 +2686,10 @@ STX_DEF void stx_cache_reset(stx_cache *c);
 STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
 
 /* Attention of T <= chunk new tokens to the cached rows of layer l and to themselves.
-   Appends their keys and values to the cache. `in` contains, for the new tokens, q, k
-   and v (B,T,C), or q and kv, or qkv if the layer stores both. All other inputs of
-   stx_attention except cached are allowed; pad covers the last min(len, window) rows
-   and the new ones. d must be causal with first_key <= 0; keys beyond the window are
+   Appends the new tokens' keys and values to the cache. `in` contains, for the new
+   tokens, q, k and v (B,T,C), or q and kv, or qkv if the layer stores both. All other
+   inputs of stx_attention except cached are allowed; pad covers the last min(len, window)
+   rows and the new ones. d must be causal with first_key <= 0; keys beyond the window are
    not used. The step must have been started with STX_EVAL. Returns NULL after an error;
    the cache may then already contain the new rows, so call stx_cache_reset. */
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in,
@@ -3651,9 +3652,9 @@ struct stx_ctx {
         int recording;   /* 1: ops add nodes to the tape */
         stx__node *last; /* the newest node */
         stx__free_grad *free_grads, *free_entries;
-        uint64_t steps_begun; /* number of calls of stx_begin, plus 1 */
-        /* in the backward pass of stx_recompute: the step arenas before the second run;
-           otherwise NULL */
+        uint64_t steps_begun; /* number of calls to stx_begin, plus 1 */
+        /* in the backward pass of stx_recompute: positions in the step arenas before
+           the second run; otherwise NULL */
         const struct stx__mark *recompute_mark;
         /* in the first run of stx_recompute, with several ranks: the gradients to which
            the function will add; otherwise NULL */
@@ -3707,7 +3708,7 @@ struct stx_ctx {
         int shard;                 /* stx_group_desc.shard */
         /* the list whose gradients are sent while stx_backward computes them, or NULL */
         stx_params *sending;
-        size_t in_flight; /* buckets of gradients that were sent but not yet waited for */
+        size_t in_flight; /* gradient buckets that were sent but not yet waited for */
     } group;
 };
 
@@ -3798,8 +3799,8 @@ static int stx__stores_bf16(const stx_ctx *x) {
 #define STX__TO_GPU   "the previous step copied data to the GPU (stx_tokens, stx_input, stx_set)"
 
 /* Must be called where the host reads or writes device data, waits for the device or
-   allocates: such a step is not captured as a CUDA graph. `what` is a string constant for
-   stx_step_replay_status. */
+   allocates: a step that does so is not captured as a CUDA graph. `what` is a string
+   constant for stx_step_replay_status. */
 static void stx__host_access(stx_ctx *x, const char *what) {
     if (!x->replay.host_access) x->replay.host_access = what;
 }
@@ -4139,7 +4140,7 @@ static size_t stx__element_size(const stx_ctx *x, int where) {
     return where == STX__STEP_ACTIVATIONS && stx__stores_bf16(x) ? 2 : sizeof(stx_real);
 }
 
-/* Allocates a zeroed device block of n elements, as f32 or in the type of activations. */
+/* Allocates a zeroed device block of n elements, as f32 or in the activation type. */
 static stx_real *stx__block_of(stx_ctx *x, size_t n, int is_f32) {
     stx__dev_block *b;
     size_t bytes;
@@ -4190,8 +4191,8 @@ STX_DEF void stx_block_device_free(stx_ctx *x, stx_real *p) {
     stx_block_free(x, b);
 }
 
-/* A block of elements that is freed when the next step begins, because the backward pass
-   of this step may still read it. */
+/* A block of elements that is freed when the next step begins, because the current
+   step's backward pass may still read it. */
 typedef struct stx__freed_at_step_end {
     struct stx__freed_at_step_end *next;
     stx_real *p;
@@ -4802,8 +4803,8 @@ STX_DEF void stx_params_rng_offset(stx_params *p, ptrdiff_t ahead) {
 }
 
 /* Creates a parameter of n elements in the memory that stx_params_make_contiguous
-   reserved. Takes the next n elements there for the values and the next n for the
-   gradient. */
+   reserved. The values take the next n elements of p->reserve, and the gradient takes
+   the next n of p->reserve_grads. */
 static stx_tensor *stx__param_of_reserve(stx_params *p, int ndim, const size_t *d, size_t n) {
     stx_ctx *x = p->ctx;
     stx_tensor *t = (stx_tensor *)stx__arena_alloc(x, &x->mem.keep, sizeof *t);
@@ -5185,9 +5186,9 @@ static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     return g;
 }
 
-/* Like stx__grad_fresh, but the returned buffer can be that of dy, the gradient of
-   n->y. t has as many elements as n->y. The op's kernel must read dy[i] before it
-   writes element i of t's gradient, and must not read dy[i] again. */
+/* Like stx__grad_fresh, but can return the buffer of dy, the gradient of n->y. t has as
+   many elements as n->y. The op's kernel must read dy[i] before it writes element i of
+   t's gradient, and must not read dy[i] again. */
 static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
     stx_real *g = stx__grad_to(x, t, t->is_f32 == n->y->is_f32 ? n->y->grad : NULL, fresh);
     if (g && g == n->y->grad) n->y->grad = NULL;
@@ -5270,8 +5271,8 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x) {
     return x ? stx__stream(x) : 0;
 }
 
-/* Called when the op of t has been removed from the tape. Recycles the buffer of t's
-   gradient, which only the op's backward function reads. */
+/* Called when the op that computed t has been removed from the tape. Recycles the
+   buffer of t's gradient, which only the op's backward function reads. */
 static void stx__output_done(stx_ctx *x, stx_tensor *t) {
     t->op_removed = 1;
     /* stx__token_loss_back can store the gradient in the logits themselves, which are
@@ -5835,7 +5836,7 @@ static void stx__seen_busy(stx__pool *q) {
 }
 
 /* Takes a chunk from the front or, if `front` is 0, from the back of a range. *chunk
-   receives its index. Returns 0 if the range is empty. */
+   receives the chunk's index. Returns 0 if the range is empty. */
 static int stx__take(stx__chunk_range *r, int front, size_t *chunk) {
     uint32_t have = STX__LOAD(&r->left), rest;
     do {
@@ -6275,7 +6276,7 @@ static size_t stx__sum_block(size_t n, size_t k, size_t *first) {
     return STX_MIN(each, n - *first);
 }
 
-/* Runs `part`, which stores the sum of block k in sums[k], over all blocks. Returns the
+/* Runs `part`, which stores the sum of block k in sums[k], for all blocks. Returns the
    total. */
 static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, const void *job,
                               double *sums) {
