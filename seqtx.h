@@ -1901,18 +1901,18 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
 
 /* Data-parallel training. A program is started N times, as ranks 0 .. N-1 of a group, on
    one or several machines. All ranks have the same model. Rank r computes its share of
-   every batch, the streams [r B/N, (r+1) B/N) of B. In a group - a loss is the mean over
-   the rows of this rank. stx_optim_step first computes the
+   every batch, the streams [r B/N, (r+1) B/N) of B. In a group:
+     - a loss is the mean over the rows of this rank. stx_optim_step first computes the
        mean of the gradients of all ranks, so clipping, skipped updates and the update
        itself correspond to the whole batch and are identical in all ranks. A loss that
        ignores rows (stx_token_loss.mean) divides by the mean number of rows per rank, so
        that the mean of the ranks' losses is the mean over all rows;
-   - random numbers are the same as in one process with the whole batch: dropout masks
+     - random numbers are the same as in one process with the whole batch: dropout masks
        belong to streams, and each rank draws the masks of its streams (see
        stx_dropout_replicated for the exception);
-   - the same seed gives the same initial parameters in all ranks. After loading or
+     - the same seed gives the same initial parameters in all ranks. After loading or
        changing parameters in one rank, call stx_group_broadcast_params;
-   - with STX_EVAL, nothing is exchanged: each rank can evaluate a part of the data, or
+     - with STX_EVAL, nothing is exchanged: each rank can evaluate a part of the data, or
        one rank can evaluate all of it.
    N ranks therefore compute the same results as one process with the whole batch, up to
    the order of sums. Repeated runs with the same N are bit-identical.
