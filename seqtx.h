@@ -634,11 +634,10 @@ STX_DEF stx_params *stx_params_create(stx_ctx *x);
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0,
                               size_t d1, size_t d2, size_t d3);
 
-/* Reserves a block for the next parameters of the list, n elements in total, and another
-   for their gradients. stx_linear_concat can then use weight matrices with the same input
-   as a single matrix. A parameter whose size is not a multiple of 64, or that does not
-   fit, is allocated separately and ends the reservation. Returns 1, or 0 after an
-   error. */
+/* Reserves a block for the list's next parameters, n elements in total, and another for
+   their gradients. stx_linear_concat can then use weight matrices with the same input as
+   a single matrix. A parameter whose size is not a multiple of 64, or that does not fit,
+   is allocated separately and ends the reservation. Returns 1, or 0 after an error. */
 STX_DEF int stx_params_make_contiguous(stx_params *p, size_t n);
 
 /* Draws the initial values of the next parameter as if `ahead` more parameters
@@ -682,7 +681,7 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind);
    zeros in between. The first call moves the gradients into the block: call it after
    the last stx_param and before stx_optim_create. A call after another stx_param
    allocates a new block and frees the old one. A call that moves gradients ends a
-   reservation of stx_params_make_contiguous. Returns NULL after an error. */
+   reservation made by stx_params_make_contiguous. Returns NULL after an error. */
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
 
 
@@ -730,8 +729,8 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results,
    uninitialised and `back` must overwrite it, or 0 if `back` must add to it. */
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 
-/* Returns a stream of random numbers for an op; see stx_dropout_args.stream. Each call in
-   a step returns a different stream. */
+/* Returns the index of a random stream for an op; see stx_dropout_args.stream. Each
+   call in a step returns a different stream. */
 STX_DEF uint64_t stx_random_stream(stx_ctx *x);
 
 /* Recomputation, or gradient checkpointing (Chen et al. 2016, 1604.06174): returns
@@ -853,8 +852,8 @@ STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N
    tensors, unless the docstring says otherwise. The kernels of an op are declared below
    it; see >>api: kernels. */
 
-/* a + b and a b, elementwise. b has either the shape of `a` or only its last
-   dimensions, and is then broadcast over the leading ones. */
+/* a + b and a b, elementwise. b has the shape of `a`, or only its last dimensions and
+   is then broadcast over the leading ones. */
 STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 
@@ -980,8 +979,8 @@ STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
                                       stx_tensor *gain, stx_tensor *shift, double eps);
 
 /* layernorm(h + dropout(f + b, p)). b (C), or NULL, is the bias of the preceding linear
-   layer, which must compute f without it. The gradient of b is computed in the same
-   pass. */
+   layer, which must compute f without it. The backward kernel computes b's gradient in
+   the same pass. */
 STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b,
                                            double p, stx_tensor *gain, stx_tensor *shift,
                                            double eps);
@@ -1106,9 +1105,9 @@ STX_KERNEL(stx_linear_fwd, (stx_ctx *x, const stx_linear_args *a))
    batch > 1: computes only dW, as the sum over `batch` pairs of matrices da (N,O) and
    `in` (N,Ci).
 
-   deferred: db or dW is the gradient of a parameter, which the backward pass does not
-   read. During stx_backward, a GPU can defer the addition, to process many such sums in
-   one launch before stx_backward returns. */
+   deferred: db or dW is a parameter gradient, so the backward pass does not read it.
+   During stx_backward, a GPU can defer the addition, to process many such sums in one
+   launch before stx_backward returns. */
 enum { STX_DEFER_DB = 1, STX_DEFER_DW = 2 };
 
 typedef struct stx_linear_bwd_args {
@@ -1523,7 +1522,7 @@ typedef struct stx_adaptive {
                                                    cluster, as in PyTorch
                                                    implementations; 1: with cluster 1, as
                                                    in TensorFlow and Hugging Face */
-    double scale;                               /* factor of the input; 0: sqrt(C) */
+    double scale;                               /* factor applied to the input; 0: sqrt(C) */
     double dropout;                             /* probability of the dropout D, see stx_dropout */
     stx_tensor *proj_bias[STX_MAX_CLUSTERS];    /* (C_i), p_i; NULL: none. Output only,
                                                    requires proj */
@@ -2405,7 +2404,8 @@ typedef struct stx_vocab_io_desc {
     int    out;                 /* STX_VOCAB_PLAIN: W (V,C) and a bias; _TIED: W is the
                                    input table; _ADAPTIVE: an adaptive output, with any
                                    input */
-    double scale;               /* factor of the embedding; 0: 1 if plain, sqrt(C) if adaptive */
+    double scale;               /* factor applied to the embedding; 0: 1 if plain, sqrt(C)
+                                   if adaptive */
     double dropout;             /* inside adaptive input and output, see stx_adaptive */
 
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of clusters 1, 2, .. */
@@ -3657,7 +3657,7 @@ struct stx_ctx {
            the second run; otherwise NULL */
         const struct stx__mark *recompute_mark;
         /* in the first run of stx_recompute, with several ranks: the gradients to which
-           the function will add; otherwise NULL */
+           the recomputed function will add; otherwise NULL */
         struct stx__uses *uses;
     } tape;
 
@@ -3959,7 +3959,7 @@ static int stx__arena_grow(stx_ctx *x, stx__arena *a, size_t need) {
     stx__chunk *c;
 
     size = (size + unit - 1) & ~(unit - 1);
-    if (x->desc.max_bytes) { /* leave half of the remaining memory to other allocations */
+    if (x->desc.max_bytes) { /* leave half of the remaining memory for other allocations */
         size_t left = x->desc.max_bytes - STX_MIN(stx__reserved(x), x->desc.max_bytes);
         size = STX_MAX(need, STX_MIN(size, (left / 2) & ~(unit - 1)));
     }
@@ -6972,7 +6972,7 @@ static int stx__dropout_ok(stx_ctx *x, const char *op, double p) {
     return stx_bad_value(x, op, "p", p, "at least 0 and below 1");
 }
 
-/* dx = dy mask / keep, computed by the forward kernel with the same mask */
+/* dx = dy mask / (1 - p), computed by the forward kernel with the same mask */
 static void stx__dropout_back(stx_ctx *x, stx__node *n) {
     stx_dropout_args d = *(const stx_dropout_args *)n->save;
     int fresh;
