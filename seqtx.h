@@ -979,8 +979,8 @@ STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
                                       stx_tensor *gain, stx_tensor *shift, double eps);
 
 /* layernorm(h + dropout(f + b, p)). b (C), or NULL, is the bias of the preceding linear
-   layer, which must compute f without it. The backward kernel computes b's gradient in
-   the same pass. */
+   layer, which must compute f without it. The backward kernel computes b's gradient
+   together with the others. */
 STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b,
                                            double p, stx_tensor *gain, stx_tensor *shift,
                                            double eps);
