@@ -7644,8 +7644,8 @@ STX_INNER void stx__residual_norm_loop(int fma, const stx_share *s, const void *
 
 STX_LOOP(stx__residual_norm_loop)
 
-/* Sets y to `from` mask / keep or, if accumulate is set, adds this to y. The mask is
-   the dropout mask that the fields of `a` determine. */
+/* Computes y = `from` mask / keep or, if accumulate is set, adds this value to y. The
+   fields of `a` determine the dropout mask. */
 static void stx__residual_dropout(stx_ctx *x, const stx_residual_norm_args *a, stx_real *y,
                                   const stx_real *from, int accumulate) {
     stx_dropout_args d;
@@ -8000,7 +8000,7 @@ STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b
    removed columns is 0. */
 typedef struct stx__join_columns_save {
     size_t w[2];
-    stx_real *zeros;    /* one per column of the widest padding; NULL if there is none */
+    stx_real *zeros;    /* one zero per column of the widest padding; NULL without padding */
 } stx__join_columns_save;
 
 static void stx__join_columns_back(stx_ctx *x, stx__node *n) {
@@ -8541,9 +8541,9 @@ static size_t stx__unit_elements(const stx__micro *mk) {
     return mk->kr > 1 ? 2 : 1;
 }
 
-/* Returns the size of a block of k: a multiple of KR and of 16, the number of floats in
-   a cache line. The size is at most 448 in f32 and 1024 in bf16. These limits were the
-   fastest in measurements. */
+/* Returns the number of k values per block: a multiple of KR and of 16 (the number of
+   floats in a cache line), at most 448 in f32 and 1024 in bf16. These limits gave the
+   best speed in measurements. */
 static size_t stx__block_k(const stx__micro *mk, size_t K) {
     return stx__equal_blocks(K, stx__unit_elements(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8,
                              STX_MAX((size_t)16, mk->kr));
@@ -8654,7 +8654,7 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
 /* A block of op(A) in the form in which the micro-kernel reads it. */
 typedef struct stx__a_block {
     const char *data;
-    size_t row_bytes;   /* row i, a multiple of MR, begins at data + i row_bytes */
+    size_t row_bytes;   /* row i begins at data + i row_bytes if i is a multiple of MR */
     size_t rs, ks;
 } stx__a_block;
 
@@ -8971,9 +8971,9 @@ typedef struct stx__row_prefetch {
     size_t stride, bytes;   /* row stride and row size, in bytes */
 } stx__row_prefetch;
 
-/* Starts the prefetch of rows of `bytes` bytes that are `stride` bytes apart. Begins 4
-   to 32 whole rows ahead: 8 to 16 KB for rows of 256 to 4096 bytes, and 4 rows for
-   longer ones. Prefetches past the last row are harmless. */
+/* Starts prefetching rows of `bytes` bytes with a stride of `stride` bytes. Begins 4 to
+   32 whole rows ahead: 8 to 16 KB for rows of 256 to 4096 bytes, and 4 rows for longer
+   ones. Prefetches past the last row are harmless. */
 STX_INNER stx__row_prefetch stx__row_prefetch_of(const void *rows, size_t stride, size_t bytes) {
     stx__row_prefetch a;
     size_t ahead = 32;      /* number of rows to prefetch ahead */
@@ -9334,9 +9334,9 @@ static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g
     p.extent = p.by_rows ? g->M : g->N;
     multiple = stx__part_multiple(mk, &p);
 
-    /* One part per thread, or up to four per thread if each still has 512 rows or
-       columns. A batch is divided only into its matrices: if there are fewer matrices
-       than threads, some threads idle. */
+    /* One part per thread, or up to four per thread if each part still has at least 512
+       rows or columns. A batch is divided only into its matrices: if there are fewer
+       matrices than threads, some threads idle. */
     if (g->batch == 1 && work >= STX__GEMM_SPLIT_MIN) {
         p.parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, p.extent / threads / 512));
         p.parts = STX_MIN(p.parts, (p.extent + multiple - 1) / multiple);
@@ -9941,8 +9941,8 @@ STX__AVX512 static void stx__pack_strips_avx512(float *to, size_t stride, const 
    and w is 4; in bf16, n is 4 to 7 and w is 4, or n is 8 to 14 and w is 2. The lanes
    are added up at the end of the tile.
 
-   x is copied (and rounded in bf16), so that its rows do not compete for the same cache
-   sets of L1. K is split so that L1 holds the rows of a tile, and W is processed in
+   x is copied (and rounded in bf16), so that its rows do not compete for the same L1
+   cache sets. K is split so that L1 holds the rows of a tile, and W is processed in
    blocks that stay in L2 for all tiles. */
   #define STX__SKINNY_PARAMS \
     const void *av, size_t rs, const float *b, size_t ldb, size_t k, float *c, size_t ldc, \
@@ -9957,7 +9957,7 @@ STX__INLINE_FOR("avx512f")
 void stx__skinny_step(size_t i, __m512 (*s)[4], const float *const *r, size_t rs, const __m512 *b,
                       __mmask16 mask) {
     __m512 a = _mm512_maskz_loadu_ps(mask, r[i / 3] + i % 3 * rs);
-    /* without this, gcc reloads `a` for each multiplication, which is slower */
+    /* without this statement, gcc reloads `a` for each multiplication, which is slower */
     __asm__("" : "+v"(a));
     s[i][0] = _mm512_fmadd_ps(a, b[0], s[i][0]);
     s[i][1] = _mm512_fmadd_ps(a, b[1], s[i][1]);
@@ -10530,7 +10530,7 @@ STX_INNER void stx__neon_step(size_t i, float32x4_t (*s)[4], const float *const 
     s[i][1] = vfmaq_n_f32(s[i][1], b[1], a);
     s[i][2] = vfmaq_n_f32(s[i][2], b[2], a);
     s[i][3] = vfmaq_n_f32(s[i][3], b[3], a);
-    /* without this, gcc loads all six elements of op(A) first and runs out of
+    /* without this statement, gcc loads all six elements of op(A) first and runs out of
        registers */
     if (i == 2) __asm__ volatile("" : : : "memory");
 }
@@ -12374,8 +12374,8 @@ STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits,
     return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 1);
 }
 
-/* Returns the divisor of a loss over N rows. A result of 0 means the sum of the
-   weights. */
+/* Returns the divisor of a loss over N rows. A result of 0 means that the divisor is
+   the sum of the weights. */
 static double stx__loss_divisor(const stx_token_loss *how, size_t N) {
     if (how && how->mean) return 0;
     return how && how->divisor > 0 ? how->divisor : (double)N;
@@ -12485,7 +12485,7 @@ STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, con
 typedef struct stx__token_loss_job {
     const stx_token_loss_args *a;
     double *sums;       /* (STX__SUM_BLOCKS), see stx__sum_blocks; backward: NULL */
-    stx_real scale;     /* backward: gradient of the loss / divisor */
+    stx_real scale;     /* backward: dloss / divisor */
 } stx__token_loss_job;
 
 /* Computes the nll of row n, row_max - log inv_sum - logits[n,target], where
@@ -12537,7 +12537,7 @@ STX_DEF void stx_token_loss_fwd(stx_ctx *x, const stx_token_loss_args *a) {
 }
 
 /* Sets d to f e^(row - max) or, if accumulate is set, adds that to d. Without
-   accumulate, d may be equal to row. */
+   accumulate, d and row may be the same array. */
 STX_INNER void stx__token_loss_bwd_n(int fma, stx_real *d, const stx_real *row, size_t V,
                                      stx_real max, stx_real f, int accumulate) {
     size_t v;
@@ -13009,8 +13009,9 @@ static stx__attention_sources stx__attention_sources_of(const stx_attention_in *
     return s;
 }
 
-/* Checks which fields are set. `cache` is nonzero for calls by stx_cache_attention, which
-   passes the queries in qkv, the keys and values in kv, and computes no gradient. */
+/* Checks which fields are set. `cache` is nonzero for calls by stx_cache_attention,
+   which passes the queries in qkv and the keys and values in kv, and which computes no
+   gradient. */
 static int stx__attention_check_form(stx_ctx *x, const stx_attention_in *in, int cache) {
     STX__CHECK(x, cache || !in->qkv || !in->kv || (!in->qkv->needs_grad && !in->cached[0]),
                STX_ERR_ARG,
@@ -13658,7 +13659,7 @@ typedef struct stx__attn_tile {
     size_t    ldt;
     ptrdiff_t j0;                /* first key, a multiple of KEY_ALIGN; < 0 for zero keys */
     size_t    bk;                /* number of keys, a multiple of KEY_ALIGN. No query sees
-                                    keys past the last real one */
+                                    keys past the last real key */
     size_t    clear_bk;          /* bk for which the margins of g are zero; 0: none */
     int       persistent;        /* 1: the keys are persistent vectors, from vector j0 */
     const int32_t *pad;          /* (S): padding flags of batch row b, or NULL */
@@ -14812,8 +14813,8 @@ static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backwa
 
 /* Divides the call into units, in the order of the heads in A->order. In the forward
    pass, a unit is a group of queries. In the backward pass, a unit consists of all
-   queries of a head and of all its keys, or of a range of its keys if the head costs
-   more than half of a thread's share. With w->unit = NULL, only counts the units. */
+   queries of a head and either all of its keys or, if the head costs more than half of
+   a thread's share, a range of them. With w->unit = NULL, only counts the units. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int backward, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
     const size_t half = STX__BQ / 2; /* a unit's number of queries is a multiple of this */
@@ -15001,8 +15002,8 @@ typedef struct stx__attn_row {
                                         no_renorm, 0 and dy . y */
 } stx__attn_row;
 
-/* Replaces the scores s with r a, and g = dy . v with ds. r is the factor of the
-   weight, and m the span mask of the key:
+/* Replaces the scores s with r a, and g = dy . v with ds. r is the weight's factor, and
+   m is the key's span mask:
        a = m w,  w = e^(s - row_max) inv_sum
            ds = a (r g - dot) - eps_dot w,  dspan += w (r g - dot)
 
@@ -15938,8 +15939,8 @@ static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_t
 }
 
 /* State of an adaptive softmax call. The loss is the head's loss over all n rows plus
-   the loss of each cluster over its rows. Rows have weights if `how` is given. On a GPU
-   they always have weights, because some slots of a cluster have no row there. */
+   the loss of each cluster over its rows. Rows have weights if `how` is given. On a
+   GPU, they always have weights, because some of a cluster's slots do not hold a row. */
 typedef struct stx__adaptive_loss {
     const stx_adaptive *a;
     stx_token_loss *how;             /* options of the token loss, or NULL */
@@ -16132,8 +16133,8 @@ static void stx__report_request(stx_ctx *x) {
 #endif
 
 /* Waits until the host's copy of the report is current. During a capture, the GPU runs
-   nothing, so the copy cannot change, and this returns 1 without waiting. On a CPU, the
-   copy is always current. */
+   nothing, so the copy cannot change, and the function returns 1 without waiting. On a
+   CPU, the copy is always current. */
 static int stx__report_sync(stx_ctx *x) {
     if (!stx__report_create(x)) return 0;
 #ifdef SEQTX_CUDA
@@ -16489,8 +16490,8 @@ static void stx__spread_params(stx_optim *o) {
     }
     x->group.ops->wait(x, NULL, 0);
 
-    /* Kernels that write parameters also update their bf16 copies, but a broadcast by
-       the back end does not. Computing p = 1 * p updates the copies. */
+    /* Kernels that write parameters also update the bf16 copies of these parameters, but
+       a broadcast by the back end does not. Computing p = 1 * p updates the copies. */
     for (i = 0; i < p->count && stx__stores_bf16(x); i++)
         STX_RUN(x, stx_axpy, (x, p->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size, 1, 0));
     STX_RUN(x, stx_fill, (x, p->grads, p->grads_size, 0));
@@ -16568,7 +16569,7 @@ typedef struct stx__mpi {
     long parent;        /* pid of the process that started this one: mpirun or its local daemon */
 } stx__mpi;
 
-/* State of the process, because a process can initialise MPI only once.
+/* Process-wide state, because a process can initialise MPI only once.
    stx__mpi_initialised is 1 if the library has initialised MPI; stx__mpi_joined is the
    number of contexts that have joined. */
 static int stx__mpi_initialised, stx__mpi_joined;
@@ -16740,7 +16741,8 @@ static void stx__mpi_sum(stx_ctx *x, double *v, size_t n) {
     stx__mpi_reduce(x, v, n, 0);
 }
 
-/* Lets MPI make progress, because MPI moves data only during calls. */
+/* Lets MPI make progress, because MPI moves data only while one of its functions is
+   running. */
 static void stx__mpi_poll(stx_ctx *x) {
     stx__mpi *g = stx__mpi_of(x);
     int done;
@@ -16870,8 +16872,8 @@ static const stx__group_ops stx__nccl_ops = {
 
   #ifdef SEQTX_MPI
 
-/* Leaves a group of ranks with GPUs that MPI started: NCCL exchanges device memory, and
-   MPI exchanges host memory. */
+/* Leaves a group of MPI-started ranks with GPUs: NCCL exchanges device memory, and MPI
+   exchanges host memory. */
 static void stx__nccl_mpi_leave(stx_ctx *x) {
     stx_cuda_group_leave(x);
     stx__mpi_leave(x);
@@ -17134,8 +17136,9 @@ STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *s, double lo, 
     STX_RUN(x, stx_clamp, (x, s->chunk, s->count, (stx_real)lo, (stx_real)hi));
 }
 
-/* Returns the value of a beta of the desc. There, 0 selects the default, so -1 means 0.
-   The desc itself keeps -1, so that it can be used again with the same meaning. */
+/* Returns the value of a beta from the desc, in which 0 selects the default and -1
+   means 0. The desc itself keeps the -1, so that it can be resolved again with the same
+   result. */
 static double stx__beta(double b) {
     return b == -1 ? 0 : b;
 }
@@ -17190,7 +17193,7 @@ static int stx__optim_resolve(stx_ctx *x, stx_optim_desc *d) {
 
 /* Allocates state k of every parameter and fills it with zeros. Sharded state is
    one-dimensional and has only the elements of this rank's shard; it is NULL for a
-   parameter outside of the shard. */
+   parameter outside the shard. */
 static int stx__optim_make_state(stx_optim *o, int k) {
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
@@ -21432,8 +21435,8 @@ STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b) {
     }
 }
 
-/* Gives layer l capacity for `rows` rows, which must be at least its count, and moves its
-   rows to the last of these positions. */
+/* Gives layer l capacity for `rows` rows, which must be at least the layer's count, and
+   moves its rows to the last of these positions. */
 static int stx__memory_move_to_end(stx_memory *s, size_t l, size_t rows) {
     stx_ctx *x = s->ctx;
     const stx_memory_layer *y = &s->layer[l];
