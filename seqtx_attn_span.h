@@ -26,7 +26,7 @@
 
    Letters used in this file
        B  streams (rows of a batch)        d  model dimension        L  largest span
-       T  tokens per stream per call      f  feed-forward size      R  length of the ramp
+       T  tokens per stream and call       f  feed-forward size      R  length of the ramp
        V  vocabulary size                  H  heads                  S  window of a layer
        N  persistent vectors per head      D  head dimension d / H   C  cache length
        z  learned span, a fraction of L    h  hidden state           l  index of a layer
@@ -448,7 +448,8 @@ extern "C" {
 /* Flags of stx_span_desc.literal. Each restores an accidental behaviour of the authors'
    code; see "Fidelity" in the manual. */
 enum {
-    STX_SPAN_LITERAL_EPS    = 1,        /* requires adapt_span without no_renorm */
+    STX_SPAN_LITERAL_EPS    = 1,        /* requires adapt_span; incompatible with
+                                           no_renorm */
     STX_SPAN_LITERAL_MEMORY = 2,
     STX_SPAN_LITERAL        = 1 << 30   /* all flags that apply to the model */
 };
@@ -485,8 +486,8 @@ typedef struct stx_span_desc {
     double divval;          /* cluster i has width floor(d / divval^i); 0: 4 */
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second, third, .. cluster; in
                                                increasing order, below vocab */
-    size_t cutoffs;         /* number of cutoffs; 0: use 20000, 40000 and 200000, as far as they
-                               are below vocab */
+    size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that are
+                               below vocab */
     int    forward_columns; /* order of the cluster logits in the output head. 0: last cluster
                                first, as in PyTorch; 1: cluster 1 first, as in
                                TensorFlow */
@@ -503,7 +504,8 @@ typedef struct stx_span_desc {
 
 /* Parameters of a layer. */
 typedef struct stx_span_layer {
-    stx_tensor *z;                          /* (H), or (1) with span_per_layer; NULL if spans are
+    stx_tensor *z;                          /* learned spans, as fractions of L: (H), or (1) with
+                                               span_per_layer; NULL if spans are
                                                fixed */
     stx_tensor *pers_key, *pers_val;        /* (H,N,D); NULL without pers */
     stx_tensor *wq, *wk, *wv, *wo;          /* (d,d); wq, wk, wv are adjacent in memory */
@@ -892,7 +894,7 @@ static void stx__span_create_layer(stx_span *m, size_t l) {
 
     /* Wq, Wk and Wv are adjacent in memory so that one GEMM computes q, k and v. The
        random numbers are drawn in the order q, o, v, k, as in the authors' code. Each
-       offset affects only the next parameter. */
+       stx_params_rng_offset call affects only the next parameter. */
     if (!stx_params_make_contiguous(m->params, stx_bytes_of(3, d->dim, d->dim))) return;
     p->wq = stx__span_param(m, l, "attn.wq", proj, scale_d, d->dim, d->dim, 0);
     stx_params_rng_offset(m->params, 2);

@@ -279,8 +279,8 @@
    unequal length, align their ends: feed arbitrary tokens before the shorter prompts,
    and call stx_comp_gen_reset_stream(g, b) just before the prompt of stream b begins.
 
-   Configuration (stx_comp_desc). The columns port and readme are from the enwik8
-   example and the README of the PyTorch port; the others are from the paper. "-" means
+   Configuration (stx_comp_desc). The "port" and "readme" columns are taken from the
+   PyTorch port's enwik8 example and README; the others are from the paper. "-" means
    that the value was not published.
 
        field            zero means     port     readme    enwik8  wikitext103  PG-19
@@ -602,9 +602,9 @@ typedef struct stx_comp_desc {
     double ff_dropout;      /* dropout inside the feed-forward network */
     double aux_dropout;     /* dropout of attention weights over new rows in the aux loss */
 
-    unsigned literal;       /* STX_COMP_LITERAL, or a combination of flags that all apply
-                               to the model. In the desc that the model holds: the flags
-                               in effect */
+    unsigned literal;       /* STX_COMP_LITERAL, or individual flags, all of which must
+                               apply to the model. After creation, the model's desc has
+                               the flags in effect */
     size_t recompute_layers;    /* number of layers to recompute in the backward pass,
                                    counted from the last, to save memory; SIZE_MAX: all */
 } stx_comp_desc;
@@ -724,8 +724,8 @@ typedef struct stx_comp_state {
     stx_memory *source;     /* STX_COMP_AUX_BPTT, else NULL: the rows from which the newest
                                compressed rows were made */
     size_t   *pushed;       /* (B): number of rows that each stream has pushed into the
-                               memory since it began; capped at pushed_max, because larger
-                               counts make no difference */
+                               memory since the stream began; capped at pushed_max,
+                               because larger counts make no difference */
     size_t    pushed_max;
 } stx_comp_state;
 
@@ -855,7 +855,7 @@ typedef struct stx_comp_gen {
     size_t          B;
     stx_comp_state *state;      /* the memory at the start of this segment */
     size_t          at;         /* number of tokens of this segment so far, less than S */
-    stx_cache      *cache;      /* keys and values of each layer: of the compressed
+    stx_cache      *cache;      /* each layer's keys and values for the compressed
                                    memory, the memory and this segment */
     stx_real      **rows;       /* [L]: rows (B,S,D) that this segment adds to the memory
                                    of a layer; NULL for layers without memory */
@@ -947,12 +947,13 @@ STX_KERNEL(stx_comp_fold, (stx_ctx *x, stx_real *rows, const stx_real *y,
 STX_KERNEL(stx_comp_pool, (stx_ctx *x, stx_real *y, const stx_real *rows,
                            const stx_comp_groups *g, int max))
 
-/* Copies the G_b most used rows of stream b, from row first[b] on, to the last G_b rows
-   of y (B,groups,D), in chronological order. The other rows of y are 0. If first is
-   NULL, first[b] is 0 and G_b = groups. taps and at are not read. usage (B,rows,2), in
-   full precision, has a stride of usage_batch_stride elements between streams. The
-   usage of row j is usage[0] / usage[1], or 0 if usage[1] is 0. Of equally used rows,
-   the newer ranks first. Missing rows rank last, oldest first, and are 0 in y. */
+/* Copies the G_b most used of stream b's rows, starting at row first[b], to the last
+   G_b rows of y (B,groups,D), in chronological order. The other rows of y are 0. If
+   first is NULL, first[b] is 0 and G_b = groups. taps and at are not read. usage
+   (B,rows,2), in full precision, has a stride of usage_batch_stride elements between
+   streams. The usage of row j is usage[0] / usage[1], or 0 if usage[1] is 0. Of equally
+   used rows, the newer ranks first. Missing rows rank last, oldest first, and are 0 in
+   y. */
 STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
                            size_t usage_batch_stride, const stx_comp_groups *g))
 
@@ -1035,7 +1036,7 @@ STX_KERNEL(stx_comp_gate_fwd, (stx_ctx *x, const stx_comp_gate_args *a))
 STX_KERNEL(stx_comp_gate_bwd, (stx_ctx *x, const stx_comp_gate_args *a))
 
 /* Computes in double, in host memory, what stx_comp_usage adds to usage[..][0], and
-   stores it in sum (B,n). It is a plain definition for readers and the reference for
+   stores it in sum (B,n). This is a plain definition for readers, and the reference in
    tests. work has 2 stx_attention_keys(a) elements. */
 STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size_t first,
                                   size_t n, double *work);
@@ -2657,7 +2658,7 @@ static size_t stx__comp_most_pushed(const stx_comp_state *s) {
     return stx__comp_largest(s->pushed, s->B);
 }
 
-/* Checks that `from` can be copied to `to`. */
+/* Checks that the state `from` can be copied to the state `to`. */
 static int stx__comp_state_like(const stx_comp_state *to, const stx_comp_state *from) {
     const size_t sizes = 2 * to->model->desc.layers * sizeof *to->M;       /* bytes of M and C */
     const char *got = NULL;
@@ -2877,7 +2878,7 @@ typedef struct stx__comp_layer_plan {
 
     stx_comp_groups groups;         /* how the evicted rows are cut into groups */
     int    aux;             /* 1: there is an aux loss. In a process group, either all ranks have
-                               one, or none has */
+                               one, or none do */
     double aux_elements;    /* number of elements that the aux loss compares */
     const stx_ids *aux_skip;        /* (B,..): nonzero for rows that the aux loss does not
                                        compare */
@@ -3052,9 +3053,8 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx
     return 1;
 }
 
-/* Returns the index of the first evicted row that belongs to each stream (B,1), or NULL
-   if all indices are 0. The rows before that index date from before the stream's
-   reset. */
+/* Returns the index of each stream's first evicted row (B,1), or NULL if all indices
+   are 0. Rows before that index date from before the stream's reset. */
 static const stx_ids *stx__comp_first_rows(stx_ctx *x, const stx__comp_layer_plan *plan,
                                            const stx_comp_state *s) {
     const stx_comp_desc *d = &plan->m->desc;
@@ -4006,7 +4006,7 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
     h = stx__comp_project_out(m, h);
 
     /* in a process group, any rank can have ignored targets, so all ranks compute the
-       mean over the others */
+       mean over the targets that are not ignored */
     ignored = stx__comp_ignored(targets);
     group = stx_ranks(x) > 1 && stx_training(x);
     if (!ignored && !pad && !group) return stx_vocab_io_loss(m->vocab_io, h, targets, NULL);
@@ -4284,9 +4284,9 @@ static stx_tensor *stx__comp_gen_positions(stx_comp_gen *g, size_t l) {
 }
 
 /* Advances the cache of a layer to the next segment: it keeps the keys and values of
-   the rows that remain in comp and mem, and adds those of the new rows. rows (B,S,D)
-   are the rows that the segment added to mem, and comp (B,G,D) the new compressed rows,
-   or NULL. */
+   the rows that remain in comp and mem, and adds the keys and values of the new rows.
+   rows (B,S,D) are the rows that the segment added to mem, and comp (B,G,D) the new
+   compressed rows, or NULL. */
 static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_layer_plan *plan,
                                     stx_tensor *rows, stx_tensor *comp) {
     stx_comp *m = g->model;
@@ -4428,7 +4428,7 @@ static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs
     return xs;
 }
 
-/* Runs tokens of one segment: h (B,T,D) -> last hidden states (B,T,D). T must not
+/* Runs T tokens of one segment: h (B,T,D) -> last hidden states (B,T,D). T must not
    exceed the number of tokens left in the segment. */
 static stx_tensor *stx__comp_gen_part(stx_comp_gen *g, stx_tensor *h) {
     stx_comp *m = g->model;

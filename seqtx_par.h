@@ -447,8 +447,8 @@ extern "C" {
 
 // >>api: configuration
 
-/* Values of stx_par_desc fields, one enum per field. The meanings are given at the
-   fields. */
+/* Values of stx_par_desc fields, one enum per field. The comments on the fields give
+   the meanings. */
 
 /* values of stx_par_desc.positions */
 enum { STX_PAR_SINES = 0, STX_PAR_LEARNED, STX_PAR_LEARNED_BIAS };
@@ -518,8 +518,8 @@ typedef struct stx_par_desc {
                                STX_PAR_POS_DIST: t. _FIXED: M + segment - 1 - t. _REF:
                                S - 1 - t, where S is the number of keys in the call. The
                                last two require STX_PAR_SINES_REF */
-    size_t clamp_len;       /* the largest distance: greater distances are treated as this
-                               one; 0: no limit. Requires STX_PAR_POS_DIST */
+    size_t clamp_len;       /* the largest distance, to which greater distances are
+                               clamped; 0: no limit. Requires STX_PAR_POS_DIST */
     int    same_length;     /* 1: every query sees at most M keys, including its own */
     int    full_scale;      /* 1: scores are divided by dh instead of sqrt(dh) */
     int    attn_relu;       /* 1: a ReLU follows Wo */
@@ -654,7 +654,7 @@ typedef struct stx_par {
                                            own_uv */
     stx_tensor    *final_gain, *final_shift;
     stx_par_positions pos[2];           /* positions: pos[0] for desc.clamp_len, pos[1]
-                                           for the most recent other clamp_len */
+                                           for the most recently used other value */
     stx_tensor    *tau;                 /* (1), the temperature */
     stx_real      *cost;                /* (3), on the device: the time of each branch */
     stx_tensor    *keep;                /* (2,H dh'): factors that zero the attention
@@ -666,11 +666,12 @@ typedef struct stx_par {
                                            stx_par_set_uniforms */
     size_t         uniforms_count;      /* number of values in uniforms; 0: U is drawn at random */
     size_t         uniforms_capacity;   /* number of values that uniforms has space for */
-    stx_tensor   **w;                   /* [L]: w (R,3) of the last forward pass, valid in its
-                                           step. NULL if the block did not run as a
-                                           mixture */
+    stx_tensor   **w;                   /* [L]: w (R,3) of the last forward pass, valid until
+                                           the next stx_begin. NULL if the block did not
+                                           run as a mixture */
     stx_tensor    *latency;             /* (1), total latency of all blocks in the last forward
-                                           pass, valid in its step; or NULL */
+                                           pass, valid until the next stx_begin; or
+                                           NULL */
 } stx_par;
 
 /* Copies a desc, fills in the defaults and checks it. to->pattern is from->pattern.
@@ -1359,7 +1360,7 @@ STX_DEF void stx_par_mix_plain(const stx_par_mix_args *a) {
 }
 
 /* Number of channels processed at a time in local arrays. The compiler knows that these
-   do not overlap the buffers of `a`. */
+   arrays do not overlap the buffers of `a`. */
 enum { STX__PAR_CHANNELS = 64 };
 
 /* Rows per partial sum of dgain and dshift. Partial sums have smaller rounding errors
@@ -1795,8 +1796,8 @@ static size_t stx__par_times(const char **p) {
 }
 
 /* Expands the pattern at p, up to a ')' or the end, and appends the result to the *n
-   letters in out. Returns the position where it stopped, or NULL if the pattern is
-   invalid. */
+   letters already in out. Returns the position where it stopped, or NULL if the pattern
+   is invalid. */
 static const char *stx__par_expand(char *out, size_t capacity, size_t *n, const char *p,
                                    int depth) {
     while (*p && *p != ')') {
@@ -1965,7 +1966,7 @@ STX_DEF size_t stx_par_sample(const stx_par *m, uint64_t seed, uint64_t n, char 
 // >>cuts
 
 /* The cost of one or several clusters: an exact integer (REF, MACS) or a time (TIME).
-   The other field is 0. */
+   The unused field is 0. */
 typedef struct stx__par_cost {
     uint64_t exact;
     double   time;
@@ -2759,7 +2760,7 @@ STX_DEF stx_params *stx_par_params(stx_par *m) {
     return m ? m->params : NULL;
 }
 
-/* Returns the weight of `from` that corresponds to parameter i of `to`, or sets an
+/* Returns the weight in `from` that corresponds to parameter i of `to`, or sets an
    error and returns NULL. */
 static stx_tensor *stx__par_counterpart(stx_par *to, const stx_par *from, size_t i) {
     const char *name = to->params->name[i];

@@ -28,7 +28,7 @@
    Letters used in this file
        B  streams (rows of a batch)          x  input of a layer, (B,T,Ci)
        T  times (tokens) per call            h  output of a layer, (B,T,O)
-       H  units per direction                c  state before a time; c' after it
+       H  units per direction                c  state before time t; c' after it
        D  directions, 1 or 2                 U  (B,T,k,O), planes u0 .. u2 or u3
        O  D H, the columns                   f  forget gate;  vf, bf its vector and bias
        k  planes of U, 3 or 4                r  reset gate;   vr, br its vector and bias
@@ -234,12 +234,12 @@
        SRU++, attention    2 P per key
        SRU++, W3           k P O
 
-   The recurrence is limited by memory bandwidth. Per column and time, the forward pass
-   transfers 5 elements (it reads u0, u1, u2 and x, and writes h), and the backward pass
-   transfers 9.
+   The recurrence is limited by memory bandwidth. Per column and time step, the forward
+   pass transfers 5 elements (it reads u0, u1, u2 and x, and writes h), and the backward
+   pass transfers 9.
 
-   For the backward pass, each layer saves the following elements and, per STX_SRU_TILE
-   times, one state. The input of a layer is the h of the previous layer:
+   For the backward pass, each layer saves the following elements, and one state per
+   STX_SRU_TILE time steps. The input of a layer is the h of the previous layer:
 
        SRU                 B T (k + 1) O                       U, h
        SRU++, in addition  3 P B (M + T) + 4 P B T + Ci B M    z, keys, values; z of the
@@ -339,10 +339,10 @@
    Easy to get wrong
        - Like f, r uses the state before t.
        - With two directions and k = 3, the highway of each direction is one half of x.
-       - After a call, the state belongs to the last time in the first direction, but to
-         the first time in the second direction.
+       - A call returns the state after the last time step of the first direction, but
+         after time step 0 of the second direction, which runs backward.
        - m multiplies (g - xt) r. A dropped unit outputs xt, and m is drawn once for all
-         times.
+         time steps.
        - There is no activation and no bias between W1, W2 and W3. Only the gates have
          biases.
        - In training, a query sees the whole previous segment and its own segment up to t:
@@ -412,8 +412,8 @@ typedef struct stx_sru_desc {
     size_t hidden;              /* H, units per direction; 0: input, or input / 2 with two
                                    directions */
     size_t layers;              /* number of layers; 0: 2 */
-    int    bidirectional;       /* 1: D = 2; the second direction runs from the last time to the
-                                   first */
+    int    bidirectional;       /* 1: D = 2; the second direction runs from the last time step
+                                   to the first */
     int    transform;           /* STX_SRU_LINEAR: U = W3 x, or W3 W1 x with proj.
                                    STX_SRU_ATTENTION: SRU++ */
     size_t proj;                /* P, width of the projection; 0: no W1 (SRU++: O / 4) */
@@ -432,10 +432,11 @@ typedef struct stx_sru_desc {
     int    norm;                /* layer norm: STX_SRU_NORM_BEFORE the transform, or
                                    _AFTER the recurrence */
     double dropout;             /* probability, in [0,1), of dropping g(c') - xt in all layers but
-                                   the last; one mask for all times. SRU++ also drops
-                                   inputs of W3, with a separate mask for every time */
-    double rnn_dropout;         /* probability, in [0,1), of dropping the input of every transform;
-                                   one mask for all times */
+                                   the last, with one mask for all time steps. SRU++
+                                   also drops inputs of W3, with a separate mask for
+                                   each time step */
+    double rnn_dropout;         /* probability, in [0,1), of dropping the input of every transform,
+                                   with one mask for all time steps */
     int    input_first;         /* 1: if input differs from O, a matrix maps x to O first,
                                    so that every layer has k = 3 */
     int    init_xavier;         /* for STX_SRU_LINEAR. 1: Xavier initialisers, as in version 3.0
@@ -518,16 +519,17 @@ STX_DEF size_t stx_sru_count(const stx_sru_desc *d);
    entry per layer. Arrays and entries can be NULL, which means absent. */
 typedef struct stx_sru_io {
     stx_tensor *const *c0;      /* (B,O) initial states; absent: 0 */
-    stx_tensor *const *memory;  /* (B,M,Ci) for layers that attend: their inputs at earlier times.
-                                   M is the same for all layers */
+    stx_tensor *const *memory;  /* (B,M,Ci) for layers that attend: their inputs at earlier time
+                                   steps. M is the same for all layers */
     const stx_ids *pad;         /* (B,T), nonzero: padding. It does not change the state and is
                                    not a key for any query, and its h is 0 (with
                                    STX_SRU_NORM_AFTER, the norm's shift unless zero_pads
                                    is set) */
     const stx_ids *memory_pad;  /* (B,M), nonzero: padding in memory */
     size_t window;              /* number of time steps that attention looks back; 0: all */
-    stx_tensor **last;          /* out: final states (B,O), after the last time in the first
-                                   direction and after the first time in the second */
+    stx_tensor **last;          /* out: final states (B,O), after the last time step in the
+                                   first direction and after the first time step in the
+                                   second */
     stx_tensor **inputs;        /* out: (B,T,Ci), memory for the next segment */
 } stx_sru_io;
 
@@ -556,8 +558,9 @@ typedef struct stx_sru_state {
                                looks back; 0: all. A segment without an input state uses
                                the window of its output state */
     stx_memory *states;     /* c of each layer, (B,O) */
-    stx_memory *memory;     /* inputs of the attending layers, (B,rows,Ci), at the same times in
-                               all layers; rows is stx_memory_max_rows(memory) */
+    stx_memory *memory;     /* inputs of the attending layers, (B,rows,Ci), at the same time
+                               steps in all layers; rows is
+                               stx_memory_max_rows(memory) */
     stx_real   *c;          /* states->all: (layers,B,O) on the device, always float */
 } stx_sru_state;
 
@@ -629,8 +632,8 @@ typedef struct stx_sru_lm_desc {
     size_t emb_adaptive;    /* width of the first cluster; 0: dim */
     double divval;          /* cluster i has width floor(emb_adaptive / divval^i); 0: 4 */
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second, third, .. cluster */
-    size_t cutoffs;         /* number of cutoffs; 0: use 20000, 40000 and 200000, as far as they
-                               are below vocab */
+    size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that are
+                               below vocab */
     int    separate_projs;  /* 1: the embedding does not share the output's projections */
     int    forward_columns; /* order of the head's cluster logits; see stx_adaptive. 0: as in the
                                authors' code */
@@ -997,7 +1000,7 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
 
 // >>recurrence: plain definition
 
-/* The values of one step. c is the state after the step, c'. At padding, it equals the
+/* The values of one step. c is the state after the step, c'. At padding, c equals the
    state before the step, and all other values are 0. */
 typedef struct stx__sru_step {
     double vf, vr, f, r, c, g, xt, m;
@@ -1027,8 +1030,8 @@ static stx__sru_step stx__sru_step_of(const stx_sru_args *a, size_t b, size_t o,
     return s;
 }
 
-/* Returns the time of step p of column o. The second direction starts at the last
-   time. */
+/* Returns the time t of step p in column o. The second direction starts at the last
+   time step. */
 static size_t stx__sru_time(const stx_sru_args *a, size_t o, size_t p) {
     return o < a->H ? p : a->T - 1 - p;
 }
@@ -1114,15 +1117,16 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
 
 // >>recurrence: work units
 
-/* Columns are independent, but time steps are not, so loops are vectorised over columns.
-   A work unit is a block of columns of one batch row and direction, for all times or for
-   a chunk of them. It processes its times tile by tile. U and h are streamed, while the
-   block's constants (v, bias, mask) and its state stay in the L1 cache.
+/* Columns are independent, but time steps are not, so loops are vectorised over
+   columns. A work unit is a block of columns of one batch row and direction, for all
+   time steps or for a chunk of them. Its time steps are processed tile by tile. U and h
+   are streamed, while the block's constants (v, bias, mask) and its state stay in the
+   L1 cache.
 
    The forward pass stores only the state before each tile. The backward pass recomputes
    the states and forget gates of a tile in the caches before it processes the tile in
-   reverse. The two passes together transfer 14 elements per column and time. Storing
-   every c would increase this to 16, and memory by B T O elements.
+   reverse. The two passes together transfer 14 elements per column and time step.
+   Storing every c would increase this to 16, and memory by B T O elements.
 
    If there are fewer blocks than threads, time is also cut into chunks (see "Why it runs
    in parallel" in the manual). The first pass computes the affine maps of all chunks in
@@ -1144,8 +1148,9 @@ typedef struct stx__sru_plan {
     size_t width;           /* columns per block */
     size_t blocks;          /* blocks per direction */
     size_t units;           /* blocks of all batch rows and directions */
-    size_t tiles;           /* number of tiles that the T times are cut into */
-    size_t chunks;          /* number of chunks that the tiles are divided into */
+    size_t tiles;           /* number of tiles into which the T time steps are
+                               divided */
+    size_t chunks;          /* number of chunks into which the tiles are divided */
     size_t chunk_tiles;     /* tiles per chunk */
     size_t scratch;         /* elements of scratch memory per thread */
     size_t maps;            /* elements of the chunks' affine maps, (B,chunks,2,O); 0 if there is
@@ -1361,8 +1366,8 @@ typedef struct stx__sru_rows {
     int large, tanh_, gates;
 } stx__sru_rows;
 
-/* Describes `steps` steps of a block. `row` is the row in which the loop starts: that
-   of the first step in the forward pass, and of the last step in the backward pass,
+/* Describes `steps` steps of a block. `row` is the row in which the loop starts: the
+   first step's row in the forward pass, or the last step's row in the backward pass,
    which runs in reverse. */
 static void stx__sru_set_rows(stx__sru_rows *r, const stx__sru_block *block, size_t row,
                               size_t steps) {
@@ -2383,8 +2388,8 @@ typedef struct stx__sru_job {
     int memory, c0, last;           /* 1 for each optional tensor that is present */
 } stx__sru_job;
 
-/* *mask receives a dropout mask (B,O) for all times, or NULL if nothing is dropped.
-   Returns 0 after an error. */
+/* *mask receives a dropout mask (B,O) for all time steps, or NULL if nothing is
+   dropped. Returns 0 after an error. */
 static int stx__sru_mask(stx_sru *m, size_t l, size_t B, stx_tensor **mask) {
     stx_ctx *x = m->ctx;
     stx_tensor *ones;
@@ -2607,7 +2612,7 @@ STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b) {
     stx_memory_reset_stream(s->memory, b);
 }
 
-/* Checks that a segment's state, the one named `which` ("in" or "out"), fits the model
+/* Checks that the state passed to a segment as `which` ("in" or "out") fits the model
    and the number of streams. */
 static int stx__sru_state_fits(const stx_sru *m, const stx_tensor *h, const stx_sru_state *s,
                                const char *which) {

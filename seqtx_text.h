@@ -226,12 +226,12 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len);
 
 typedef struct stx_corpus stx_corpus;
 
-/* Opens the bytes [begin, end) of a file as tokens. With STX_TOK_BYTES the file is
-   memory-mapped instead of copied, so it can be larger than 4 GiB. Tokens of other kinds
-   are stored in 2 bytes if V <= 65536, otherwise in 4. Fails for the same reasons as
-   stx_vocab_build and stx_vocab_encode; errors give the position in the file. The
-   vocabulary can be freed afterwards. The file must not be truncated while the corpus is
-   open. */
+/* Opens the bytes [begin, end) of a file as tokens. With STX_TOK_BYTES, the file is
+   memory-mapped instead of copied, so it can be larger than 4 GiB. Tokens of other
+   kinds are stored in 2 bytes if V <= 65536, otherwise in 4. Fails for the same reasons
+   as stx_vocab_build and stx_vocab_encode; errors give the position in the file. The
+   vocabulary can be freed afterwards. The file must not be truncated while the corpus
+   is open. */
 STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path,
                                     uint64_t begin, uint64_t end);
 
@@ -629,8 +629,8 @@ static int32_t stx__dict_find(const stx__dict *d, const unsigned char *s, size_t
     return d->nslot ? (int32_t)d->slot[stx__dict_slot(d, s, n)] - 1 : -1;
 }
 
-/* Doubles the number of slots. The list can hold half as many pieces. Returns 0 after
-   an error. */
+/* Doubles the number of slots. The list can then hold half as many pieces as there are
+   slots. Returns 0 after an error. */
 static int stx__dict_grow(stx__dict *d) {
     size_t nslot = d->nslot ? d->nslot * 2 : 1024, i;
     uint32_t *slot = NULL;
@@ -1500,7 +1500,7 @@ struct stx_corpus {
     const int32_t *own;         /* stx_corpus_wrap: the caller's tokens */
 };
 
-/* Does the work of stx__corpus_fill for PIECES, but encodes the text only once. */
+/* Implements stx__corpus_fill for PIECES, encoding the text only once. */
 static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n,
                               const char *path, size_t base) {
     int32_t *ids = NULL;
@@ -1673,7 +1673,7 @@ struct stx_batches {
     int rule;
 };
 
-/* Returns the number of tokens of the corpus that d selects. */
+/* Returns the number of corpus tokens that d selects. */
 static size_t stx__batches_tokens(const stx_corpus *c, const stx_batches_desc *d) {
     size_t left = c && d->first < c->size ? c->size - d->first : 0;
     return d->count && d->count < left ? d->count : left;
@@ -1766,8 +1766,8 @@ STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d)
     return n <= T ? 0 : (n - T + T - 1) / T; /* number of batches until p >= n - T */
 }
 
-/* Returns the number of tokens by which a stream is rotated in this epoch. It depends
-   only on the seed, the row and wraps. */
+/* Returns the number of tokens by which a stream is rotated in this epoch. The number
+   depends only on the seed, the row and wraps. */
 static size_t stx__batches_rotation(const stx_batches *b, size_t row, int eval) {
     uint32_t u[4];
     if (b->how != STX_BATCH_ROLL || eval) return 0;
