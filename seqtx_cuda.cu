@@ -282,8 +282,8 @@ static __device__ __forceinline__ float stx__warp_max(float v) {
    stx__mma_bf16_2 and stx__mma_tf32_3 exist because one call is faster on the host. */
 #ifdef CUDA_HOST
     /* Marks a kernel whose short loops must also be unrolled by the host compiler.
-       Otherwise the arrays of the kernel are not kept in registers, and the sanitizers
-       check every access to these arrays. */
+       Otherwise the kernel's arrays are not kept in registers, and the sanitizers check
+       every access to these arrays. */
   #if defined(__GNUC__) && !defined(__clang__)
     #define STX__HOST_UNROLLED __attribute__((optimize("O3")))
   #else
@@ -458,17 +458,17 @@ typedef struct stx__ring {
 /* The state of a context's GPU */
 struct stx_gpu {
     int index;          /* CUDA device number */
-    char name[96];      /* such as "NVIDIA H200, sm_90" */
+    char name[96];      /* name and architecture, such as "NVIDIA H200, sm_90" */
     int sms, major, minor;      /* sms: multiprocessors; major, minor: compute capability */
     size_t shared_max;  /* limit of dynamic shared memory per block, in bytes */
-    cudaStream_t stream;        /* runs all work of the context in order */
+    cudaStream_t stream;        /* runs all of the context's work in order */
 
     /* options */
     int half;           /* 1 with STX_PREC_BF16: activations are bfloat16, parameters have twins */
     int tf32;           /* 1: float GEMMs may use tf32 */
-    int tune;           /* choice of a GEMM plan's algorithm. 0: first choice of the
-                           heuristic; 1: the fastest when timed; for tests, -1: seqtx's
-                           kernel, -2: like 0, but without epilogues */
+    int tune;           /* how a GEMM plan's algorithm is chosen. 0: the heuristic's first
+                           choice; 1: the fastest in a timed run; for tests, -1: seqtx's
+                           kernel; -2: like 0, but without epilogues */
     int split_k;        /* for tests: number of K slices of GEMMs that can split K;
                            0: chosen from the sizes */
     int attention;      /* version of the attention, see stx_cuda_attention */
@@ -482,7 +482,7 @@ struct stx_gpu {
     size_t bytes;       /* memory in use, excluding scratch */
     uint64_t *shift;    /* in device memory; added to the stream number of every random
                            number, so that a replayed step draws new random numbers */
-    stx__ring upload;   /* copies to the GPU; the caller may reuse its buffer on return */
+    stx__ring upload;   /* copies data to the GPU; callers may reuse their buffers on return */
     stx__ring report;   /* copies step results to the host, see stx_cuda_report */
 
     /* capture */
@@ -491,7 +491,7 @@ struct stx_gpu {
     stx_graph *graphs;  /* list of all graphs */
     char graph_error[128];      /* why the last step was not captured; "" if it was */
 
-    /* state of later sections */
+    /* state for later sections of this file */
     cublasLtHandle_t lt;
     struct stx__plans *plans;               /* see >>gemm */
     struct stx__deferred_sums *deferred;    /* see >>shares, sums */
@@ -502,8 +502,8 @@ static stx_gpu *stx__gpu(const stx_ctx *x) {
     return (stx_gpu *)stx_ctx_gpu(x);
 }
 
-/* Makes the GPU of x the current device of the calling thread and returns it. A thread
-   may use contexts on several GPUs, and a new thread starts with GPU 0. */
+/* Makes x's GPU the calling thread's current device and returns it. A thread may use
+   contexts on several GPUs, and a new thread starts with GPU 0. */
 static stx_gpu *stx__use_gpu(const stx_ctx *x) {
     stx_gpu *g = stx__gpu(x);
     if (g) (void)cudaSetDevice(g->index);
@@ -520,7 +520,7 @@ static const stx__range *stx__range_of(stx_gpu *g, const void *p) {
     return NULL;
 }
 
-/* Returns the stx__array of the pointer p, to be passed to a kernel. p may be NULL. */
+/* Returns an stx__array for the pointer p, to be passed to kernels. p may be NULL. */
 static stx__array stx__array_of(const stx_ctx *x, const void *p) {
     stx__array v = {(void *)p, NULL, 0};
     stx_gpu *g = stx__gpu(x);
@@ -665,8 +665,8 @@ static void stx__graphs_end(stx_gpu *g) {
     }
 }
 
-/* Ends the group of this rank. During a capture, stx__group_after_capture does this
-   later, because the graph being captured also contains kernels of `comm`. */
+/* Ends this rank's group. During a capture, stx__group_after_capture does this later,
+   because the graph being captured also contains kernels of `comm`. */
 static void stx__group_give_up(stx_gpu *g) {
     stx__group *c = g->group;
     if (!c || !c->comm) return;
@@ -693,8 +693,8 @@ static const char *stx__nccl_advice(ncclResult_t r) {
 }
 
 /* Sets the context's error after an NCCL error, and ends the group. During a capture,
-   the error may only mean that NCCL cannot be captured: then no error is set, and the
-   step is launched without a graph. Returns 0. */
+   the error may only mean that NCCL calls cannot be captured. In that case no error is
+   set, and the step is launched without a graph. Returns 0. */
 static int stx__nccl_failed(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *what) {
     stx__group *c = g->group;
     if (g->capturing && r != ncclRemoteError && r != ncclSystemError) {
@@ -815,7 +815,7 @@ static int stx__scratch_grow(stx_ctx *x, stx_gpu *g, size_t bytes, const char *w
 
 /* Returns `bytes` bytes of device scratch memory for the kernels of one launcher, or
    sets an error and returns NULL. The next launcher may use the same memory, because
-   its kernels run after these in the stream. */
+   its kernels run later in the stream. */
 static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
     stx_gpu *g = stx__use_gpu(x);
     if (!stx_ok(x)) return NULL;
@@ -992,9 +992,9 @@ stx__columns_sum_kernel(stx__column_targets to, const float *part, size_t ld, si
    backward pass adds to the gradient of a parameter and does not read it, so the second
    stage of such a sum can wait until one launch finishes many sums. This happens when a
    table or a buffer of partial sums is full, before gradients are sent to other ranks,
-   and when the tape has been traversed. The deferred sums of an array are added in the
-   same order as without deferring, but other kernels may add to the array before them.
-   The order of all additions is fixed in either case.
+   and when the tape has been traversed. An array's deferred sums are added in the same
+   order as without deferral, but other kernels may add to the array before them. The
+   order of all additions is fixed in either case.
 
    There are two tables: column sums, and the K slices of GEMMs (see >>gemm). */
 enum { STX__DEFERRED_MAX = 24 };
@@ -1266,9 +1266,9 @@ void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, s
   for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; \
        n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
 
-/* Returns the sum or maximum over the T threads of a row, in all of these threads. The
-   tree is fixed: first the lanes of each warp, then the warps. `sh` is shared memory
-   for 32 elements. */
+/* Returns the sum or maximum over the T threads of a row, in all of these threads.
+   Values are combined in a fixed tree: first the lanes of each warp, then the warps.
+   `sh` is shared memory for 32 elements. */
 template <int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
     if constexpr (sizeof v == 8)
         v = stx__warp_sum_f64(v);
@@ -1299,8 +1299,8 @@ template <int T> static __device__ __forceinline__ float stx__row_max(float v, f
 }
 
 /* y (1) = or += the sum of `part` (n), divided by the divisor. There is one block. Each
-   thread adds every 1024th element in order, then the sums of the threads are added in
-   a fixed tree. */
+   thread adds every 1024th element in order, then the threads' sums are added in a
+   fixed tree. */
 STX__GLOBAL(1024)
 stx__total_kernel(stx__array y, const double *part, size_t n, double divisor, int accumulate) {
     STX__SHARED(double, sh, 32);
@@ -1311,7 +1311,7 @@ stx__total_kernel(stx__array y, const double *part, size_t n, double divisor, in
     if (threadIdx.x == 0) stx__add(y, 0, (float)(s / divisor), accumulate);
 }
 
-/* The terms that stx__sum_kernel adds: a, (a - b)^2 or a b */
+/* The terms that stx__sum_kernel adds: `a`, (a - b)^2 or the product a b */
 enum { STX__SUM, STX__SUM_SQUARES, STX__SUM_PRODUCTS };
 
 template <int MODE> static __device__ __forceinline__ double stx__term(float a, float b) {
@@ -1327,8 +1327,8 @@ template <int MODE> static __device__ __forceinline__ double stx__term(float a, 
 
 /* `part` (chunks) = sums of the terms of `a` and b (n) over chunks of `each` elements,
    a multiple of 4. There is one block per chunk. Each thread adds every 256th group of
-   4 elements (every 256th element if `four` is 0) in double, then the sums of the
-   threads are added in a fixed tree. */
+   4 elements (every 256th element if `four` is 0) in double, then the threads' sums are
+   added in a fixed tree. */
 template <int MODE>
 STX__GLOBAL(256)
 stx__sum_kernel(double *part, stx__array a, stx__array b, size_t n, size_t each, int four) {
@@ -1829,9 +1829,8 @@ static __device__ __forceinline__ int stx__same_head(const stx__array &a, const 
     return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
 }
 
-/* Elements of the head and the tail are numbered consecutively. Returns the position in
-   the row of the element with number i. The row has `fours` groups of 4 between head
-   and tail. */
+/* Elements of the head and the tail are numbered consecutively. Returns the position of
+   element number i in the row. The row has `fours` groups of 4 between head and tail. */
 static __device__ __forceinline__ size_t stx__row_edge(size_t i, size_t head, size_t fours) {
     return i < head ? i : i + 4 * fours;
 }
@@ -1857,8 +1856,8 @@ static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v
 
 /* Computes the maximum and the sum of e^(v - max) of the n elements at a[start] in one
    pass. Returns the result in all T threads of the row. A thread loads four groups of 4
-   before it uses the first. The sums of the threads are rescaled to the common maximum
-   and added in a fixed tree. If all elements are -infinity, the sum is NaN, because
+   before it uses the first. The threads' sums are rescaled to the common maximum and
+   added in a fixed tree. If all elements are -infinity, the sum is NaN, because
    e^(v - max) is NaN. */
 template <int T>
 static __device__ __forceinline__ stx__lse stx__row_lse(const stx__array &a, size_t start, size_t n,
@@ -1953,8 +1952,8 @@ void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t
    y = softmax(a):       da (N,C) = or += y (dy - sum_c y dy)
    y = log_softmax(a):   da (N,C) = or += dy - e^y sum_c dy                        (LOG)
    T threads handle a row in two passes: the first computes the sum, the second the
-   result. Each thread adds in a fixed order, then the sums of the threads are added in
-   a fixed tree. With LOG and small blocks, the bound on blocks per multiprocessor keeps
+   result. Each thread adds in a fixed order, then the threads' sums are added in a
+   fixed tree. With LOG and small blocks, the bound on blocks per multiprocessor keeps
    the compiler from spilling registers. */
 template <int T, int LOG>
 STX__GLOBAL(STX__ROW_BLOCK(T), LOG && T <= 256 ? 5 : 0)
@@ -2062,9 +2061,9 @@ struct stx__norm_fwd_nums {
        rstd = 1 / sqrt(sum_c (s - mean)^2 / C + eps)
        y    = (s - mean) rstd gain + shift
 
-   A warp handles a row and keeps it in registers: lane l holds the Q groups of 4 elements
-   with indices l, l + 32, .. C is a multiple of 4 and at most 128 Q. Each lane adds its
-   groups in order, then the warp adds the sums of its lanes. */
+   A warp handles a row and keeps it in registers: lane l holds the Q groups of 4
+   elements with indices l, l + 32, .. C is a multiple of 4 and at most 128 Q. Each lane
+   adds its groups in order, then the warp adds its lanes' sums. */
 template <int Q, int RESIDUAL>
 STX__GLOBAL(256)
 stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__dropout d) {
@@ -2249,15 +2248,16 @@ static __device__ __forceinline__ void stx__norm_bwd_store(float *part, float *s
        din    = or += rstd (g - mean_c(g) - xhat mean_c(g xhat))
        dgain  += sum_n dy xhat
        dshift += sum_n dy
-   With df, where in = h + dropout(f + bias) and din0 is the term added to din:
+   With df, where in = h + dropout(f + bias), din0 is the term added to din, and
+   mask / keep is the dropout factor:
        df     = or += din0 mask / keep
        dbias  += sum_n din0 mask / keep                               (BIAS)
 
    As in the forward pass, a warp keeps a row in registers. It also keeps the sums over
    its rows in registers, so dy and `in` are read only once for all gradients. A block
    of 4 warps handles `rows` consecutive rows, a number that depends on N alone. Unless
-   `part` is NULL, the block adds the sums of its warps in order and stores them in
-   `part` (blocks, 2 + BIAS, C). */
+   `part` is NULL, the block adds its warps' sums in order and stores them in `part`
+   (blocks, 2 + BIAS, C). */
 template <int Q, int BIAS>
 STX__GLOBAL(128)
 stx__norm_bwd_kernel(stx__norm_bwd_nums v, float *part, size_t N, size_t C, size_t rows,
@@ -2413,7 +2413,8 @@ static void stx__norm_bwd_any(stx_ctx *x, const char *name, const stx_residual_n
     }
 }
 
-/* Forward: s = h + dropout(f + bias), y = layernorm(s). With the gradient g of s,
+/* Forward: s = h + dropout(f + bias), y = layernorm(s). With the gradient g of s and
+   the dropout factor mask / keep,
    ds = or += g ; df = or += g mask / keep ; dbias += sum_n g mask / keep */
 void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
     static const char name[] = "stx_residual_norm_bwd";
@@ -2786,7 +2787,8 @@ static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const s
     if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); \
   } while (0)
 
-/* Like STX__LT, but the call sets an attribute of a GEMM, a layout or a preference */
+/* Like STX__LT, for calls that set an attribute of a GEMM descriptor, a layout or a
+   preference */
 #define STX__LT_SET_OP(s, op, attribute, value) \
   STX__LT(s, cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), \
                                             sizeof(value)))
@@ -3200,7 +3202,8 @@ static int stx__alignment(const void *p, int half, size_t rows, size_t ld, size_
     return (int)(a & (0 - a));
 }
 
-/* A GEMM prepared for cublasLt: its operands, and its sizes after the batch is merged */
+/* A GEMM prepared for cublasLt: its operands, and its sizes; the batch may have been
+   merged into M or K */
 typedef struct stx__lt_job {
     const stx_gemm_args *g;
     size_t batch, M, N, K;
@@ -3812,8 +3815,8 @@ struct stx__means_nums {
 };
 
 /* y (1) = y0 + s sum_k mean(a[k]), a[k] (n[k]). The arrays are small, so there is one
-   block. Each thread adds every 256th element of each array in order, in double, then the
-   sums of the threads are added in a fixed tree. */
+   block. Each thread adds every 256th element of each array in order, in double, then
+   the threads' sums are added in a fixed tree. */
 STX__GLOBAL(256) stx__add_means_fwd_kernel(stx__means_nums m) {
     STX__SHARED(double, sh, 32);
     double mean = 0;
@@ -3872,7 +3875,7 @@ void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
    ignored rows. If weights.p is NULL, all weights are 1. If divisor is 0, the divisor
    is N mean[0], or if mean.p is NULL, the sum of the weights of the rows that are not
    ignored. One block computes that sum: each thread adds every 1024th row in order,
-   then the sums of the threads are added in a fixed tree. */
+   then the threads' sums are added in a fixed tree. */
 STX__GLOBAL(1024)
 stx__loss_weights_kernel(stx__array w, int32_t *known, const int32_t *targets, stx__array weights,
                          size_t N, int ignore, int32_t ignored, double divisor, stx__array mean) {
@@ -4455,10 +4458,10 @@ static __device__ float stx__attn_plain_factor(const stx__attn_plain_rows &p, si
 }
 
 /* Softmax. Replaces the logits in s with the factors of the values. The factors include
-   dropout and sqrt(N), and are 0 for keys that the query does not see. row_max,
-   inv_sum: see stx_attention_args. One warp per row makes three passes: maximum, sums,
-   weights. Each lane adds every 32nd column in ascending order, then the warp adds the
-   sums of its lanes in a fixed tree. */
+   dropout and sqrt(N), and are 0 for keys that the query does not see. For row_max and
+   inv_sum, see stx_attention_args. One warp per row makes three passes: maximum, sums,
+   weights. Each lane adds every 32nd column in ascending order, then the warp adds its
+   lanes' sums in a fixed tree. */
 STX__GLOBAL(4 * STX__WARP) stx__attn_plain_softmax_kernel(stx__attn_plain_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     const int lane = (int)(threadIdx.x % STX__WARP);
@@ -4730,7 +4733,7 @@ static void stx__attn_plain_panels(stx__attn_plain *A, int backward) {
     A->units = STX_MAX((size_t)1, STX_MIN(STX_MIN(A->units, a->B * a->H), (size_t)65535));
 }
 
-/* Divides args.work into the scratch arrays and returns its size in bytes. */
+/* Divides args.work among the scratch arrays and returns the required size in bytes. */
 static size_t stx__attn_plain_layout(stx__attn_plain *A, int backward) {
     const stx_attention_args *a = A->a;
     char *base = a->work ? (char *)(((uintptr_t)a->work + 255) / 256 * 256) : NULL;
@@ -5180,8 +5183,8 @@ typedef struct stx__attn_params {
 } stx__attn_params;
 
 /* Returns the address from which the kernels read an operand: bfloat16 activations, the
-   bfloat16 copy of a parameter, or floats. Clears *ok if the operand is not stored in
-   such a form, or if its rows are not aligned to 16 bytes. */
+   bfloat16 copy of a parameter, or floats. Clears *ok if the operand is stored in
+   another form, or if its rows are not aligned to 16 bytes. */
 static const void *stx__attn_operand(const stx_ctx *x, const void *p, int half, size_t ld,
                                      int *ok) {
     stx__array v;
@@ -5406,8 +5409,8 @@ static __device__ __forceinline__ int stx__attn_dr_width(const stx__attn_params 
 }
 
 /* Writes the work list, with `tiles` tiles per head. Unless `place` is NULL, also
-   assigns the columns of dR, `room` in all, to the heads. `head` is shared memory for
-   the windows of all heads. */
+   assigns the `room` columns of dR to the heads. `head` is shared memory for the
+   windows of all heads. */
 static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_params &p,
                                                            uint32_t *list, int tiles, int bq,
                                                            int bk, stx__attn_dr_slot *place,
@@ -6221,7 +6224,7 @@ typedef struct stx__attn_fwd_tile {
     const unsigned char *k, *v, *ring, *qs, *qr;
     float *ramp;
     int lane;
-    int window;   /* 1: keys of the window; 0: persistent vectors */
+    int window;   /* 1: the tile holds keys of the window; 0: persistent vectors */
     int s, j0, i; /* s: step; j0: first key or vector of the tile; i: the warp's first query */
     float sc;     /* scale of the logits, times log2 e if elements are bfloat16 */
 } stx__attn_fwd_tile;
@@ -7006,8 +7009,8 @@ typedef struct stx__attn_bwd_params {
                                       key minus first query in diagonal 0 */
     int splits;                    /* number of splits that the units are divided into; one
                                       partial sum per split */
-    int units;                     /* batch rows, or batch rows x heads if all heads share
-                                      a table */
+    int units;                     /* number of units: batch rows, or (batch row, head)
+                                      pairs if all heads share a table */
     int persistent;                /* 1 if the key sweep processes persistent vectors */
     int prefetch;                  /* 1 if shared memory has space for the next tile */
     float root_d, root_n;          /* sqrt(D), sqrt(N) */
@@ -7285,7 +7288,8 @@ typedef struct stx__attn_bwd_strip {
     int ring, chunks;                      /* `ring` is the ring chunk of the window's first row,
                                               `chunks` the number of chunks in the ring */
     int persistent;                        /* 1 if the tile holds persistent vectors */
-    float row_max[2], inv_sum[2], dsum[2]; /* of rows g and g + 8 (g = lane / 4); 0 beyond T */
+    float row_max[2], inv_sum[2], dsum[2]; /* values for rows g and g + 8 (g = lane / 4); 0
+                                              for rows beyond T */
 } stx__attn_bwd_strip;
 
 static __device__ __forceinline__ int stx__attn_bwd_wrap(int c, int chunks) {
@@ -7876,7 +7880,7 @@ stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, stx__array dy, s
 
        without prefetching   barrier (all warps have finished the previous tile), then
                              start the copies of this tile
-       always                wait for the copies, then barrier (those of all threads are
+       always                wait for the copies, then barrier (all threads' copies are
                              complete)
        with prefetching      start the copies of the next tile
        always                process this tile
@@ -7886,7 +7890,8 @@ stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, stx__array dy, s
    change results. */
 
 /* Stores 16 columns of a strip's dR, packed as a left factor, in the strip's rows at
-   `to`, starting at column y. Does nothing if the head has no such columns. */
+   `to`, starting at column y. Does nothing if column y is outside the head's `width`
+   columns. */
 static __device__ __forceinline__ void stx__attn_bwd_dr_store(stx__bf16 *to, int width, int y,
                                                               const uint4 &f) {
     const int lane = (int)threadIdx.x & 31;
@@ -8341,7 +8346,8 @@ static __device__ __forceinline__ void stx__attn_bwd_key_store(const stx__attn_b
     stx__attn_bwd_store_kv(a, 1, z, h, row, column, dv, 1.0f, rows);
 }
 
-/* Walks the queries lo .. hi-1 of batch rows b0 .. b1-1 and adds to dk and dv. */
+/* Walks the queries lo .. hi-1 of batch rows b0 .. b1-1 and adds their contributions to
+   dk and dv. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_key_walk(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -8463,8 +8469,8 @@ static __device__ __forceinline__ void stx__attn_bwd_next_tile(const stx__attn_p
     } while (Sh::MASK && p.key_mask && b < end && !stx__attn_key_mask<Sh::BK>(p, b, i0 + off));
 }
 
-/* Adds dR^T (q + vb) of a strip to dPE. Chunks first .. last of its dR must be in
-   shared memory. */
+/* Adds dR^T (q + vb) of a strip to dPE. Chunks `first` to `last` of the strip's dR must
+   be in shared memory. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_pe_sums(float (&acc)[XS][Sh::PE_NB][4],
                                                              const unsigned char *dr,
@@ -8494,7 +8500,7 @@ static __device__ __forceinline__ void stx__attn_bwd_pe_sums(float (&acc)[XS][Sh
     }
 }
 
-/* Stores a block of 8 columns of the strip's dR in shared memory, from column c. */
+/* Stores 8 columns of the strip's dR in shared memory, starting at column c. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_put_dr(unsigned char *dr, int c,
                                                             const float (&u)[4]) {
@@ -8956,8 +8962,8 @@ typedef struct stx__attn_bwd_choice {
     stx__attn_bwd_kernel table; /* computes dPE from rows of dR; NULL for floats */
     size_t shared_table;
     int columns; /* columns per block of `table` */
-    int rows;    /* memory for rows of dR: 0 none, 1 STX__ATTN_BWD_DR_BYTES, 2 half of what
-                    the rows require (for tests) */
+    int rows;    /* memory for rows of dR. 0: none; 1: STX__ATTN_BWD_DR_BYTES; 2: half of
+                    what the rows require (for tests) */
 } stx__attn_bwd_choice;
 
 template <class Sh> static void stx__attn_bwd_choose_table(stx__attn_bwd_choice *, ...) {}
@@ -9423,7 +9429,7 @@ enum { STX__ATTN_MAX_HEADS = 256 };
 
 /* Returns whether to use the fused kernels: they must support the call, and g->attention
    must not select the plain kernels (see stx_cuda_attention). row_max and inv_sum are
-   always floats, because the two passes of a call may use different versions. */
+   always floats, because the forward and the backward pass may use different versions. */
 static int stx__attn_use_fused(stx_ctx *x, const stx_attention_args *a) {
     int version = stx__gpu(x)->attention;
     return version != 1 && version != 3 && stx__attn_fused_can(x, a);
@@ -9720,9 +9726,10 @@ template <class E> struct stx__sru_output<E, 1> {
     }
 };
 
-/* These functions find steps to skip. stx__sru_pad returns nonzero if step n is padding.
-   stx__sru_skips returns a bit mask of the steps to skip among the 32 from n0: padding
-   and steps beyond the last one. Its argument pad is stx__sru_pad of step n0 + lane. */
+/* These functions find steps to skip. stx__sru_pad returns nonzero if step n is
+   padding. stx__sru_skips returns a bit mask of the steps to skip among the 32 from n0:
+   padding and steps beyond the last one. Its argument `pad` is the result of
+   stx__sru_pad for step n0 + lane. */
 static __device__ __forceinline__ int stx__sru_pad(const stx__sru &p, const stx__sru_column &q,
                                                    size_t n) {
     return p.pad && n < p.T ? p.pad[stx__sru_row(q, n)] != 0 : 0;
@@ -10271,8 +10278,8 @@ static int stx__comp_refused(stx_ctx *x, const stx_comp_groups *g, const char *w
     return !stx_ok(x);
 }
 
-/* Returns the groups with their stride resolved, and sets *four to 1 if rows can be
-   read four elements at a time, otherwise to 0. */
+/* Returns a copy of *g in which a stride of 0 is replaced by the default, and sets
+   *four to 1 if rows can be read four elements at a time, otherwise to 0. */
 static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__array &rows,
                                          int *four) {
     stx_comp_groups s = *g;
@@ -10492,7 +10499,7 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
 
 // >>usage
 
-/* Adds the softmax weights of key first + j, summed over queries and averaged over
+/* Adds the softmax weights of key `first` + j, summed over queries and averaged over
    heads, to usage[b][j][0], and the number of queries to usage[b][j][1]. Each weight is
    recomputed from its logit and the statistics of the row.
 
@@ -10566,7 +10573,7 @@ static __device__ __forceinline__ void stx__comp_usage_dots(float (&c)[4][4], co
     enum { LD = STX__USAGE_TILE + 4, LR = STX__USAGE_POSITIONS + 4 };
 
     const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
-  #pragma unroll 4 /* 3 blocks per multiprocessor without spills */
+  #pragma unroll 4 /* allows 3 blocks per multiprocessor without spills */
     for (int d = 0; d < STX__USAGE_STEP; d++) {
         float a[4], k[4], v[4], w[7];
         for (int e = 0; e < 4; e++) {
@@ -11915,8 +11922,8 @@ stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t
     if (d.p) stx__columns_add(d, part + blockIdx.y * C, 4 * C, chunks, C, sh);
 }
 
-/* Adds the dots of each draw's rows to dw (draws,3). T threads per draw: each adds
-   every T-th row, then a fixed tree adds the threads' sums. */
+/* Adds the dot products of each draw's rows to dw (draws,3). T threads per draw: each
+   adds every T-th row, then a fixed tree adds the threads' sums. */
 template <int T>
 STX__GLOBAL(256)
 stx__par_mix_dw_kernel(stx__array dw, const double *work, size_t draws, size_t N, size_t period,
@@ -12410,7 +12417,7 @@ void stx_optim_prepare_cuda(stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, s
        p   = p - lr buf, g = 0           (p - lr g' without a buffer)
 
    A block processes one chunk at a time, a thread 4 adjacent elements at a time. This
-   also holds for the other update kernels below. */
+   also holds for the update kernels below. */
 STX__GLOBAL(256)
 stx__sgd_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t, const stx_update *u,
                 float momentum, float decay) {
@@ -12849,7 +12856,7 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
         stx_cuda_close(g);
         return NULL;
     }
-    (void)cudaGetLastError(); /* clears an earlier error of other code in this process */
+    (void)cudaGetLastError(); /* clears an earlier error caused by other code in this process */
     return g;
 }
 
@@ -12978,7 +12985,7 @@ void stx_cuda_download(stx_ctx *x, void *host, const void *from, size_t bytes) {
     if (stx__cuda_ok(x, g, e, what)) stx__wait(x, g, g->stream, NULL, what);
 }
 
-/* Copies n elements and converts them to the storage of `to`. A thread copies one
+/* Copies n elements and converts them to the element type of `to`. A thread copies one
    element at a time. */
 STX__GLOBAL(256) stx__convert_kernel(stx__array to, stx__array from, size_t n) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
@@ -13398,9 +13405,9 @@ void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n) {
 }
 
 /* Exchanges of host memory pass through the buffers of the group, in parts of at most
-   STX__GROUP_BYTES. Callers call stx__group_begin once, then stx__group_put, NCCL and
-   stx__group_end for each part. An exchange waits for all earlier work, even for work
-   whose results it does not need: all ranks must enqueue the exchanges of a
+   STX__GROUP_BYTES. Callers call stx__group_begin once, then stx__group_put, an NCCL
+   call and stx__group_end for each part. An exchange waits for all earlier work, even
+   for work whose results it does not need: all ranks must enqueue the exchanges of a
    communicator in the same order, and replayed steps contain exchanges too. */
 static int stx__group_begin(stx_ctx *x, stx_gpu *g, const char *what) {
     /* a step that exchanges host memory cannot be replayed: instead, the step is
