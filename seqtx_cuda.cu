@@ -625,7 +625,7 @@ static int stx__cuda_ok(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what)
 }
 
 struct stx_graph {
-    cudaGraphExec_t exec;   /* NULL after the end of the group in which it was captured */
+    cudaGraphExec_t exec;   /* NULL once the group in which it was captured has ended */
     stx_graph *next;
 };
 
@@ -823,9 +823,9 @@ static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
     return g->scratch;
 }
 
-/* Returns 1 if host and device may exchange data now. Such transfers are not allowed
-   during a capture, because every replay would transfer the same data. In that case,
-   marks the step as not repeatable and returns 0. */
+/* Returns 1 if host and device may exchange data now. Transfers are not allowed during
+   a capture, because every replay would transfer the same data. In that case, marks the
+   step as not repeatable and returns 0. */
 static int stx__host_copy_allowed(stx_gpu *g) {
     if (g->capturing) g->repeatable = 0;
     return !g->capturing;
@@ -871,7 +871,7 @@ static __device__ __forceinline__ void stx__addn(const stx__array &a, size_t i, 
 }
 
 /* A loop over i = 0, W, 2 W, .. below n, distributed over all threads of the grid. The
-   grid may have fewer threads than iterations. */
+   grid may have fewer threads than the loop has iterations. */
 #define STX__STEP(i, n, W) \
   for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; \
        i += (size_t)gridDim.x * blockDim.x * W)
@@ -1258,9 +1258,9 @@ void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, s
     stx__columns(x, "stx_sum_rows", &a);
 }
 
-/* A row of data is handled by T = 32, 256 or 1024 threads. With T = 32, each warp handles
-   a row and a block has 8 warps; otherwise a block handles a row. STX__EACH_ROW is the
-   loop over rows n < N of such a kernel. */
+/* A row of data is handled by T = 32, 256 or 1024 threads. With T = 32, each warp
+   handles a row and a block has 8 warps; otherwise a block handles a row. In these
+   kernels, STX__EACH_ROW is the loop over the rows n < N. */
 #define STX__ROW_BLOCK(T) ((T) == 32 ? 256 : (T))
 #define STX__EACH_ROW(n, N, T) \
   for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; \
@@ -1593,7 +1593,8 @@ static __device__ __forceinline__ float stx__act(float v, int act) {
     }
 }
 
-/* Returns g act'(a), given y = act(a) and, for GELU, a. */
+/* Returns g times act'(a), the slope at `a`. GELU reads `a`, and the other activations
+   read y = act(a). */
 static __device__ __forceinline__ float stx__act_slope(float g, float y, float a, int act) {
     switch (act) {
     case STX_ACT_RELU: return y > 0 ? g : 0;
@@ -4174,18 +4175,18 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
        s (n, W + N)      column c < W: key j0 + c; column W + k: persistent vector k
 
    The position term needs no separate matrix: row r of (q + vb) PE^T is added to s at a
-   column offset that increases by one per row, and the same view of ds gives the gradient
-   of pe (see skew in stx__mat). dk, dv and the gradients that several units share (pe, u,
-   vb, z, pk, pv) are first summed in float per unit, then over the units of a chunk in
-   order. They are added to the gradient arrays once, at the end. */
+   column offset that increases by one per row, and the same view of ds gives the
+   gradient of pe (see `skew` in stx__mat). dk, dv and the gradients that several units
+   share (pe, u, vb, z, pk, pv) are first summed in float per unit, then over the units
+   of a chunk in order. They are added to the gradient arrays once, at the end. */
 
 /* One matrix per unit (b,h). If z is the index of the unit in its chunk, the element in
    row r and column c has the index
        at + b batch_stride + h head_stride + z unit_stride + (first + r) row_stride + c
-   Rows with first + r outside [0,rows), such as keys before the first one, are zero, and
-   so are padded keys, for which pad[b pad_stride + first + r] is not 0. If bias is set,
-   its element h head_stride + c is added. With skew, column c is the stored column
-   c + r + skew_offset, or zero if that is outside [0,width). */
+   Rows with first + r outside [0,rows), such as keys before the first one, are zero,
+   and so are padded keys, for which pad[b pad_stride + first + r] is not 0. If `bias`
+   is set, its element h head_stride + c is added. With `skew`, column c is the stored
+   column c + r + skew_offset, or zero if that is outside [0,width). */
 typedef struct stx__mat {
     stx__array a, bias;
     size_t at, batch_stride, head_stride, unit_stride, row_stride;
@@ -6763,7 +6764,8 @@ stx__attn_fwd(stx__attn_params p, const uint32_t *list, int tiles) {
             continue;
         }
 
-        /* the largest and the smallest distance between rows of the warp and keys */
+        /* the largest and the smallest distance between the warp's queries and the
+           tile's keys */
         max_delta = p.C + w.i + ROWS - 1 - w.j0;
         min_delta = p.C + w.i - (w.j0 + BK - 1);
         if (w.i >= p.T) continue;
@@ -7341,9 +7343,9 @@ static __device__ __forceinline__ int stx__attn_bwd_is_interior(const stx__attn_
 
 /* A strip processes a tile in three steps: logits, probabilities, ds. The pe window, K,
    V and the strip's own rows of q, q + vb and dO must be in shared memory. Warps need
-   not synchronise, because each one writes only its own ramp weights there. An interior
-   tile is processed as a whole (stx__attn_bwd_interior), an edge tile in groups of 16
-   keys (stx__attn_bwd_edge_group). Both sum in the same order.
+   not synchronise, because each one writes only its own ramp weights to shared memory.
+   An interior tile is processed as a whole (stx__attn_bwd_interior), an edge tile in
+   groups of 16 keys (stx__attn_bwd_edge_group). Both functions sum in the same order.
 
    stx__attn_bwd_positions computes 16 columns of (q + vb) PE^T, one chunk, and skews
    them into s0 and s1. The first chunk of a tile only prepares `turn` for the next one:
@@ -8114,7 +8116,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
     for (j0 = first, come = 1; j0 < last; j0 = next, step++) {
         const stx__attn_bwd_shared<Sh> now(m, STX__MOVES_K, a.prefetch, step),
             then(m, STX__MOVES_K, a.prefetch, step + 1);
-        /* valid if the next tile is adjacent */
+        /* valid only if the next tile is adjacent */
         const int ring = stx__attn_bwd_wrap(t.ring + Sh::BK / 16, t.chunks);
         t.j0 = j0;
         if (!come) {
@@ -10523,7 +10525,7 @@ typedef struct stx__comp_usage {
 } stx__comp_usage;
 
 /* Loads channels c0 .. c0+15 of the tile's rows of pe to shared memory, one array per
-   channel. d0 is the distance of the first row. */
+   channel. d0 is the query-key distance of the first row. */
 static __device__ __forceinline__ void stx__comp_usage_load_pe(const stx__comp_usage &p, float *ps,
                                                                size_t h, size_t c0, ptrdiff_t d0) {
     enum { LR = STX__USAGE_POSITIONS + 4 };
@@ -10996,7 +10998,7 @@ static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_g
     }
 }
 
-/* Runs the loop of one kind, forward or backward. stx__comp_gate_of_kind selects the
+/* Runs the loop for one kind, forward or backward. stx__comp_gate_of_kind selects the
    kind. */
 template <int W, int K, int BACKWARD>
 static __device__ __forceinline__ void stx__comp_gate_pass(const stx__comp_gate &a) {
@@ -11054,7 +11056,8 @@ stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
         for (int k = 0; k < P; k++) {
             for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
             __syncthreads();
-            /* adds the 8 rows: row r handles element r of each lane's W elements */
+            /* adds the sums of the 8 thread rows; thread row `row` finishes element
+               `row` of each lane's W elements */
             if (row < W && c < a.D) {
                 float t = 0;
                 for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
@@ -11487,7 +11490,8 @@ static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, con
         for (int e = 0; e < W; e++) o[e] = fmaf(w, t[e], o[e]);
 }
 
-/* Loads h and s = h + branch_i, W elements from index i. */
+/* Loads W elements, starting at index i, of h and of the two sums h + branch_0 and
+   h + branch_1. */
 template <int W>
 static __device__ __forceinline__ void stx__par_load_sums(float (&h)[W], float (&s)[2][W],
                                                           const stx__par_mix &a, size_t i) {
@@ -11891,7 +11895,8 @@ stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
             sh2[(row * W + e) * 32 + lane] = s2[e];
         }
         __syncthreads();
-        /* adds the 8 rows: row r handles element r of each lane's W elements */
+        /* adds the sums of the 8 thread rows; thread row `row` finishes element `row`
+           of each lane's W elements */
         if (row < W && c < C) {
             float t = 0, t2 = 0;
             for (int k = 0; k < 8; k++) {
