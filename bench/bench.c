@@ -73,7 +73,8 @@ enum {
 };
 
 static struct {
-    /* matmuls: the lowest ratio to the fastest peer, and to oneDNN's bf16 */
+    /* the lowest speed ratio of a matmul. f32_least: to the fastest peer. bf16_least: to
+       oneDNN's bf16 */
     double f32_least, bf16_least;
     double one_long[PRECISIONS]; /* cost of a layer with one long head and seven short ones,
                                     relative to a layer with eight long heads */
@@ -134,8 +135,8 @@ static const linear linears[] = {
     {"PAR 128", 1024, 128, 512},
     {"PAR 128", 1024, 512, 128},
     /* the adaptive softmax: a head of 250 words and 2 cluster logits, a cluster of
-       2,250 words with 32 channels, and a cluster of 9,500 words with 8 channels. The
-       rows of each are the tokens that use it */
+       2,250 words with 32 channels, and a cluster of 9,500 words with 8 channels. Each
+       has one row per token that uses it */
     {"PAR 128, words", 1024, 128, 252},
     {"PAR 128, words", 512, 32, 2250},
     {"PAR 128, words", 256, 8, 9500}};
@@ -158,9 +159,9 @@ static matmul *matmul_add(int *n, const char *of, const char *what, int ta, int 
     return p;
 }
 
-/* Fills `matmuls` and returns the number of entries. With --quick, these are the
-   smaller squares, the layers of the first model, the matmuls with the fewest rows, and
-   the tiles. */
+/* Fills `matmuls` and returns the number of entries. With --quick, the entries are only
+   the smaller squares, the layers of the first model, the matmuls with the fewest rows,
+   and the tiles. */
 static int matmul_list(void) {
     static const size_t few[2] = {1024, 4096};
     size_t i, s;
@@ -184,7 +185,7 @@ static int matmul_list(void) {
     return n;
 }
 
-/* Contenders of the matmuls. BY_DNNL_BARE is oneDNN's bf16 matmul of operands that are
+/* Contenders for the matmuls. BY_DNNL_BARE is oneDNN's bf16 matmul of operands that are
    already rounded. */
 enum { BY_F32, BY_BF16, BY_CBLAS, BY_MKL, BY_DNNL, BY_DNNL_BF16, BY_DNNL_BARE, BYS };
 
@@ -298,7 +299,7 @@ static void gemm_calm(int by, int t) {
     if (t) nanosleep(&wait, NULL);
 }
 
-/* The ratio of one table row. gemm_ratios contains all of them in increasing order. */
+/* The ratio of one table row. gemm_ratios contains all ratios in increasing order. */
 typedef struct {
     const char *of, *matmul;
     int threads;
@@ -568,8 +569,8 @@ static void bench_gemm(void) {
 
 // >>attention
 
-/* cost: index of the case to which the cost is compared. ramp: 1 if spans are limited
-   by a learned z, 0 if by the window. */
+/* cost: index of the case whose cost is the reference. ramp: 1 if spans are limited by
+   a learned z, 0 if by the window. */
 typedef struct {
     const char *name;
     size_t heads, longest, shortest, B;
@@ -902,7 +903,7 @@ static void context_table(context_case cases[CONTEXTS][PRECISIONS], const size_t
             cell_spread(1 + 4 * p, &c->ms, 1, 1);
             cell(3 + 4 * p, "%.3f", ratio);
             cell(4 + 4 * p, "%.0f", c->memory * 1e-6);
-            found.context[p] = ratio; /* the ratio of the largest span, the last case, is kept */
+            found.context[p] = ratio; /* the last case, with the largest span, is kept */
             trainee_destroy(&c->t);
         }
     }
@@ -1163,8 +1164,8 @@ static void bench_generation(void) {
 
 static const char *const spans_title[SPANS_KINDS] = {"full", "learned-like", "short"};
 
-/* Prints a result with its target. `then` is the target after it, or 0 if there is
-   none. `less` is nonzero if lower values are better. */
+/* Prints a result with its target. `then` is the second, stricter target, or 0 if there
+   is none. `less` is nonzero if lower values are better. */
 static void goal(const char *what, double value, int less, double target, double then) {
     const char *bound = less ? "at most" : "at least";
     int first = less ? value <= target : value >= target,

@@ -1690,8 +1690,8 @@ static const size_t sru_shapes[][3] = {{4, 1024, 3072},
 
 enum { SRU_N = sizeof sru_shapes / sizeof *sru_shapes };
 
-/* Times the recurrence of SRU. Its operands are those of the forward pass (u0 u1 u2 x ->
-   h) or the backward pass (u0 u1 u2 x dh -> du0 du1 du2 dx), and one state per tile. */
+/* Times SRU's recurrence. The operands are u0 u1 u2 x -> h in the forward pass, and
+   u0 u1 u2 x dh -> du0 du1 du2 dx in the backward pass, plus one state per tile. */
 static void sru_row(const size_t *shape, int backward, int mode) {
     static job j;
     size_t B = opt.tiny ? 1 : shape[0], T = opt.tiny ? 40 : shape[1], O = opt.tiny ? 40 : shape[2];

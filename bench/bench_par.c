@@ -267,8 +267,8 @@ static int search_sorted(const double *sum, int n, double x) {
     return low;
 }
 
-/* Returns n independently drawn words. In the form of the reference code, id 0 is
-   padding. */
+/* Returns n independently drawn words. If model.reference is 1, id 0 is padding, as in
+   the reference code, and does not occur. */
 static int32_t *word_tokens(size_t n) {
     int32_t *ids = (int32_t *)malloc(n * sizeof *ids);
     double *sum = (double *)malloc((size_t)model.V * sizeof *sum), total = 0;
@@ -322,8 +322,8 @@ static void write_tokens(const char *path, char *said, size_t size) {
 
 static char pattern[128], data_path[512], params_path[512], shares[128];
 
-/* Sets weights so that scores are about 1, and u and v to nonzero values, so that an
-   error in the positions changes the first loss. */
+/* Initialises the weights so that scores are about 1. Also sets u and v to nonzero
+   values; an error in the positions then changes the first loss. */
 static void set_attention(stx_par_block *b, size_t l) {
     stx_tensor *t[3];
     size_t i;

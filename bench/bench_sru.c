@@ -101,7 +101,7 @@ static stx_real *persist_zero(stx_ctx *x, size_t n) {
     return p;
 }
 
-/* Returns the arguments of both passes, with random arrays and a dropout of 0.1. */
+/* Returns arguments for both passes, with random arrays and a dropout of 0.1. */
 static stx_sru_args recurrence_args(stx_ctx *x, size_t B, size_t T, size_t O) {
     size_t n = B * T * O, j, forward, backward;
     stx_sru_args a;

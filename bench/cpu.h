@@ -234,8 +234,8 @@ static inline void probe_end(void) {
 }
 
 
-// >>contenders: processes that reply to a line with one round of training steps (the
-// protocol of bench/peers)
+// >>contenders: processes that run one round of training steps for each line on stdin
+// (the protocol of bench/peers)
 
 typedef struct {
     const char *name; /* NULL: the contender does not take part */

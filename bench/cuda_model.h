@@ -175,8 +175,9 @@ static inline double parameters(const config *c) {
 }
 
 
-// >>counted work of one training step in bfloat16: activations 2 bytes, parameters and
-// their gradients 4, bfloat16 copies of weights 2
+// >>counted work of one training step in bfloat16. An element takes 2 bytes in
+// activations and in bfloat16 copies of weights, and 4 bytes in parameters and their
+// gradients.
 
 enum { MATMULS, ATTENTION, PASSES, UPDATE, GROUPS };
 
@@ -602,7 +603,7 @@ static inline void work_layer(work *w, const config *c, size_t l) {
     for (g = 0; g < groups; g++) {
         work_linear(w, "Wk, Wv of the memory forward", "", "Wk, Wv of the memory backward, dW",
                     B * window[g], d, 2 * D * heads[g], 0, 0);
-        keys += B * window[g] * D * heads[g]; /* number of elements of k, and of v */
+        keys += B * window[g] * D * heads[g]; /* elements of k; v has as many */
     }
     if (groups > 1)
         work_add(w, "weights, rows by groups of heads", PASSES, 2, 0,

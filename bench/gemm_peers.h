@@ -88,8 +88,8 @@ static void *symbol(void *from, const char *name, void *to) {
     return at;
 }
 
-/* Returns 1 if MKL was found. Otherwise mkl.name says why not. If `amd` is not NULL, it
-   is a file whose mkl_serv_intel_cpu_true replaces the function in MKL. */
+/* Returns 1 if MKL was found. Otherwise, mkl.name says why not. `amd` is NULL or a file
+   whose mkl_serv_intel_cpu_true replaces MKL's function of that name. */
 static int mkl_open(const char *path, const char *amd) {
     void (*version)(char *to, int size);
     void *lib;
@@ -224,7 +224,7 @@ static void dnnl_drop(dnnl_plan *d) {
     memset(d, 0, sizeof *d);
 }
 
-/* Returns 0, with nothing created, if oneDNN does not support the matmul. */
+/* Returns 0 and creates nothing if oneDNN does not support the matmul. */
 static int dnnl_make(dnnl_plan *d, const matmul *p, const stx_real *A, const stx_real *B,
                      stx_real *C, int bf16, int any) {
     dnnl_memory_desc_t from[3], to[3];

@@ -1,8 +1,8 @@
 /* ranks_model.c - estimates how much data the data-parallel training of two presets
-   (enwik8: 12 layers of 512, enwik8_large: 24 of 768) exchanges, how long this takes on
-   machines with several GPUs, and how much of this time the backward pass hides, bucket
-   by bucket. It prints its assumptions with the tables. Nothing is run on a GPU or
-   measured.
+   (enwik8: 12 layers of width 512, enwik8_large: 24 layers of width 768) exchanges, how
+   long this takes on machines with several GPUs, and how much of this time the backward
+   pass hides, bucket by bucket. The program prints its assumptions with the tables.
+   Nothing is run on a GPU or measured.
 
        cc -O2 bench/ranks_model.c -o build/ranks_model -lm
        build/ranks_model [--trainer build/train_attn_span]

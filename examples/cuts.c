@@ -5,8 +5,8 @@
        ./cuts --counts counts.txt --clusters 4 --dim 512 --factor 4 --sort
        ./cuts --text train.txt --tokens words --clusters 4 --dim 410
 
-   Prints the cutoffs, in the form of the trainers' --cutoffs, on standard output, and
-   their cost on standard error. The costs are those of stx_par_cuts in seqtx_par.h. */
+   Prints the cutoffs on standard output, in the form of the trainers' --cutoffs, and
+   their cost on standard error. stx_par_cuts in seqtx_par.h defines the costs. */
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_par.h"

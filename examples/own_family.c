@@ -68,8 +68,8 @@ static conv conv_create(stx_ctx *x) {
     return m;
 }
 
-/* The memory of B streams at the start of a text: rows of zeros. stx_memory_save and
-   stx_memory_load store it in a file. */
+/* Creates the memory of B streams at the start of a text. All rows are zero.
+   stx_memory_save stores a memory in a file, and stx_memory_load restores it. */
 static stx_memory *conv_memory(const conv *m, size_t B) {
     stx_memory_desc d = {0};
     stx_real *zeros = (stx_real *)calloc((B << (L - 1)) * D, sizeof *zeros);
@@ -157,7 +157,7 @@ static double gradient_error(const conv *m, size_t p, const int32_t *text, size_
     return error;
 }
 
-/* Checks the gradients, and checks that a text that is read in two parts has the same
+/* Checks the gradients, and checks that reading a text in two parts gives the same
    loss. */
 int main(void) {
     enum { T = 64, PART = 40 };

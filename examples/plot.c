@@ -6,7 +6,7 @@
        ssh machine cat run.jsonl | ./plot - -o run.svg
 
    The picture has a panel for each quantity that the runs have logged: loss by step and
-   by time, in the unit of the run; learning rate, tokens per second and gradient norm;
+   by time, in the run's unit; learning rate, tokens per second and gradient norm;
    the spans of all heads; the probabilities of PAR's blocks; compression losses. */
 #include "train.h"
 #include "svg.h"
@@ -207,7 +207,7 @@ static void configure(run *r, const char *config) {
                  word);
 }
 
-/* Returns the metric of a record in the unit of the run, which the run's first record
+/* Returns a record's metric in the run's unit, which the run's first record
    determines. */
 static double metric_of(run *r, const double *v, const int *there) {
     int k;
@@ -947,7 +947,7 @@ static void heading(page *g, const char *title, const run *r) {
     svg_add(&g->out, "</text>\n");
 }
 
-/* Writes to out the colour of t (0 to 1) in the viridis colour map, and returns out. */
+/* Writes the viridis colour for t (0 to 1) to `out`, and returns `out`. */
 static const char *shade(char out[8], double t) {
     static const unsigned char at[10][3] = {{68, 1, 84},    {72, 40, 120},  {62, 73, 137},
                                             {49, 104, 142}, {38, 130, 142}, {31, 158, 137},
@@ -1045,7 +1045,7 @@ static void draw_shade(page *g, const unsigned char *cell, size_t columns, size_
     if (any) svg_add(&g->out, "\"/>\n");
 }
 
-/* Draws the scale of the shades at x. The scale extends from 0 to bar->hi. */
+/* Draws the colour scale for values from 0 to bar->hi, at x. */
 static void draw_bar(page *g, const svg_axis *bar, double x) {
     double tick[SVG_TICKS], step;
     char hex[8], text[32];

@@ -7,9 +7,9 @@
 
    For each line of standard input it prints how many bits per byte the model needed to
    predict the line, and the most likely continuation. The line and its continuation enter
-   the memory, which also includes everything that earlier processes read: it is saved
-   atomically after every line. If the model file does not exist, a small model is trained
-   on the file of the third argument (by default this source file) and saved. */
+   the memory, which also includes everything that earlier processes read. The memory is
+   saved atomically after every line. If the model file does not exist, a small model is
+   trained on the file in the third argument (default: this source file) and saved. */
 #define SEQTX_IMPLEMENTATION
 #include "seqtx_attn_span.h"
 #include "seqtx_text.h"

@@ -7,8 +7,8 @@
    The first command writes wiki.model and wiki.vocab. The second writes ids, which the
    trainers read with --tokens ids --pieces wiki.vocab. Trainers that are built with
    SentencePiece can read wiki.model itself (--tokens spm --pieces wiki.model). The ids
-   are those of PAR's reference: 0 padding, 1 begin, 2 end, 3 unknown, then the symbols,
-   then the pieces by decreasing score. */
+   are the same as in PAR's reference code: 0 padding, 1 begin, 2 end, 3 unknown, then
+   the symbols, then the pieces by decreasing score. */
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx.h"

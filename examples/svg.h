@@ -36,7 +36,7 @@ TR_DEF const char *svg_number(char out[32], double x, int decimals) {
 }
 
 /* Appends the decimal digits at p to *m, without those beyond the precision of a double.
-   *kept and *dropped receive the numbers of appended and of omitted digits. Returns the
+   *kept and *dropped receive the numbers of appended and omitted digits. Returns the
    position after the digits. */
 TR_DEF const char *svg_digits(const char *p, double *m, int *kept, int *dropped) {
     for (*kept = *dropped = 0; *p >= '0' && *p <= '9'; p++) {
@@ -264,7 +264,7 @@ TR_DEF size_t svg_ticks(const svg_axis *a, double target, double tick[SVG_TICKS]
 }
 
 /* Writes the label of a tick, such as 20k, 1.5M or 2e-4, with as many digits as are
-   required to distinguish ticks at the distance `step`. */
+   required to distinguish ticks that are `step` apart. */
 TR_DEF const char *svg_tick_text(char out[32], const svg_axis *a, double v, double step,
                                  double largest) {
     static const char *const suffix[] = {"", "k", "M", "G", "T"};
@@ -294,8 +294,8 @@ TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double target) {
     double tick[SVG_TICKS], step;
     size_t n = svg_ticks(x, target, tick, &step), i;
     static const char *const look[3] = {"", " text-anchor=\"start\"", " text-anchor=\"end\""};
-    /* labels in narrow panels are close to those of the next panel: align the outermost
-       ones inwards */
+    /* in a narrow panel, align the outermost labels inwards, away from the labels of the
+       next panel */
     int narrow = x->to - x->from < 200;
     char text[32];
     svg_add(b, "<g text-anchor=\"middle\" fill=\"#555\">\n");

@@ -2192,7 +2192,7 @@ TR_DEF int tr_refuse_not_lock(const char *option, const char *path, const char *
 }
 
 /* Returns 1 if the file can be claimed. If another process has claimed it, or if
-   FILE.lock is another kind of file, sets err and returns 0. Does not claim or write
+   FILE.lock is not a lock file, sets err and returns 0. Does not claim or write
    anything. */
 TR_DEF int tr_unclaimed(const char *option, const char *path, char *err, size_t size) {
     const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
@@ -4161,7 +4161,7 @@ TR_DEF uint64_t tr_lm_fingerprint(const stx_corpus *c) {
     return h;
 }
 
-/* Refuses text in UTF-16 and UTF-32, unless --tokens was given: it contains many zero
+/* Refuses text in UTF-16 or UTF-32, unless --tokens was given: it contains many zero
    bytes, and was probably not meant to be read as bytes. */
 TR_DEF int tr_lm_check_encoding(tr_lm *t, const char *path) {
     const tr_lm_opt *o = t->opt;
@@ -4763,7 +4763,7 @@ TR_DEF int tr_lm_adopt(tr_lm *t, const char *config, const char *path) {
 
 /* Opens --init-from if it is given, otherwise --checkpoint. Checks the format, and
    adopts the options and the vocabulary. If they require a different context, creates
-   it. *f receives the open file, or NULL if there is no checkpoint yet. */
+   one. *f receives the open file, or NULL if there is no checkpoint yet. */
 TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     const char *own = t->opt->checkpoint, *from = t->opt->init_from, *path = from ? from : own;
     const stx_entry *vocab;
@@ -6849,8 +6849,8 @@ TR_DEF int tr_lm_agree_on_task(tr_lm *t) {
     return 1;
 }
 
-/* Sets t->err and returns 0 if the tensors of the file have fewer elements than the model
-   that its options describe. This is checked before the model is created, because the
+/* Sets t->err and returns 0 if the file's tensors have fewer elements than the model that
+   the file's options describe. This is checked before the model is created, because the
    options of a damaged file can describe a model of any size. */
 TR_DEF int tr_lm_file_fits(tr_lm *t, const stx_file *f, const char *path) {
     size_t params = tr_lm_count(t, stx_vocab_size(t->vocab)), elements = 0, i;
@@ -6994,8 +6994,8 @@ TR_DEF int tr_lm_run_evaluation(tr_lm *t) {
     return ok;
 }
 
-/* Prints what the model learned, and checks that standard output could be written. If
-   not, reports it, and returns 0 unless the run has trained. */
+/* Prints what the model learned. If standard output cannot be written, reports this,
+   and returns 0 unless the run has trained. */
 TR_DEF int tr_lm_print_results(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     int ok = 1;

@@ -203,7 +203,7 @@ static tr_opt table[] = {
     "grad-clip=0.5 batch-sz=16 batch-split=4 random-segments=4 steps=400000 "
 
 /* The settings of the paper (1911.05507, sections 4 and 5, appendices), which does not
-   report the dropout and the batch size for enwik8. */
+   report the dropout or the batch size for enwik8. */
 #define PAPER \
     BASE "positions=xl norm-after lr=0.0003 lr-start=0.000001 lr-min=0.000001 " \
     "schedule=cosine grad-clip=0.1 update-every=4 update-after=60000 " \

@@ -698,10 +698,10 @@ static double time_block(stx_par *m, stx_par_state *memory, const stx_real *h, s
     return 1000 * (tr_seconds() - began);
 }
 
-/* Measures by how many milliseconds an attention block and a feed-forward block are
-   slower than an identity block. `cost` receives the two differences, which are medians
-   over interleaved steps of one block of each kind, with a full memory. Returns 0 after
-   an error. */
+/* Measures how many milliseconds slower an attention block and a feed-forward block are
+   than an identity block. `cost` receives the two differences, which are medians over
+   interleaved steps of one block of each kind, with a full memory. Returns 0 after an
+   error. */
 static int measure(run *r, double cost[2]) {
     enum { ROUNDS = 41, WARM = 3 };
     static const char *const kind[3] = {"s", "f", "i"};
@@ -858,7 +858,7 @@ static const char *short_form(const char *pattern, char out[PATTERN]) {
     return stx_par_format(out, PATTERN, pattern) ? out : pattern;
 }
 
-/* Appends a description in words of the n characters at p, which are letters and counts
+/* Appends a verbal description of the n characters at p, which are letters and counts
    without groups. */
 static void run_in_words(tr_buf *out, const char *p, size_t n) {
     const char *end = p + n;
@@ -1016,7 +1016,7 @@ static size_t derive_all(run *r, FILE *out, candidate *all, stx_real *gates) {
     if (!derive_one(r, out, "argmax", all, &n)) return 0;
 
     /* if there is no attention block, `every` keeps the paper's value. The rule
-       requires at least 2 */
+       requires an `every` of at least 2 */
     if (attentions) every = L / attentions;
     if (every > 1 && every <= L) {
         snprintf(what, sizeof what, "par:%zu", every);
@@ -1644,7 +1644,7 @@ static int make_gate_text(run *r) {
     return 1;
 }
 
-/* Creates the gates' optimiser and, with --arch-share, their text. */
+/* Creates the gates' optimiser. With --arch-share, also prepares the gates' text. */
 static int make_search(run *r, const stx_optim_desc *weights) {
     static const int kinds[] = {0, STX_ADAM, STX_ADAMW, STX_SGD};
     tr_lm *t = &r->t;

@@ -538,7 +538,7 @@ static int make(tr_lm *t) {
     od.momentum = opt.momentum;
     od.clip = opt.grad_clip;
     od.weight_decay = opt.weight_decay;
-    /* adagrad has no weight decay: ignore the value of a preset */
+    /* adagrad has no weight decay: ignore a preset's value */
     if (opt.optim == OPTIM_ADAGRAD && !tr_given(&options, "weight-decay")) od.weight_decay = 0;
     return tr_lm_make(t, &od, opt.update_param_freq);
 }

@@ -1,15 +1,15 @@
 /* win.h - implements the POSIX functions that train.h uses on Windows, for MinGW (gcc or
    clang): files, console, Ctrl-C, clocks, memory
 
-   Only train.h includes this file. It maps POSIX names to functions of this file by
-   macros, so that train.h is the same on all systems.
+   Only train.h includes this file. Macros map POSIX names to the functions in this file,
+   so that train.h is the same on all systems.
 
    Differences from POSIX
        Files and standard streams are binary: a line ends with \n alone. Paths are
-       those of the C library, in the system's code page, with / between directories.
-       There are no symbolic links and no file modes. Ctrl-C is SIGINT and Ctrl-Break
-       is SIGTERM. Closing the console, logging out and shutting down are SIGHUP; after
-       that, the system ends the process within five seconds. */
+       encoded in the system's code page, with / between directories. There are no
+       symbolic links and no file modes. Ctrl-C is SIGINT and Ctrl-Break is SIGTERM.
+       Closing the console, logging out and shutting down are SIGHUP; after that, the
+       system ends the process within five seconds. */
 #ifndef SEQTX_EXAMPLES_WIN_H
 #define SEQTX_EXAMPLES_WIN_H
 

@@ -1,4 +1,4 @@
-/* predictor.c - see predictor.h. It includes only the declarations of seqtx; the
+/* predictor.c - see predictor.h. This file includes only the declarations of seqtx; the
    implementation is compiled in seqtx.c. */
 #include "predictor.h"
 #include "seqtx_attn_span.h"

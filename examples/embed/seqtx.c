@@ -1,4 +1,4 @@
-/* The implementation of seqtx, which exactly one file of a program contains. It is
-   compiled once, and can be optimised even if the rest of the program is not. */
+/* Compiles the implementation of seqtx, which exactly one file of a program must do. In
+   a separate file, it can be optimised even if the rest of the program is not. */
 #define SEQTX_IMPLEMENTATION
 #include "seqtx_attn_span.h"
