@@ -185,7 +185,7 @@ typedef struct {
 
 static const config configs[CONFIGS] = {
     {"small", 4, 256, 4, 128, 128, 32, 4, 8, 8, 16, "all", GATE_RESIDUAL},
-    /* the enwik8 example of the reference code */
+    /* the reference code's enwik8 example */
     {"example", 8, 512, 8, 512, 512, 128, 4, 4, 1, 8, "6,7,8", GATE_GRU}};
 
 enum { CACHED, CACHED_BF16, AGAIN, AGAIN_BF16, TORCH, TORCH_BF16, WAYS };

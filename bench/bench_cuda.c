@@ -309,7 +309,7 @@ typedef struct {
 } trainee;
 
 /* Creates a configuration's model. Bit 0 of `literal` turns unwritten memory rows into
-   zero keys, as in the peer, and bit 1 selects the eps of the authors' code. */
+   zero keys, as in the peer, and bit 1 selects the eps in the authors' code. */
 static stx_span *model_create(stx_ctx *x, const config *c, int literal) {
     stx_span_desc d;
     stx_span *m;

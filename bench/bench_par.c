@@ -238,7 +238,7 @@ static double often(int r) {
     return 1 / (((double)r + 2.7) * (1 + pow((double)r / 20000, 0.7)));
 }
 
-/* Returns the bytes of the text as ids, numbered by first occurrence. */
+/* Returns the text's bytes as ids, which are numbered by first occurrence. */
 static int32_t *byte_tokens(size_t *n) {
     unsigned char *text = read_bytes(opt.data, n);
     int32_t *ids = (int32_t *)malloc((*n + 1) * sizeof *ids);
@@ -305,9 +305,9 @@ static void describe_clusters(const int32_t *ids, size_t n, char *to, size_t siz
     }
 }
 
-/* Writes the tokens of the model to `path`: the bytes of the text or, if the vocabulary
-   has more than 256 words, random words. For random words, `said` receives a
-   description of their clusters. */
+/* Writes the model's tokens to `path`: the text's bytes or, if the vocabulary has more
+   than 256 words, random words. For random words, `said` receives a description of their
+   clusters. */
 static void write_tokens(const char *path, char *said, size_t size) {
     FILE *f = fopen(path, "wb");
     size_t n = WORDS_MADE;

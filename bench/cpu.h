@@ -344,7 +344,7 @@ static inline int contest(contender *c, int n, int R, double limit, const char *
     return r;
 }
 
-/* Returns the largest difference between the losses of a contender and of the reference
+/* Returns the largest difference between a contender's losses and the reference's losses
    and, if the reference has a gradient norm, the relative difference of the norms. */
 static inline double difference(const contender *c, const contender *with) {
     double off = fmax(fabs(c->step1 - with->step1), fabs(c->last - with->last));

@@ -109,7 +109,7 @@ static stx_tensor *conv_forward(const conv *m, const stx_ids *ids, const stx_mem
     return stx_linear(x, h, m->out, m->out_b, STX_ACT_NONE);
 }
 
-/* Returns the mean negative log-likelihood of next (B,T), in nats per token. */
+/* Returns the mean negative log-likelihood of `next` (B,T), in nats per token. */
 static stx_tensor *conv_loss(const conv *m, const stx_ids *ids, const stx_ids *next,
                              const stx_memory *in, stx_memory *out) {
     return stx_cross_entropy(m->x, conv_forward(m, ids, in, out), next, 0);

@@ -158,7 +158,7 @@ static double number_of(const member *m) {
     return svg_read(m->value, &x) == m->p ? x : (double)NAN;
 }
 
-/* Copies a string without its quotes, truncated to fit in out. Does not decode
+/* Copies a string to `out` without its quotes, and truncates it to fit. Does not decode
    escapes. */
 static void text_of(const member *m, char *out, size_t size) {
     size_t n = *m->value == '"' ? (size_t)(m->p - m->value) - 2 : 0;

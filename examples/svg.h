@@ -17,8 +17,8 @@
 
 // >>numbers
 
-/* Writes x with up to `decimals` digits (at most 9) after the decimal point, without
-   trailing zeros, and returns out. */
+/* Writes x to `out` with up to `decimals` digits (at most 9) after the decimal point,
+   without trailing zeros, and returns `out`. */
 TR_DEF const char *svg_number(char out[32], double x, int decimals) {
     uint64_t scale = 1, v = 1000000000000000000u;
     int n, k;
@@ -89,7 +89,7 @@ TR_DEF const char *svg_read(const char *p, double *x) {
     return p;
 }
 
-/* Reads the list of numbers "[..]" at p and stores up to `room` of them in out. Returns
+/* Reads the list of numbers "[..]" at p and stores up to `room` of them in `out`. Returns
    the length of the whole list, or SIZE_MAX if p is not a list of numbers. */
 TR_DEF size_t svg_numbers(const char *p, double *out, size_t room) {
     size_t n = 0;

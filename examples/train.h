@@ -373,7 +373,7 @@ TR_DEF int tr_json_hex4(const char *p, unsigned long *out) {
     return 1;
 }
 
-/* Encodes the code point c as UTF-8 in out and returns the length in bytes. */
+/* Encodes the code point c as UTF-8 in `out` and returns the length in bytes. */
 TR_DEF size_t tr_utf8_encode(unsigned long c, char out[4]) {
     size_t len = 1, i;
     if (c < 0x80) {
@@ -419,7 +419,7 @@ TR_DEF const char *tr_json_escape(const char *p, const char *end, char out[4], s
 }
 
 /* Decodes the content [p, end) of a JSON string. Returns 0 if it is malformed,
-   contains U+0000, or does not fit in out. */
+   contains U+0000, or does not fit in `out`. */
 TR_DEF int tr_json_unescape(const char *p, const char *end, char *out, size_t size) {
     size_t n = 0, len;
     char bytes[4];
@@ -794,7 +794,7 @@ TR_DEF int tr_read_real(const char *s, double *out) {
     return 1;
 }
 
-/* Parses "3,5,8" into out, which has space for `room` numbers, and stores their count
+/* Parses "3,5,8" into `out`, which has space for `room` numbers, and stores their count
    in *n. Blanks and empty items are errors. */
 TR_DEF int tr_read_sizes(const char *s, size_t *out, size_t room, size_t *n) {
     char word[24];
@@ -849,7 +849,7 @@ TR_DEF int tr_value_is_optional(const tr_opt *p) {
 }
 
 /* Parses "a,c", "all,no-b", on or off as the value of a TR_SET. If a name is unknown,
-   returns 0 and stores the nearest name in best. */
+   returns 0 and stores the nearest name in *best. */
 TR_DEF int tr_read_set(const tr_opt *p, const char *s, int *out, tr_nearest *best) {
     size_t n;
     int v, bits = 0, bit;
@@ -1748,7 +1748,7 @@ TR_DEF void tr_adopted_free(tr_adopted *a) {
 }
 
 /* Reads a TR_SET from a checkpoint that stores it as one flag per name, such as
-   "literal-rows":true. Writes the names that are on, or "false", to list. Returns 1 on
+   "literal-rows":true. Writes the names that are on, or "false", to `list`. Returns 1 on
    success, 0 if there is no such flag, or -1 if the checkpoint is malformed. */
 TR_DEF int tr_find_flags(const tr_opt *p, const char *json, char *list, size_t size) {
     char key[160], text[16];
@@ -2601,7 +2601,7 @@ TR_DEF int tr_log_close(tr_log *l) {
 }
 
 
-// >>formats: human-readable numbers. Each function returns out --------------------------
+// >>formats: human-readable numbers. Each function returns `out` ------------------------
 
 #define TR_TEXT_MAX 32
 
@@ -2738,7 +2738,7 @@ TR_DEF double tr_rate_left(const tr_rate *r, uint64_t steps) {
 typedef struct {
     uint64_t    step, steps;    /* steps is 0 if the end is not known */
     double      loss;
-    double      metric;         /* the loss of the step, converted to `unit` */
+    double      metric;         /* the step's loss, converted to `unit` */
     const char *unit;           /* "bpb" or "ppl"; NULL to omit the metric */
     double      best;           /* best validation result in `unit`; 0 or NaN: none */
     double      lr;
@@ -3806,10 +3806,10 @@ typedef struct tr_word {
     const char *from, *to;
 } tr_word;
 
-/* Copies text to out and replaces each `from` by its `to`. Skips entries whose `to` is
+/* Copies text to `out` and replaces each `from` by its `to`. Skips entries whose `to` is
    the name of an option: only tr_lm_why_in applies them. `words` ends with a NULL entry.
    Of two entries with a common beginning, the longer one must come first. Returns the
-   length of out. */
+   length of `out`. */
 TR_DEF size_t tr_lm_reword(const tr_lm *t, char *out, size_t size, const char *text,
                            const tr_word *words) {
     const tr_word *w;
@@ -3867,8 +3867,8 @@ TR_DEF int tr_lm_why(tr_lm *t) {
                    message);
 }
 
-/* Writes the name of a value to out, for an option with named values (a choice or a
-   flag). */
+/* For an option with named values (a choice or a flag), writes the name of a value to
+   `out`. */
 TR_DEF void tr_value_name(const tr_opt *o, int value, char *out, size_t size) {
     size_t len = 0;
     const char *name = NULL;
@@ -3972,7 +3972,7 @@ TR_DEF double tr_lm_word_ppl(const tr_lm *t, int part, double nll) {
     return exp(nll * t->counts[part].tokens / t->counts[part].words);
 }
 
-/* Converts nll, a mean loss in nats, to the unit of the run. A perplexity is the
+/* Converts nll, a mean loss in nats, to the run's unit. A perplexity is the
    exponential of the mean loss, not a mean of exponentials. */
 TR_DEF double tr_lm_metric(const tr_lm *t, int part, double nll) {
     if (t->unit == TR_PPL) return exp(nll);
@@ -3980,7 +3980,7 @@ TR_DEF double tr_lm_metric(const tr_lm *t, int part, double nll) {
     return nll / log(2.0) * t->counts[part].tokens / t->counts[part].bytes;
 }
 
-/* Returns the mean training loss, converted to the unit of the run. */
+/* Returns the mean training loss, converted to the run's unit. */
 TR_DEF double tr_lm_train_metric(const tr_lm *t, double loss) {
     const tr_lm_counts *c = &t->counts[0];
     return tr_lm_metric(t, 0, t->mean_of_all ? loss * c->all / c->tokens : loss);
@@ -5487,7 +5487,7 @@ TR_DEF void tr_lm_rehearse_params(tr_lm *t, const stx_params *from, int widest) 
 
 /* Returns the peak memory in bytes of a training run that recomputes n layers. If the
    run does not fit in `limit` bytes (the value for desc.max_bytes) or an error occurs,
-   returns 0 and writes the reason to why (TR_ERR bytes). Creates the model and the
+   returns 0 and writes the reason to `why` (TR_ERR bytes). Creates the model and the
    optimiser in a dry context, which only counts memory, then trains and evaluates on
    the text. *made receives the number of bytes reserved before the first step. If
    widest is 1, all spans have their maximum length. */
@@ -5780,7 +5780,7 @@ TR_DEF int tr_lm_next(tr_lm *t) {
 
 /* Copies the blocks in t->tokens and t->targets to t->in and t->out. If fresh is 1,
    resets the states, because the blocks do not continue the previous ones. Decides
-   whether the step updates the parameters. Returns the key of the step. */
+   whether the step updates the parameters. Returns the step's key. */
 TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
     const uint64_t every = t->opt->update_every, after = t->opt->update_after;
     const int several = every > 1 && t->step >= after;
@@ -6861,7 +6861,7 @@ TR_DEF int tr_lm_file_fits(tr_lm *t, const stx_file *f, const char *path) {
                    path, params, elements);
 }
 
-/* Opens the texts, and determines the sizes and the plan of the run. */
+/* Opens the texts, and determines the run's sizes and plan. */
 TR_DEF int tr_lm_prepare_text(tr_lm *t, int reads_text, int resumes) {
     const tr_lm_opt *o = t->opt;
     const char *best = o->keep_best ? "keep-best" : "best";

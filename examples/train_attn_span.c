@@ -406,7 +406,7 @@ static size_t count(tr_lm *t, size_t vocab) {
     return n;
 }
 
-/* Writes a one-line description of the model to line. *elements receives the number of
+/* Writes a one-line description of the model to `line`. *elements receives the number of
    elements in a full memory with L rows in every layer, without spare rows. */
 static void shape(const tr_lm *t, char *line, size_t size, double *elements) {
     (void)t;

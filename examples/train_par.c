@@ -60,7 +60,7 @@ static struct {
     uint64_t    derive_samples;
     const char *picture, *race;
 
-    /* forms of the reference */
+    /* forms that PAR's reference code uses */
     int         sines, pos_mode, full_scale, attn_relu, literal;
 
     /* optimisation */
@@ -1386,7 +1386,7 @@ static int report_error(tr_lm *t) {
     return tr_lm_why_in(t, "stx_par_create: ", words);
 }
 
-/* Parses the value of an option that is a list, such as "3,5,8", into out. Returns 0
+/* Parses the value of an option that is a list, such as "3,5,8", into `out`. Returns 0
    and sets t->err on error. */
 static int list(tr_lm *t, const char *option, const char *text, size_t *out, size_t capacity,
                 size_t *n) {
@@ -1528,7 +1528,7 @@ static size_t attentions(const run *r) {
     return n;
 }
 
-/* Writes a one-line description of the model to line. *states receives the number of
+/* Writes a one-line description of the model to `line`. *states receives the number of
    elements in the model's memory. */
 static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     const run *r = (const run *)t;

@@ -507,7 +507,7 @@ static size_t count(tr_lm *t, size_t vocab) {
     return n;
 }
 
-/* Writes a one-line description of the model to line. *states receives the number of
+/* Writes a one-line description of the model to `line`. *states receives the number of
    elements in the model's memory. */
 static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     size_t l, attending = 0;
