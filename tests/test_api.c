@@ -321,7 +321,7 @@ static void expect_error(const void *result, const char *what, int code, const c
 }
 
 #define EXPECT(expr, code, op, got, expected) expect_error(expr, #expr, code, op, got, expected)
-/* Like EXPECT, for a call whose result does not show whether it failed. */
+/* Like EXPECT, for calls with a result that does not show whether they failed. */
 #define EXPECT_OF(call, code, op, got, expected) \
   ((void)(call), expect_error(NULL, #call, code, op, got, expected))
 
@@ -684,7 +684,7 @@ static void errors_of_backward(void) {
     stx_begin(ex, STX_TRAIN);
 }
 
-/* Calls attention of q (2,3,8) over k (2,5,8), unless `in` contains other tensors. v
+/* Calls attention with q (2,3,8) and k (2,5,8), unless `in` contains other tensors. v
    defaults to k. */
 static stx_tensor *attend(const stx_attention_in *in, const stx_attention_desc *d) {
     stx_attention_in a = *in;
@@ -915,7 +915,7 @@ static stx_adaptive broken_set(int how) {
 
 static int broken;
 
-/* Each op that uses a broken set must report an error and must not read outside of a
+/* Each op that uses a broken set must report an error and must not read outside a
    table. */
 static int broken_adaptive(void) {
     static const int32_t id[3] = {0, 4, 11};
@@ -1263,8 +1263,8 @@ static int continue_after_failure(void) {
     return c.live == 0;
 }
 
-/* Builds and trains a model while allocation n fails or, with `from`, all allocations
-   from n on. Returns 1 if the run makes fewer than n allocations. */
+/* Builds and trains a model. Allocation n fails or, if `from` is set, all allocations
+   from n on fail. Returns 1 if the run makes fewer than n allocations. */
 static int failing_run(size_t chunk, long n, int from) {
     counter c;
     model m;
@@ -1301,7 +1301,7 @@ static int failing_run(size_t chunk, long n, int from) {
     return done;
 }
 
-/* Every failing allocation must lead to an error, without a leak. */
+/* Every failing allocation must result in an error, without a leak. */
 static void allocation_failures(void) {
     static const size_t chunk[] = {0, 1, 3000};
     int k, from;
@@ -1528,8 +1528,8 @@ static void contexts(void) {
     }
 }
 
-/* Returns copies of all gradients of a step that `threads` threads compute. The caller
-   frees them. */
+/* Returns copies of all gradients of a step that is computed by `threads` threads. The
+   caller frees them. */
 static stx_real *threaded(int threads, size_t *n, double *loss) {
     stx_ctx *x = plain(7, threads);
     model m;
@@ -1852,8 +1852,8 @@ static void nans_in_ops(stx_ctx *x) {
 
 enum { NAN_PARTS = 9, NAN_SPAN = 6 };
 
-/* Puts a NaN in input `part` of attention, at place i of three. eps: the eps of the
-   desc. */
+/* Puts a NaN at the i-th of three places in input `part` of attention. eps: the eps of
+   the desc. */
 static void nan_in_attention(stx_ctx *x, int part, size_t i, double eps) {
     static const char *names[] = {"q",
                                   "k",
@@ -2007,7 +2007,7 @@ static void skipped_step(int kind, double bad) {
     stx_destroy(x);
 }
 
-/* Compares Adagrad with fixed values. The gradients are clipped as in the references. */
+/* Compares Adagrad with fixed values. Gradients are clipped as in the references. */
 static void adagrad_reference(void) {
     static const double gp[5][3] = {{.3, -.4, 0},
                                     {.003, .001, -.002},
@@ -2382,7 +2382,7 @@ static void lambs(void) {
     stx_destroy(x[1]);
 }
 
-/* Updates one element with betas b1 and b2, either of which may be 0. */
+/* Computes one update of an element with betas b1 and b2, either of which may be 0. */
 static void beta_formula(int kind, double b1, double b2, int t, double g, double *th, double *m,
                          double *v) {
     double c1 = 1 - pow(b1, t), c2 = 1 - pow(b2, t);
@@ -2397,8 +2397,8 @@ static void beta_formula(int kind, double b1, double b2, int t, double g, double
 }
 
 /* Tests betas of 0, which a desc selects by -1. Adam, AdamW and RAdam then have no
-   memory of gradients, of their squares, or of both. zero: which betas are 0: 1 for
-   beta1, 2 for beta2, 3 for both. */
+   memory of gradients, of their squares, or of both. zero selects the betas that are 0:
+   1 for beta1, 2 for beta2, 3 for both. */
 static void zero_betas_case(int kind, int zero) {
     double b1 = zero & 1 ? 0 : 0.9, b2 = zero & 2 ? 0 : 0.999;
     radam_state s = {{0.5, 0.5, 0.5}, {0, 0, 0}, {0, 0, 0}};
@@ -2476,8 +2476,8 @@ static void check_lr(const char *what, const stx_schedule *s, uint64_t n, double
 
 static const double pi = 3.14159265358979323846;
 
-/* Tests the literal schedules of the references: the first update has the full learning
-   rate, and the formulas use n - 1 for update n. */
+/* Tests the literal schedules of the references: the first update uses the full
+   learning rate, and the formulas use n - 1 for update n. */
 static void literal_schedules(uint64_t W, uint64_t n) {
     const stx_schedule constant = {.kind = STX_LR_CONSTANT, .literal = 1, .lr = 2, .warmup = W},
                        cosine = {.kind = STX_LR_COSINE,
@@ -2688,8 +2688,8 @@ static void philox(void) {
     }
 }
 
-/* Constants and scalars must persist across steps, and one backward pass must be able
-   to start from several tensors. */
+/* Constants and scalars must persist across steps, and a backward pass must be able to
+   start from several tensors. */
 static void persistent_tensors(void) {
     static const stx_real table[6] = {1, -2, 3, 0.5, 4, -1}, v[6] = {2, 1, -1, 3, 0.25, 1},
                           dy[6] = {1, 0, 2, -1, 3, 0.5};
@@ -2791,8 +2791,8 @@ static void lifetimes(void) {
 
 static const size_t grads_size[3] = {7, 64, 130};
 
-/* Checks that the norm of the block of all gradients equals the norm of the gradients
-   of t. */
+/* Checks that the norm of the block g of all gradients equals the norm of the gradients
+   of the tensors t. */
 static void check_block_norm(const stx_real *g, size_t n, stx_tensor *const *t) {
     double sum = 0, want = 0;
     size_t e;
@@ -2804,8 +2804,8 @@ static void check_block_norm(const stx_real *g, size_t n, stx_tensor *const *t) 
           sum);
 }
 
-/* Runs three steps with all gradients in one block if `one` is set, otherwise separate.
-   w receives the parameters. */
+/* Runs three steps, with all gradients in one block if `one` is set, otherwise in
+   separate blocks. w receives the parameters. */
 static void grads_run(int one, stx_real **w) {
     static const char *const name[3] = {"a", "b", "c"};
     stx_ctx *x = plain(3, 1);
@@ -2857,8 +2857,8 @@ static void grads_run(int one, stx_real **w) {
     stx_destroy(x);
 }
 
-/* stx_params_grads must free the gradient memory of a reservation. The gradient of a
-   later parameter, which would have fitted into the reservation, must then be allocated
+/* stx_params_grads must free a reservation's gradient memory. The gradient of a later
+   parameter, which would have fitted into the reservation, must then be allocated
    separately. */
 static void grads_end_a_reservation(void) {
     stx_ctx *x = plain(4, 1);
@@ -2902,8 +2902,8 @@ static void grads_in_one(void) {
 typedef struct moments {
     double mean, square, fourth, low, high; /* square, fourth: means of the second and
                                                fourth powers */
-    double lag;                             /* sum of products of neighbours, divided by
-                                               the sum of squares */
+    double lag;                             /* sum of the products of neighbouring
+                                               elements, divided by the sum of squares */
 } moments;
 
 static moments moments_of(const stx_tensor *t) {
@@ -3034,7 +3034,7 @@ static void initialisers(void) {
 
 /* >>maths */
 
-/* Half a unit in the last place of 1. */
+/* Half a unit in the last place for the value 1. */
 static const double unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8;
 
 /* In the softmax of (0, v), the ratio of the results must be e^v, up to three
@@ -3327,8 +3327,8 @@ static void check_kernel(const kernel_data *f, const char *what, size_t count, d
           inner_isa(f->one));
 }
 
-/* Runs `call` with context x and output y, and compares y[i] with `expected` for i below
-   count, up to `units` roundings. */
+/* Runs `call` with context x and output y, and compares y[i] with `expected` for each i
+   below `count`, allowing `units` roundings. */
 #define KERNEL(f, what, count, units, call, expected) \
   do { \
     size_t t, i; \
@@ -3537,9 +3537,9 @@ static void kernels_softmax(kernel_data *f) {
            (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
 }
 
-/* Tests the head of an adaptive softmax, whose last two columns are the logits of two
-   clusters, and one of these clusters, which has two words. The cluster's word logits
-   are in dy. */
+/* Tests the head of an adaptive softmax and one of its two clusters. The head's last
+   two columns are the logits of the clusters. The tested cluster has two words, whose
+   logits are in dy. */
 static void kernels_clusters(kernel_data *f) {
     const stx_real *a = f->a, *dy = f->dy;
     const size_t N = f->N, C = f->C;
@@ -3578,8 +3578,8 @@ static void kernels_dropout(kernel_data *f) {
            (double)(stx_real)(c[i] * mask[i]));
 }
 
-/* Returns arguments for stx_residual_norm. The input h is sm, which is set to the values
-   of c; the input f is `a`. The sum s is written to v0. */
+/* Returns arguments for stx_residual_norm. The kernel's input h is sm, which is set to
+   the values of c; its input f is `a`; its output s is v0. */
 static stx_residual_norm_args residual_args(const kernel_data *f, stx_real drop) {
     stx_residual_norm_args k;
     memset(&k, 0, sizeof k);
@@ -3710,8 +3710,8 @@ static void kernels_means(kernel_data *f) {
 }
 
 /* Computes one step of Adam with the constants of kernels_update, for parameter p,
-   gradient g, first moment m and second moment v. plain_: without the second moment and
-   the coupled decay. */
+   gradient g, first moment m and second moment v. plain_: whether the second moment and
+   the coupled decay are omitted. */
 static double adam_step(double p, double g, double m, double v, int plain_) {
     double e = 0.5 * g + (plain_ ? 0 : 0.02 * p), kept = p * (1 - 0.1 * 0.03),
            step = 0.1 / 0.4 * (0.9 * m + 0.1 * e);
@@ -3915,7 +3915,7 @@ static void views(void) {
 
 /* >>packed weights */
 
-/* A part of a weight: rows [r0, r0 + rows) and columns [c0, c0 + cols). */
+/* A part of a weight matrix: rows [r0, r0 + rows) and columns [c0, c0 + cols). */
 typedef struct part {
     size_t r0, rows, c0, cols;
 } part;
@@ -4015,7 +4015,7 @@ static void packed_shapes(int kind, int threads, int isa) {
     free(copy);
 }
 
-/* Returns the first value of W, as a GEMM reads it. */
+/* Returns W's first value as a GEMM reads it. */
 static double packed_first(stx_ctx *x, stx_tensor *W) {
     stx_real *in = (stx_real *)calloc(W->dim[1], sizeof *in), y;
     stx_gemm_args g = stx_gemm_init(0, 1, 1, 1, W->dim[1], in, W->data, &y);
@@ -4025,7 +4025,7 @@ static double packed_first(stx_ctx *x, stx_tensor *W) {
     return (double)y;
 }
 
-/* Nonzero if a GEMM reads the packed copy, which means that a changed value has no
+/* Nonzero if a GEMM reads the packed copy, so that changing a value of W has no
    effect. */
 static int packed_is_read(stx_ctx *x, stx_tensor *W) {
     const stx_real was = W->data[0];
@@ -4038,8 +4038,9 @@ static int packed_is_read(stx_ctx *x, stx_tensor *W) {
 
 enum { PACKED_R = 40, PACKED_C = 50, PACKED_N = PACKED_R * PACKED_C };
 
-/* Nonzero if `now` is the packed format's value nearest to `was`. most: the largest
-   |was| of the group. bf16 has 8 binary digits, int8 has steps of most / 127. */
+/* Nonzero if `now` is the value nearest to `was` in the packed format. most: the
+   largest |was| of the group. bf16 has 8 binary digits, int8 has steps of most /
+   127. */
 static int is_nearest(int kind, double was, double now, double most) {
     double step = kind == STX_WEIGHTS_BF16 ? fabs(was) / 128 : most / 127, multiple;
     if (!(fabs(was - now) <= 0.5001 * step)) return 0;
@@ -4234,7 +4235,7 @@ static const stx_real logits7[V7] = {(stx_real)0.3, (stx_real)2.1,  (stx_real)-1
 
 static const size_t order7[V7] = {1, 6, 3, 4, 0, 5, 2};
 
-/* Draws from logits and compares the frequencies with probabilities p. */
+/* Draws words from the logits and compares their frequencies with the probabilities p. */
 static void check_draws(const char *what, const stx_sampling *s, const stx_real *l,
                         const double *p) {
     int hist[V7];

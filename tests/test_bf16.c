@@ -96,10 +96,10 @@ static size_t choose(size_t n) {
     return (state >> 16) % n;
 }
 
-/* Nonzero if a case runs with kernel k. The fast build runs each case with all kernels.
-   In a slow build, each case runs with one f32 kernel and one bf16 kernel, both chosen
-   at random, and with the emulated kernel, which no other build runs. The reference is
-   always the fastest f32 kernel. */
+/* Nonzero if the current case runs with kernel k. The fast build runs each case with
+   all kernels. In a slow build, each case runs with one f32 kernel and one bf16 kernel,
+   both chosen at random, and with the emulated kernel, which no other build runs. The
+   reference is always the fastest f32 kernel. */
 static int takes_part(const kernel *k, size_t chosen_f32, size_t chosen_bf16) {
     return !SLOW || k->emulated || k == f32s + chosen_f32 || k == bf16s + chosen_bf16;
 }
@@ -115,7 +115,7 @@ static size_t pick(size_t n) {
 }
 
 /* Returns the largest |a - b| divided by the largest |b| or by `unit`, whichever is
-   larger. Returns infinity if a difference is not finite. */
+   larger. If a difference is not finite, returns infinity. */
 static double error_of(const float *a, const float *b, size_t n, double unit) {
     double worst = 0, top = unit;
     size_t i;
@@ -200,8 +200,8 @@ static void round_values(const kernel *k, const float *all, size_t n) {
     free(pairs);
 }
 
-/* Rounds arrays of n values. Memory beyond the values must be neither read nor written;
-   every array ends where its memory block ends. */
+/* Rounds arrays of n values. Memory beyond the values must be neither read nor written,
+   so every array ends where its memory block ends. */
 static void round_length(const kernel *k, const float *all, size_t total, size_t n) {
     float *a = (float *)malloc(n * sizeof *a + 1), *b = (float *)malloc(n * sizeof *b + 1);
     uint16_t *r = (uint16_t *)malloc((n + 40) * sizeof *r);
@@ -358,7 +358,7 @@ static int gemm_close_enough(double got, double expected, double bound) {
     return fabs(got - expected) <= bound;
 }
 
-/* Nonzero if the result is as expected and the gaps are unchanged. */
+/* Nonzero if the result is as expected and C's gaps are unchanged. */
 static int gemm_good(const gemm_data *d, const float *got) {
     const stx_gemm_args *g = &d->g;
     float *seen = (float *)malloc((d->nc + 1) * sizeof *seen);
@@ -459,7 +459,7 @@ static void gemm_small(size_t *turn) {
 }
 
 /* Tests matrices larger than one block along K (1024), N (768 at the largest K) and M;
-   thin remainders; shapes that are divided among threads. */
+   with thin remainders; and of shapes that are divided among threads. */
 static void gemm_large(size_t *turn) {
     static const size_t shapes[][3] = {
         {170, 257, 385}, {337, 33, 800}, {17, 17, 1541}, {43, 31, 769}, {4, 513, 390},
@@ -502,7 +502,7 @@ static void gemms(void) {
     gemm_small(&turn);
     gemm_large(&turn);
     gemm_few_rows(&turn);
-    /* These cases add to C. With two threads, the rows of C are divided inside a tile. */
+    /* These cases add to C. With two threads, C's rows are divided inside a tile. */
     for (t = 0; t < 4; t++) gemm_run_with(1, t, cut, 1, 1, t % 3, 0);
     for (t = 0; t < (SLOW ? 80 : 400); t++) {
         size_t gap;
@@ -523,7 +523,7 @@ static void gemms(void) {
 
 // >>attention: cases
 
-/* The inputs, whose gradients are outputs, and the output y. */
+/* The inputs (their gradients are outputs), and the output y. */
 enum { A_Q, A_K, A_V, A_PE, A_U, A_VB, A_Z, A_PK, A_PV, IN, A_Y = IN, OUT };
 
 static const char *const out_name[OUT] = {"dq", "dk", "dv", "dpe", "du",
@@ -544,7 +544,8 @@ typedef struct attn {
     size_t size[OUT], dim[IN][4];
 } attn;
 
-/* Returns the span fraction of head h. Only with Z_ENDS is it at a kink of the ramp. */
+/* Returns the span fraction of head h. Only with Z_ENDS is the fraction at a kink of
+   the ramp. */
 static float span_fraction(const attn *a, size_t h) {
     double max_span = a->d.max_span, f = 0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11;
     if (a->z == Z_ENDS) return (float)(h % 2);
@@ -761,7 +762,7 @@ static stx_attention_args attn_args(const attn *a, const int32_t *pad) {
 // >>attention: dense reference
 
 /* Results and gradients of the plain definition, in double, without dropout. m is the
-   mask of the span, w = stx_attention_weights, a = m w and y = sum a v:
+   span's mask, w = stx_attention_weights, a = m w and y = sum a v:
 
        g_n  = dy . v_n
        G    = sum a g
@@ -769,9 +770,9 @@ static stx_attention_args attn_args(const attn *a, const int32_t *pad) {
        dm_n = w_n (g_n - G)
        dz   = L / R sum of dm_n over all n with 0 <= m'_n <= 1   (m' = m before clamping)
 
-   If the terms of output i cancel (with a single key, ds = 0), its errors are relative
-   to units[i]: the largest value, over all elements of the output, of the root of the
-   sum of squared terms, where g and G are counted as separate terms. */
+   If the terms of an output i cancel (with a single key, ds = 0), its errors are
+   relative to units[i]: the largest value, over all elements of the output, of the root
+   of the sum of squared terms, where g and G are counted as separate terms. */
 typedef struct sums {
     double *sum, *squares;
 } sums;
@@ -1092,7 +1093,7 @@ static void attention(void) {
 }
 
 /* Tests one long head among short ones, with windows that are much longer than the
-   spans: the keys of the long head are divided into several work units. */
+   spans. The long head's keys are divided into several work units. */
 static void attention_cut(void) {
     size_t i;
     for (i = 0; i < (SLOW ? 2 : 6); i++) {
@@ -1133,8 +1134,8 @@ static void attention_cut(void) {
 }
 
 /* If the keys can be divided into whole tiles, there must be one work unit per part:
-   one head of 3072 keys on two threads has four, and a head shorter than a tile has
-   one. */
+   four for one head of 3072 keys on two threads, and one for a head shorter than a
+   tile. */
 static void attention_units(void) {
     stx_ctx *x = context_of(f32s, 2);
     stx_attention_args g;
@@ -1314,14 +1315,13 @@ static void attention_borders(void) {
 
 // >>red zones
 
-/* Calls the kernels directly, with gaps between rows and between batches. Operands are
-   either in blocks that end where their values end, so that the address sanitizer
-   detects accesses beyond them, or between zones of values that must be neither read
-   nor written. Results must not depend on the zones or on the initial content of the
-   work space. */
+/* Calls the kernels directly, with gaps between rows and between batches. Each operand
+   is either in a block that ends where its values end, so that the address sanitizer
+   detects accesses beyond it, or between zones that must be neither read nor written.
+   Results must not depend on the zones or on the initial content of the work space. */
 enum { ZONE = 300 };
 
-enum { EXACT, ZONES_NAN, ZONES_ZERO, MODES }; /* the content of the zones and of the work space */
+enum { EXACT, ZONES_NAN, ZONES_ZERO, MODES }; /* what the zones and the work space contain */
 
 typedef struct zoned {
     float *base, *at;
@@ -1557,8 +1557,8 @@ static void zone_alone(const kernel *k, const attn *a, size_t gap, size_t j, flo
     raw_free(alone);
 }
 
-/* The op must give the same y as the direct call. The gradients of the direct call,
-   which start at 1, must equal the gradients of the op plus 1. */
+/* The op must give the same y as the direct call. The direct call's gradients, which
+   start at 1, must equal the op's gradients plus 1. */
 static void zone_op(const kernel *k, const attn *a, float **raw) {
     float **op = outputs(a);
     size_t j, i;

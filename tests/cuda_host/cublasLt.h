@@ -1,6 +1,7 @@
-/* cublasLt.h - the part of cuBLASLt that seqtx_cuda.cu uses, for the host implementation
-   of CUDA. Matmuls are computed by the library's stx_gemm. Descriptors are checked as
-   cuBLASLt documents it. Names, values and signatures are cuBLASLt's. */
+/* cublasLt.h - the part of cuBLASLt that seqtx_cuda.cu uses, for the host
+   implementation of CUDA. Matmuls are computed by the library's stx_gemm. Descriptors
+   are checked against cuBLASLt's documented rules. Names, values and signatures are
+   cuBLASLt's. */
 #ifndef CUDA_HOST_CUBLASLT_H
 #define CUDA_HOST_CUBLASLT_H
 #include "cuda_runtime.h"

@@ -72,12 +72,12 @@ enum {
 };
 
 static const word DEVICE_RANGE = (word)64 << 30;
-/* A bit pattern that is NaN as a float, as two bf16 values and, if repeated, as a
-   double. */
+/* A bit pattern that is NaN when read as a float, as two bf16 values or, if repeated,
+   as a double. */
 static const uint32_t CANARY = 0xFFF5FFF5u;
 
-/* The operands of one lane in a warp collective. They are on the stack of the waiting
-   lane and are read by the last lane to arrive. */
+/* The operands of one lane in a warp collective. They are on the waiting lane's stack
+   and are read by the last lane to arrive. */
 struct lane_args {
     uint64_t in, out;
     int param, width;
@@ -326,7 +326,7 @@ static void fill_bytes(void *p, size_t n) {
 }
 
 /* Returns the canary value of the byte at p. It depends on the address, so that a zone
-   may begin at any byte. */
+   can begin at any byte. */
 static inline unsigned char canary_at(const unsigned char *p) {
     return (unsigned char)(CANARY >> 8 * ((word)p & 3));
 }
@@ -387,7 +387,7 @@ static void fault_text(char *out, size_t size, word p) {
                  (size_t)(p - i->first - i->second.bytes), i->second.serial, i->second.bytes);
 }
 
-/* Returns whether p is in the stack of a fiber or in a guard page. */
+/* Returns whether p is in a fiber's stack or in a guard page. */
 static bool in_stacks(word p) {
     return G.stacks && p >= (word)G.stacks && p < (word)G.stacks + G.stack_pitch * MAX_THREADS;
 }
@@ -520,8 +520,8 @@ extern "C" void cuda_host_check(void) {
 
 /* Called at each synchronisation. Only kernels can damage canaries, because the bounds
    of copies and matmuls are checked before they run. With more than AT_ONCE
-   allocations, a synchronisation may skip the check: a later one, or cudaFree, then
-   detects the damage. */
+   allocations, a synchronisation may skip the check. A later synchronisation or
+   cudaFree then detects the damage. */
 static void check_after_kernels(void) {
     if (!G.written) return;
     G.unchecked += AT_ONCE;
@@ -602,8 +602,8 @@ static const char *mapping_of(word p) {
 }
 
 /* Returns the kind of host memory that p certainly points to, or NULL. The images of
-   the program and its libraries, with their static variables, are ignored because they
-   also contain the device constants in this build. */
+   the program and its libraries, with their static variables, are ignored because in
+   this build they also contain the device constants. */
 static const char *host_memory(word p) {
     static thread_local word stack_lo, stack_hi;
     if (p < PAGE || p >> 47 || in_device((void *)p)) return NULL;
@@ -625,7 +625,8 @@ static const char *host_memory(word p) {
         }
     }
     if (p >= stack_lo && p < stack_hi) return "the host's stack";
-    /* This excludes most words that are not pointers, without parsing the mappings. */
+    /* The mincore call rules out most words that are not pointers, without parsing the
+       mappings. */
     unsigned char resident;
     if (mincore((void *)(p & ~(word)(PAGE - 1)), 1, &resident) && errno == ENOMEM) return NULL;
     return mapping_of(p);
@@ -680,7 +681,8 @@ __asm__(
 static void *new_stack(unsigned char *top, void (*entry)(void)) {
     void **s = (void **)((word)top & ~(word)15);
     *--s = NULL; /* return address of entry, which never returns */
-    /* The ret that pops entry leaves the stack pointer at 8 mod 16, as a call does. */
+    /* The ret instruction that pops `entry` leaves the stack pointer at 8 mod 16, as a
+       call does. */
     *--s = (void *)entry;
     for (int i = 0; i < 6; i++) *--s = NULL;
     return s;
@@ -848,7 +850,7 @@ static void fiber_main(void) {
         G.exited++;
         fiber *to = take_ready();
         if (!to || to->sp) {
-            /* No other fiber can take the stack before this one has left it. */
+            /* No other fiber can take the stack before this fiber has left it. */
             G.free_stack[G.free_count++] = f->stack;
             switch_to(f, to);
         }
@@ -915,7 +917,7 @@ static const char *const barrier_names[] = {"__syncthreads", "__syncthreads_or",
                                             "__syncthreads_and", "__syncthreads_count"};
 
 /* Kinds of warp collectives that have no CUDA_HOST_SHFL.. constant. The kind of an mma
-   encodes the number of products, and the kind of an ldmatrix encodes its variant. */
+   encodes its number of products, and the kind of an ldmatrix encodes its variant. */
 enum {
     MEET_SYNCWARP = 100,
     MEET_MMA_BF16 = 200,
@@ -1039,7 +1041,8 @@ static void do_shuffle(warp *w, unsigned lanes, int kind) {
         if (lanes >> from & 1)
             a->out = w->first[from].args->in;
         else
-            fill_bytes(&a->out, 8); /* the source lane does not participate: undefined in CUDA */
+            fill_bytes(&a->out, 8); /* if the source lane does not participate, the result
+                                       is undefined in CUDA */
     }
 }
 
@@ -1125,7 +1128,7 @@ void cuda_host_trap_thread(const char *what, int line) {
 
    For bf16, the low half of a register holds the lower column of A or row of B.
    Products of bf16 or tf32 values are exact in f32. They are added to c in the order of
-   k and rounded to nearest at each step. */
+   k, and each sum is rounded to nearest. */
 typedef float eight __attribute__((vector_size(32)));
 typedef uint32_t eight_words __attribute__((vector_size(32)));
 
@@ -1304,8 +1307,8 @@ void cuda_host_cp_async(void *smem, const void *gmem, int size, int src_bytes, i
                smem);
         stop_block();
     }
-    /* Even if 0 bytes are copied, the source must be valid: the hardware reads nothing,
-       but compute-sanitizer's memcheck reports an invalid address. */
+    /* Even if 0 bytes are copied, the source must be valid: although the hardware reads
+       nothing, compute-sanitizer's memcheck reports an invalid address. */
     if ((word)gmem & (word)(size - 1)) {
         report("cp.async of line %d: source %p, size %d: not aligned", line, gmem, size);
         stop_block();
@@ -1432,7 +1435,8 @@ static void shared_end(void) {
     POISON(G.arena, G.arena_used);
 }
 
-/* Reports the first waiting fiber, when no fiber is ready but some have not exited. */
+/* Reports the first waiting fiber. Called when no fiber is ready but some have not
+   exited. */
 static void report_stuck(void) {
     fiber *w = NULL, *b = NULL;
     for (unsigned i = 0; i < G.threads; i++) {
@@ -1480,7 +1484,7 @@ static void make_stacks(void) {
     }
 }
 
-/* Sets the fields of the fibers that are the same in all blocks of a launch. */
+/* Sets the fiber fields that are the same in all blocks of a launch. */
 static void number_threads(const dim3 &dim) {
     for (unsigned i = 0; i < G.threads; i++) {
         fiber &f = G.fibers[i];
@@ -1625,7 +1629,7 @@ typedef std::function<bool()> queued; /* returns true if the work is done, false
 struct graph_node {
     std::unique_ptr<cuda_host_kernel> kernel;
     std::function<void()> work;
-    bool host; /* work runs on the host, not on the device */
+    bool host; /* whether the work runs on the host, not on the device */
     std::function<queued(CUstream_st *)> exchange; /* creates a new exchange for each run */
     const char *what; /* description that cuda_host_graph_node returns; NULL for an exchange */
 };
@@ -2059,7 +2063,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
     return cudaSuccess;
 }
 
-/* Makes s wait until the queue of stream `other` is done up to entry `until`. */
+/* Makes s wait until stream `other` has completed its queue up to entry `until`. */
 static void wait_in_queue(cudaStream_t s, cudaStream_t other, uint64_t until) {
     if (is_default(s) || is_default(other) || other == s || other->done >= until) return;
     put_in_queue(s, [other, until] { return !streams().count(other) || advance(other, until); });
@@ -2383,8 +2387,9 @@ cudaError_t cudaDriverGetVersion(int *v) {
     return cudaSuccess;
 }
 
-/* Returns the address of `need` free bytes: after the last allocation or, at the end of
-   the window, in the first hole from the start of the range. Returns 0 if none fits. */
+/* Returns the address of `need` free bytes, found after the last allocation or, at the
+   end of the window, in the first hole from the start of the range. Returns 0 if none
+   fits. */
 static word find_hole(size_t need) {
     word end = G.lo + DEVICE_RANGE - 2 * HUGE, at = G.next;
     word window = std::max((word)64 << 20, 4 * (word)(G.in_use + need));
@@ -2553,7 +2558,8 @@ static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const v
     if (cudaError_t e = check_copy(call, dst, dpitch * (height - 1) + width, src,
                                    spitch * (height - 1) + width, kind))
         return fail(e);
-    /* an overlap is undefined in CUDA, but rows of a 2D copy may be interleaved */
+    /* overlapping copies are undefined in CUDA, but rows of a 2D copy may be
+       interleaved */
     if (height == 1 && (char *)dst < (const char *)src + width
         && (const char *)src < (char *)dst + width) {
         report("%s: the destination %p and the source %p, %zu bytes, overlap", call, dst, src,
@@ -2963,12 +2969,12 @@ static size_t lt_length(const lt_layout &l) {
     return (size_t)(l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols);
 }
 
-/* Returns the number of elements from the first to just past the last one of a matrix. */
+/* Returns the number of elements from a matrix's first element through its last. */
 static uint64_t lt_matrix_extent(const lt_layout &l) {
     return ((uint64_t)lt_lines(l) - 1) * (uint64_t)l.ld + lt_length(l);
 }
 
-/* Returns the number of bytes from the first to just past the last element of a batch. */
+/* Returns the number of bytes from a batch's first element through its last. */
 static size_t lt_extent(const lt_layout &l) {
     if (!l.rows || !l.cols || !l.batch) return 0;
     return (size_t)((uint64_t)(l.batch - 1) * (uint64_t)l.stride + lt_matrix_extent(l))
@@ -3061,7 +3067,7 @@ static float gelu_slope(float x) {
 }
 
 /* Returns whether a row begins or ends at an address that is not a multiple of 16
-   bytes. Such an operand rules out the fast algorithms. */
+   bytes. An operand with such a row rules out the fast algorithms. */
 static bool lt_rows_unaligned(const lt_layout &l, const void *p) {
     uint64_t size = lt_size(l.type), at = (word)p | lt_length(l) * size;
     if (lt_lines(l) > 1) at |= (uint64_t)l.ld * size;
@@ -3187,8 +3193,8 @@ void lt_call::apply_epilogue(const lt_result &r, size_t q) const {
         }
 }
 
-/* Stores the bias gradient for matrix q: the sums over the columns of the result, over
-   the columns of op(A) or over the rows of op(B). */
+/* Stores the bias gradient for matrix q: the sums over the result's columns, over
+   op(A)'s columns or over op(B)'s rows. */
 void lt_call::bias_gradient(const lt_operand &x, const lt_operand &y, const lt_result &r,
                             size_t q) const {
     size_t m = (size_t)D.rows, n = (size_t)D.cols, k = (size_t)(d.ta ? A.rows : A.cols);
@@ -3389,7 +3395,7 @@ static uint32_t lt_scheme(uint32_t i, uint32_t allowed) {
 /* Returns up to five algorithms. Every second one splits K, requires a workspace and
    adds the partial sums in a separate step in the compute type. It is omitted if the
    workspace is too small or the scheme is not allowed. If partial sums may be added in
-   place or in the type of the result, the first algorithm does so. Running this
+   place or in the type of the result, the first algorithm does so. A run of this
    algorithm is reported, because the order and rounding of such a sum are not
    guaranteed. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc,
@@ -3880,7 +3886,7 @@ static ncclResult_t nccl_submit(ncclComm_t c, const void *from, void *to, exchan
         };
         return ncclInProgress;
     }
-    /* The exchange enters the stream after the call has returned, as if a thread of NCCL
+    /* The exchange enters the stream after the call has returned, as if an NCCL thread
        submitted it. */
     c->deferred = [=] {
         if (stream_error(s)) {
@@ -3914,7 +3920,7 @@ static void group_close(ncclComm *c) {
     c->fd = -1;
 }
 
-/* Opens the file of the group and maps it. Rank 0 creates it. */
+/* Opens the group's file and maps it. Rank 0 creates it. */
 static bool group_open(ncclComm *c) {
     struct stat file;
     if (!c->rank) unlink(c->path.c_str());
@@ -4046,7 +4052,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state) {
             if (group_complete(c)) {
                 c->complete = true;
                 c->state = ncclSuccess;
-                if (!c->rank) unlink(c->path.c_str()); /* its name is no longer needed */
+                if (!c->rank) unlink(c->path.c_str()); /* the file's name is no longer needed */
             }
         } else {
             c->state = ncclSuccess;

@@ -8,11 +8,10 @@
 extern "C" {
 #endif
 
-/* The order of the threads of a block between two synchronisations, and the order of
-   the blocks of a grid. With ASCENDING and DESCENDING, each warp runs until it waits at
-   a barrier of the block. INTERLEAVED runs lane 0 of every warp, then lane 1 and so on,
-   and switches to another warp at each collective. RANDOM chooses a thread at every
-   switch. */
+/* The order of a block's threads between two synchronisations, and of a grid's blocks.
+   With ASCENDING and DESCENDING, each warp runs until it waits at a barrier of the
+   block. INTERLEAVED runs lane 0 of every warp, then lane 1 and so on, and switches to
+   another warp at each collective. RANDOM chooses a thread at every switch. */
 enum {
     CUDA_HOST_ASCENDING,
     CUDA_HOST_DESCENDING,
@@ -76,7 +75,7 @@ void cuda_host_stack(size_t bytes);
 /* Returns the number of violations so far. The first 40 are printed to stderr. */
 long cuda_host_reports(void);
 void cuda_host_clear_reports(void);
-const char *cuda_host_last_report(void); /* "" if there is none */
+const char *cuda_host_last_report(void); /* returns "" if there has been no report */
 /* With 1, reports are counted but not printed, for tests that provoke them. */
 void cuda_host_quiet(int yes);
 /* Checks the canaries around device memory now, as synchronisations and cudaFree do. */
@@ -99,8 +98,8 @@ long cuda_host_batches(void);
 long cuda_host_unaligned(void);
 
 /* Makes cuBLASLt refuse matmuls. For batches, either the heuristic finds no algorithm
-   (PLANS), or it finds one and the call fails (CALLS). ALL_PLANS and ALL_CALLS do the
-   same for all matmuls. With EPILOGUES, calls with an epilogue fail. */
+   (PLANS), or it finds one and the call fails (CALLS). ALL_PLANS and ALL_CALLS apply
+   the same refusals to all matmuls. With EPILOGUES, calls with an epilogue fail. */
 enum {
     CUDA_HOST_REFUSE_NOTHING,
     CUDA_HOST_REFUSE_PLANS,
@@ -123,7 +122,8 @@ size_t cuda_host_bytes_in_use(void);    /* bytes of device memory */
 size_t cuda_host_pinned_in_use(void);   /* bytes from cudaMallocHost and cudaHostAlloc */
 int cuda_host_is_device(const void *p); /* 1: p is in the range of device addresses */
 
-/* The next query of a communicator's state returns this ncclResult_t. 0 has no effect. */
+/* Makes the next query of a communicator's state return this ncclResult_t. 0 has no
+   effect. */
 void cuda_host_nccl_fail(int state);
 /* Until the setting is changed, each exchange on a capturing stream fails with the
    ncclResult_t `state`. A `state` of 0 has no effect. If `later` is 0, the call returns

@@ -433,7 +433,7 @@ inline float __fsub_rn(float a, float b) {
     return a - b;
 }
 
-/* never contracted into an fma */
+/* the product is never contracted into an fma */
 inline float __fmul_rn(float a, float b) {
     volatile float p = a * b;
     return p;
@@ -952,7 +952,7 @@ template <class... P> struct stx__kernel_of {
 
 /* A launch: a kernel with copies of its arguments. */
 struct cuda_host_kernel {
-    const char *text; /* "kernel, grid, ..": the arguments of STX__LAUNCH */
+    const char *text; /* "kernel, grid, ..": the arguments of STX__LAUNCH, as text */
     const void *function;
     unsigned bound; /* largest number of threads per block */
     dim3 grid, block;

@@ -290,7 +290,7 @@ static __global__ void mma_tf32_kernel(float *D, const float *A, const float *B,
 }
 
 /* Several products in one call must be bit-identical to separate calls, even if one
-   product accumulates into the result of another. */
+   product accumulates into another product's result. */
 static __global__ void mma_several_kernel(int *differ, const float *A) {
     int lane = (int)threadIdx.x;
     uint32_t a[2][4], b[2][2];
@@ -775,7 +775,7 @@ struct matmul_test {
 };
 
 void matmul_test::make_data(void) {
-    /* contiguous lines of A, B and D, and their lengths */
+    /* number and length of the contiguous lines of A, B and D */
     size_t lines_a, lines_b, lines_d, length_a, length_b, length_d;
     m = 37;
     n = 29;
@@ -1173,7 +1173,7 @@ static __global__ void deep_kernel(float *y) {
     y[0] = big[0];
 }
 
-/* y is the device array of 64 floats that the kernels below use. */
+/* y: the device array of 64 floats that the kernels use. */
 static void test_divergence(float *y) {
     static const struct {
         const char *name, *word;
@@ -1433,7 +1433,7 @@ static void test_properties(void) {
     FAILS(cudaGetDeviceProperties(&prop, 1), cudaErrorInvalidDevice);
 }
 
-/* Tests allocations, and returns one. */
+/* Tests allocations, and returns one of them. */
 static float *test_allocation(size_t before) {
     float *p, *q;
     size_t unused, total;
@@ -1607,7 +1607,8 @@ static void test_runtime(void) {
 // exchanges in a group of one rank: when they run, in streams and in graphs, and which
 // uses are forbidden. Groups of several ranks are tested in test_cuda_group.c.
 
-/* Queries the state of c until the last call is no longer in progress, and returns it. */
+/* Queries the state of c until the last call is no longer in progress, and returns the
+   state. */
 static ncclResult_t state_of(ncclComm_t c) {
     ncclResult_t r = ncclInProgress;
     for (int i = 0; i < 5 && r == ncclInProgress; i++) ncclCommGetAsyncError(c, &r);
