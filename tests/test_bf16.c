@@ -1263,7 +1263,7 @@ static void attention_margins(void) {
     }
 }
 
-/* Repeats the random cases with padding. Padded keys are NaN. */
+/* Repeats the random cases with padded keys, which are NaN. */
 static void attention_pads(void) {
     size_t i;
     test_state = 777;

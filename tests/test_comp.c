@@ -367,9 +367,9 @@ static void steps_case(const char *name, const stx_comp_desc *d, int resets) {
     stx_destroy(x);
 }
 
-/* Compares single tokens and steps of many lengths with whole segments: hidden states,
-   final memories, and the scores of feed. Also with streams that are reset between
-   segments. */
+/* Compares single tokens and steps of many lengths with whole segments, also with
+   streams that are reset between segments. Compares hidden states, final memories, and
+   the scores of feed. */
 static void steps(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -381,7 +381,7 @@ static void steps(void) {
 }
 
 /* A changed token must change the output at its position, but nothing before it and
-   nothing in the other row. A row must have the same output alone as in the batch. */
+   nothing in the other row. A row's output must be the same alone as in the batch. */
 static void causality(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -417,8 +417,8 @@ static void causality(void) {
     }
 }
 
-/* The values and memories of a reset stream must match those of a new stream, even if
-   some segments of the stream were padding. */
+/* A reset stream's values and memories must match a new stream's, even if some segments
+   of the stream were padding. */
 static void resets(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -447,7 +447,7 @@ static void resets(void) {
               name, e);
         CHECK(stx_comp_state_copy(cut, 0, s, 1, 1), "%s: %s", name, stx_error(x));
 
-        /* The newest rows must be equal. Older rows of the reset stream are missing. */
+        /* The newest rows must be equal. The reset stream's older rows are missing. */
         for (l = 0; l < LAYERS; l++)
             for (i = 0; i < 2; i++) {
                 const stx_memory_layer *p = i ? &cut->comp->layer[l] : &cut->mem->layer[l],
@@ -490,10 +490,10 @@ static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t 
     return v;
 }
 
-/* Like resets(), in training. If the streams of a batch are reset at different times,
-   the nll must be the mean over single streams, each of which starts with a new state
-   when it is reset. A stream that is copied out of its batch, and streams that are
-   joined one by one, must continue unchanged. */
+/* Like resets(), but in training. If the streams of a batch are reset at different
+   times, the nll must be the mean over single streams, each of which starts with a new
+   state when it is reset. A stream that is copied out of its batch, and streams that
+   are joined one by one, must continue unchanged. */
 static void resets_in_training(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -584,7 +584,7 @@ static void ages(void) {
     }
 }
 
-/* Like ages(), for gradients. Joining streams of different ages drops the rows from
+/* Like ages(), but for gradients. Joining streams of different ages drops the rows from
    which the newest compressed rows were computed, because the streams group them
    differently. The expected gradient is therefore computed from single streams, with
    the same source rows dropped. */
@@ -635,8 +635,8 @@ static void ages_and_gradients(void) {
     CHECK(tried >= 6, "%d cases", tried);
 }
 
-/* A memory whose positions exceed the context's memory limit is an error, and the model
-   must keep its table of positions. */
+/* A memory that needs more positions than fit in the context's memory limit is an
+   error, and the model must keep its table of positions. */
 static void limit(void) {
     const size_t most[LAYERS] = {1 << 20, 1 << 20, 1 << 20};
     stx_comp_desc d = small();
@@ -1039,8 +1039,8 @@ static size_t predicted(stx_lm *lm, stx_comp *m, const int32_t *t, size_t n) {
     return right;
 }
 
-/* A model trained through stx_lm must be able to learn one batch by heart. The loss of
-   its compression must decrease as well. */
+/* A model trained through stx_lm must be able to learn one batch by heart. The
+   compression loss must decrease as well. */
 static void overfit(void) {
     static const int which[] = {0, 5, 13, 14, 20, 25};
     size_t k;
@@ -1379,8 +1379,8 @@ static void bad_descs(void) {
     stx_destroy(x);
 }
 
-/* It must be possible to count parameters without a model. Zeros in the desc must
-   select the defaults. */
+/* Parameters can be counted without a model. Zeros in the desc must select the
+   defaults. */
 static void counts_and_defaults(void) {
     stx_comp_desc d;
     stx_ctx *x;
@@ -1417,7 +1417,7 @@ static void fails(stx_ctx *x, const char *pattern) {
     stx_begin(x, STX_EVAL);
 }
 
-/* Padding given with the tokens and padding given with the vectors must result in
+/* Padding passed with the tokens and padding passed with the vectors must result in
    bit-identical hidden states, losses and memories. stx_comp_aux must be 0 if nothing
    is compressed. */
 static void padded_tokens(void) {
@@ -1465,8 +1465,8 @@ static void padded_tokens(void) {
     stx_destroy(x);
 }
 
-/* A literal form that a model cannot have must be refused with an error that names the
-   form. STX_COMP_LITERAL must select all forms that the model can have. */
+/* A literal form that a model does not support must be refused with an error that names
+   the form. STX_COMP_LITERAL must select all forms that the model supports. */
 static void literal(void) {
     static const struct {
         int compress, aux, positions;
@@ -1903,9 +1903,9 @@ static void usage(void) {
     }
 }
 
-/* The rows with the largest usage must be kept; of two rows with equal usage, the newer
-   one. Missing rows come last. Kept rows stay in temporal order; the rows of a young
-   stream are at the end. */
+/* The rows with the largest usage must be kept and, of two rows with equal usage, the
+   newer one. Missing rows have the lowest priority. Kept rows stay in temporal order;
+   the rows of a young stream are at the end. */
 static void pick(void) {
     static const stx_real rows[2 * 6] = {1, 2, 3, 4, 5, 6, 10, 20, 30, 40, 50, 60};
     static const stx_real used[2 * 7 * 2] = {3, 1, 8, 4, 4, 2, 1, 1, 2, 1, 0, 0, 9, 1,
@@ -1936,8 +1936,8 @@ static void pick(void) {
 
 #ifndef SEQTX_DOUBLE
 /* A run that is repeated. With bf16 operands, the losses must be nearly the same as in
-   f32. With several threads, a repeated run must give the same bits, whether or not its
-   steps are replayed. */
+   f32. With several threads, a repeated run must produce the same bits, whether or not
+   its steps are replayed. */
 typedef struct repeated {
     stx_comp *m;
     stx_comp_state *s;
@@ -2039,7 +2039,7 @@ static int enough_memory(int k, int left) {
     return ok;
 }
 
-/* Wherever memory runs out, there must be an error and no crash. */
+/* Wherever memory runs out, an error must be reported, without a crash. */
 static void no_memory(void) {
     int k, left;
     for (k = 0; k < VARIANTS; k += 5)

@@ -444,8 +444,8 @@ static int owned(const data *d, size_t out, size_t i) {
            || in_rows(i, d->vo, a->kv_batch_stride, a->kv_row_stride, a->B, a->S, C);
 }
 
-/* Returns the largest |a| among values up to 1e30, or top if that is larger. Rows that
-   see no key contain infinities, which are skipped. */
+/* Returns the largest |a| among values up to 1e30, or top if that is larger.
+   Infinities, which occur in rows that see no key, are skipped. */
 static double largest(const float *a, size_t n, double top) {
     size_t i;
     for (i = 0; i < n; i++)
@@ -1156,7 +1156,8 @@ static void masks(int half) {
 }
 
 /* The fused kernels must support padded keys and calls that are not causal. A supported
-   call must need less scratch than version 0. The last case is not supported. */
+   call must need less scratch than the same call with version 0. The last case is not
+   supported. */
 static void supported(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 40, .S = 90, .H = 2, .D = 64, .P = 90, .z = 1, .L = 80, .R = 8, .u = 1,
@@ -1216,8 +1217,8 @@ static void change_unseen(data *d, size_t cut, size_t dead) {
     }
 }
 
-/* Keys before first_key are NaN. Changing keys beyond the span of every head, later
-   keys and later queries must not change a bit of the results of earlier queries. */
+/* Keys before first_key are NaN. Changing keys beyond every head's span, later keys and
+   later queries must not change a bit of earlier queries' results. */
 static void unseen(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 40, .S = 90, .H = 2, .D = 16, .P = 90, .shared = 1, .dmin = 1, .z = 2,
@@ -1358,9 +1359,9 @@ static void orders(int half) {
 }
 
 /* The number of multiprocessors must not affect the bits, so it must not affect the
-   choice of tiles. Until a memory is full, the first key cuts off windows of up to 100
-   keys. In such windows, wide and narrow tiles start at different keys and add the
-   terms in different orders. */
+   choice of tiles. Until a memory is full, first_key cuts off part of the windows,
+   which have up to 100 keys. In such windows, wide and narrow tiles start at different
+   keys and add the terms in different orders. */
 static uint64_t bits_of(stx_ctx *x, data *d, int version) {
     again g;
     uint64_t h = 14695981039346656037u;
@@ -1414,8 +1415,8 @@ static void devices(int half) {
 #ifdef SEQTX_CUDA_HOST
 /* The backward pass prefetches the next tile if there is enough shared memory, which
    depends on the GPU. Prefetching must not change the bits. If a kernel needs few
-   registers, so many blocks share a multiprocessor that the memory is never sufficient;
-   if it needs very many, the memory is always sufficient. */
+   registers, so many blocks share a multiprocessor that the shared memory is never
+   sufficient. If it needs very many, the shared memory is always sufficient. */
 static void ahead(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 150, .S = 290, .H = 2, .D = 16, .P = 290, .shared = 1, .dmin = 1, .z = 1,
@@ -1616,7 +1617,7 @@ static long mma_count(void) {
 #endif
 }
 
-/* Compares dpe of a version with dpe of the diagonal sweep. */
+/* Compares a version's dpe with the diagonal sweep's dpe. */
 static void compare_dpe(const data *d, const float *sweep, const float *dpe, int version) {
     double top = largest(sweep, d->size[PE], 0);
     double off = max_difference(sweep, dpe, d->size[PE]) / top;
@@ -1652,10 +1653,10 @@ static const attn rows_table[] = {
     {.B = 1, .T = 1, .S = 77, .H = 4, .D = 64, .P = 77, .shared = 1, .z = 5, .L = 50},
 };
 
-/* Versions 5, 2 and 6 have memory for none, all and half of the rows of dR. The
-   gradient of the relative table is computed either from stored rows or by the diagonal
-   sweep, which add the same bf16 terms in different orders. All other results must have
-   the same bits. Each run has a new context, whose unwritten scratch is NaN. */
+/* Versions 5, 2 and 6 have memory for none, all and half of dR's rows. The gradient of
+   the relative table is computed either from stored rows or by the diagonal sweep,
+   which add the same bf16 terms in different orders. All other results must have the
+   same bits. Each run has a new context, whose unwritten scratch is NaN. */
 static void rows_of_dR(void) {
     static const int list[] = {5, 2, 6};
     long ran[3];

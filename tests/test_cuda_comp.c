@@ -83,7 +83,7 @@ static arr rows_of(const grouped *t) {
     return a;
 }
 
-/* Checks that the CPU kernel computes the same n results y from rows without gaps.
+/* Checks that, from rows without gaps, the CPU kernel computes the same n results y.
    kernel: 0 unfold, 1 mean, 2 max, 3 pick. */
 static void dense_check(const char *name, const grouped *t, const arr *rows, const arr *u,
                         size_t ldu, const float *y, size_t n, int kernel) {
@@ -367,7 +367,7 @@ static void usage_both(usage_run *r, int version) {
 }
 
 /* Compares the GPU's usage with the definition. was: the usage before the call; sum
-   (B,n): the increase according to the definition. */
+   (B,n): the increase by the definition. */
 static void usage_check(const usage_run *r, const float *was, const double *sum, int version) {
     const looked *s = r->s;
     float *got = arr_get(&r->usage);
@@ -529,7 +529,7 @@ static int planes_of(int kind) {
     }
 }
 
-/* Returns the number of elements that plane i has per element of x. */
+/* Returns the number of plane i's elements per element of x. */
 static size_t plane_size(int kind, int i) {
     if (i > 1 && kind == STX_COMP_GATE_GRU) return 3;
     return i > 1 && kind == STX_COMP_GATE_GLU ? 2 : 1;
@@ -1004,8 +1004,8 @@ static void test_models(void) {
 }
 
 /* A replayed step must have the same bits as a launched one. Once the memory is full,
-   all steps are replayed except those of STX_COMP_STORE_ROTATE, which swaps its buffers
-   in every step. */
+   all steps must be replayed, except with STX_COMP_STORE_ROTATE, which swaps buffers in
+   every step. */
 static void test_graph(void) {
     static const int models[] = {USED, BPTT, TIED, ROTATE};
     size_t k;
@@ -1047,8 +1047,8 @@ static void test_graph(void) {
 #ifdef SEQTX_CUDA_HOST
 static int print_nodes; /* set by build/test_cuda_comp nodes */
 
-/* Counts the graph nodes of a layer with a memory, its compression and its auxiliary
-   loss, as in test_cuda_model.c. */
+/* Counts, as in test_cuda_model.c, the graph nodes of a layer with a memory, its
+   compression and its auxiliary loss. */
 static void test_nodes(void) {
     static const struct {
         int which;

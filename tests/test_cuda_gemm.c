@@ -1,6 +1,7 @@
 /* test_cuda_gemm.c - stx_gemm, stx_linear_fwd and stx_linear_bwd on a GPU compared with
    the CPU, in f32 and bf16, with cublasLt and with the kernel that is used if cublasLt
-   has no algorithm. "short" omits large matmuls and layers, and most of the others. */
+   has no algorithm. "short" omits large matmuls and layers, and most of the smaller
+   ones. */
 #include "../seqtx.h"
 #include "inner.h"
 #include "kernels.h"
@@ -36,7 +37,7 @@ typedef struct matmul {
     int ta, tb;
     double alpha, beta;
     size_t gap;     /* number of elements between rows and between matrices */
-    size_t off;     /* number of elements before the first one, so that it is not aligned */
+    size_t off;     /* number of elements before the first matrix, so that it is not aligned */
     int shared;     /* whether all matrices share one B */
     int sum;        /* whether all matmuls are summed in one C */
     int ka, kb, kc; /* memory kinds of A, B and C */
@@ -652,9 +653,9 @@ static int slices_timed;     /* whether plans are chosen by timing, which at fir
                                 requires more calls */
 #endif
 
-/* slices: number of K slices; 0: chosen by size. late: with deferred sums. times:
-   number of passes, each with different rows. cut: number of batched matmuls per pass
-   that cublasLt must receive. */
+/* slices: number of K slices; 0: chosen by size. late: whether sums are deferred.
+   times: number of passes, each with different rows. cut: number of batched matmuls per
+   pass that cublasLt must receive. */
 typedef struct sliced {
     size_t N, I, O, pad;
     int slices, late, times, cut;
@@ -736,8 +737,8 @@ static void sliced_pass(sliced_run *r, stx_ctx *x, size_t from) {
     for (i = 0; i < r->n; i++) r->exact[i] += r->sum[i];
 }
 
-/* Compares dW with the CPU. The GPU computes R of the O rows of dW, in slices or as a
-   whole. In f32, dW must be bit-identical to the slices added to dW in order. */
+/* Compares dW with the CPU. The GPU computes R of dW's O rows, in slices or as a whole.
+   In f32, dW must be bit-identical to the slices added to dW in order. */
 static void slices_case(stx_ctx *x, const sliced *p, uint64_t *hash) {
     sliced_run r;
     float *got;
@@ -812,9 +813,9 @@ static void slices(stx_ctx *x, int own) {
     }
 }
 
-/* Like slices_case, for streams with gaps between them, as in a memory. One sum covers
-   the rows of all streams, which are packed. The sum is either not split, or split into
-   slices that need not coincide with the streams. */
+/* Like slices_case, for streams with gaps between them, as in a memory. A single sum
+   covers all streams' rows, which are packed. The sum is either not split, or split
+   into slices that need not coincide with the streams. */
 static void slices_of_streams(stx_ctx *x) {
     enum { B = 6, N = 40, I = 24, O = 40, GAP = 48 };
 
@@ -969,7 +970,7 @@ static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, s
 }
 
 /* If cublasLt has algorithms but refuses the call with a status that guarantees that
-   nothing ran, our kernel must take over permanently. */
+   nothing ran, the library's kernel must take over permanently. */
 static void call_refused(int precision, const float *values, int how, int status, int all_layers) {
     enum { N = 50, I = 40, O = 24 };
 
@@ -1028,8 +1029,7 @@ static void calls_refused(int precision, const float *values) {
 }
 #endif
 
-/* It must be possible to capture a matmul, even when it is called for the first time.
-   Each replay must accumulate once. */
+/* A matmul can be captured, even in its first call. Each replay must accumulate once. */
 static void captured(stx_ctx *x) {
     size_t M = 19, N = 24, K = 37, i, before = inner_plans(x);
     float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1),
@@ -1149,7 +1149,7 @@ static void again(void *user, uint64_t *hash) {
 }
 
 /* Runs all tests of one precision. tune: 0 selects the heuristic's first algorithm, 1
-   the fastest one, -1 our own kernel. */
+   the fastest one, -1 the library's kernel. */
 static void run_all(int precision, int tune, float *values) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision);
     if (!stx_ok(x)) {

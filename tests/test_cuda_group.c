@@ -371,7 +371,8 @@ static void named_job(job *j) {
 }
 
 /* Tests the group's address, which is derived from MASTER_ADDR, MASTER_PORT and SLURM's
-   host list. An expected text that begins with ! is part of an error message. */
+   host list. If `expected` begins with !, the rest is part of the expected error
+   message. */
 static void address(stx_ctx *x, const char *addr, const char *port, const char *list,
                     const char *expected) {
     unsigned char id[STX_NCCL_ID];
@@ -628,9 +629,9 @@ static double values_error(void) {
 static const char *const families[] = {"span", "sru"};
 
 /* Trains with several ranks and compares with one rank. In f32, only the order of sums
-   differs. In bf16, if a parameter is rounded in the other direction, activations that
-   depend on it differ by one bf16 unit (2^-8). Differences of 1e-7 to 1e-3 were
-   observed. */
+   differs. In bf16, a parameter may be rounded in the other direction, which changes
+   activations that depend on it by one bf16 unit (2^-8). Differences of 1e-7 to 1e-3
+   were observed. */
 static void train_together(const job *j, int overlap) {
     const char *name = families[j->family];
     const int half = j->precision == STX_PREC_BF16;
@@ -904,8 +905,8 @@ static void test_ends(void) {
   #endif
 }
 #else
-/* In a build without NCCL, a process that was started as one of several ranks must get
-   an error that names the missing build option. */
+/* In a build without NCCL, a process started as one of several ranks must report an
+   error that names the missing build option. */
 static void none_job(job *j) {
     stx_ctx *x = context(j);
     CHECK(!stx_group_join(x, NULL) && strstr(stx_error(x), "SEQTX_NCCL"), "%s", stx_error(x));

@@ -14,8 +14,8 @@
 
 static const char *part = ""; /* argv[1]: the only part to run */
 
-/* Returns the largest parameter error of b, which is on a GPU, relative to the largest
-   element of the same parameter of a, which is on the CPU. */
+/* Returns the largest parameter error of list b on a GPU, relative to the largest
+   element of the same parameter in list `a` on the CPU. */
 static double params_error(stx_ctx *x, const stx_params *b, const stx_params *a) {
     double worst = 0;
     size_t i;
@@ -807,8 +807,8 @@ static void same_memory(stx_memory *a, stx_memory *b, const char *what) {
     }
 }
 
-/* Replays steps while the head groups change. The memories, too, must have the same
-   bits as without graphs. */
+/* Replays steps while the head groups change. The memories must also have the same bits
+   as without graphs. */
 static void test_groups(void) {
     enum { PHASES = 6, EACH = 6, S = 800 };
 
@@ -925,8 +925,8 @@ static void test_pieces(void) {
 }
 
 /* A step that reads one memory and writes another: from a to b and back, or through
-   three memories. When it is replayed, it must have the same bits as launched steps,
-   and the same losses as a step that uses a single memory throughout. */
+   three memories. A replayed step must have the same bits as a launched one, and the
+   same losses as a step that uses a single memory throughout. */
 typedef struct turning {
     model r;
     stx_span_state *s[3];
@@ -1169,9 +1169,10 @@ static void test_scalars(void) {
         for (inside = 0; inside < 2; inside++) scalars_case(precision, inside);
 }
 
-/* Adaptive input and softmax, with ignored rows. Steps with equal cluster sizes are
-   replayed and must have the same bits as launched steps. blind: the key does not contain
-   the sizes, so a replayed step must not update anything if its ids do not fit. */
+/* A model with adaptive input and softmax, and with ignored rows. Steps with equal
+   cluster sizes are replayed and must have the same bits as launched steps. blind: the
+   key does not contain the sizes, so a replayed step must not update anything if its
+   ids do not match the sizes. */
 enum { CB = 4, CT = 16, CV = 41 };
 
 typedef struct clustered {
@@ -1274,8 +1275,8 @@ static int clustered_run(clustered *u, int n, int kind, int blind) {
     return stx_step_run(u->x, key, clustered_step, u);
 }
 
-/* Runs steps whose key does not contain the cluster sizes. Step 4 is of a different
-   kind than the captured step and must not update anything. */
+/* Runs steps whose key does not contain the cluster sizes. Step 4 has different cluster
+   sizes from the captured step and must not update anything. */
 static void clustered_blind(clustered *b) {
     const stx_tensor *t = b->in.table[1];
     int n;
@@ -1324,10 +1325,9 @@ static void test_clusters(void) {
 
 // >>deferred sums
 
-/* Row sums that the backward pass defers: for parameters that several ops use, for more
-   parameters than a table holds, for a parameter that is both gain and shift, and for a
-   bias that is not a parameter and whose gradient is read before the backward pass
-   ends. */
+/* Tests row sums that the backward pass defers: for parameters that several ops use,
+   for more parameters than a table holds, for a parameter that is both gain and shift,
+   and for a non-parameter bias whose gradient is read before the backward pass ends. */
 enum { LATE_N = 70, LATE_C = 36, LATE_OPS = 17 };
 
 /* Computes layer i: one or two linear layers and a normalisation. */
@@ -1394,9 +1394,9 @@ static void test_late(void) {
 
 // >>padded logits
 
-/* Vocabularies of all kinds, with row lengths that are not multiples of 8. Gradients,
-   logits and log p are compared between the devices. Updates must not change the
-   padding of a table. */
+/* A model with a vocabulary of each kind, with row lengths that are not multiples of 8.
+   Gradients, logits and log p are compared between the devices. Updates must not change
+   the padding of a table. */
 typedef struct worded {
     stx_ctx *x;
     stx_params *p;
@@ -1406,11 +1406,11 @@ typedef struct worded {
 
 enum { WORDS_B = 3, WORDS_T = 7, WORDS_N = 21, WORDS_V = 205, WORDS_D = 32 };
 
-/* Kinds of vocabularies */
+/* Kinds of vocabulary */
 enum { WORDS_PLAIN, WORDS_TIED, WORDS_ADAPTIVE, WORDS_SHARED_MAJOR, WORDS_SHARED, WORDS_KINDS };
 
-/* Returns the number of padding elements of parameter i of WORDS_PLAIN on a GPU. The
-   parameters are the input table, the output table and the bias. */
+/* Returns the number of padding elements that parameter i of WORDS_PLAIN has on a GPU.
+   The parameters are the input table, the output table and the bias. */
 static size_t worded_padding(size_t i) {
     if (i == 0) return 0;
     return i == 1 ? 51 * WORDS_D : 51;
@@ -1538,7 +1538,7 @@ static void worded_eval(worded *a, worded *b, int kind, double tol, const float 
     if (pb) worded_near(a, b, pa, pb, 0, tol, "logits", kind);
 }
 
-/* The padding of tables must be zero. On the CPU, there is none. */
+/* On a GPU, table padding must be zero. On the CPU, there is no padding. */
 static void worded_padding_check(worded *a, worded *b, int kind) {
     size_t i, k;
     for (i = 0; i < b->p->count; i++) {
@@ -1819,9 +1819,9 @@ static void status_of_replays(void) {
 #ifdef SEQTX_CUDA_HOST
 enum { REFUSED_STEPS = 14, ALL_STEPS = 20 };
 
-/* CUDA call number `call` of the capture fails. The run must continue with the same
-   bits, and the status must say why the step was not captured. Once a parameter has
-   been added, the step must be captured. loss, hash and index are the results of a run
+/* The capture's CUDA call number `call` fails. The run must continue with the same
+   bits, and the status must say why the step was not captured. After a parameter is
+   added, the step must be captured. loss, hash and index are the results of a run
    without graphs: its losses, and the hash of its parameters and its step index after
    REFUSED_STEPS steps. */
 static void status_of_refusal(int call, const double *loss, uint64_t hash, uint64_t index) {
@@ -1878,7 +1878,7 @@ static void status_of_refusals(void) {
 }
 #endif
 
-/* Checks the status if every step takes its tokens from the host. */
+/* Checks the status when every step takes its tokens from the host. */
 static void status_of_fresh(void) {
     model b;
     fresh_user u;
@@ -1927,8 +1927,8 @@ static void test_status(void) {
 
 // >>checkpoints, generation, bad input
 
-/* A model that is saved on one device must be loadable on the other. Its next steps
-   must equal the steps of the uninterrupted run. */
+/* A model that is saved on one device must load on the other. Its next steps must equal
+   the uninterrupted run's. */
 static int save_model(model *r, const char *path) {
     stx_writer *w = stx_writer_create(r->x);
     int ok = stx_params_save(w, r->m->params, "") && stx_optim_save(w, r->o)
@@ -2068,8 +2068,8 @@ static void test_bad_token(void) {
 /* A NaN with all bits set, which CUDA produces, must remain NaN in the attention
    matmuls and reach every gradient that depends on it; no clamp of an exponent may hide
    it. It is placed in q, k or v at batch row 0, head 0, time 7. Tested on the CPU, with
-   version 0 and with the fused kernels. More elements of that head may become NaN: if a
-   query does not see a key of the same tile, 0 is multiplied by NaN. */
+   version 0 and with the fused kernels. More elements of that head may become NaN,
+   because 0 is multiplied by NaN if a query does not see a key of the same tile. */
 static void nan_grads(stx_ctx *x, int which, float *out, float *grads) {
     static const uint32_t bits = 0x7fffffffu;
 
@@ -2237,9 +2237,9 @@ static void errors_of_devices(void) {
           cuda_host_bytes_in_use());
 }
 
-/* Performs run n: up to n = 59, on a device whose memory grows with n; then on one
-   where allocation n - 59 fails, after which arenas retry with a smaller size. Returns
-   nonzero if the run ended with an error. */
+/* Performs run n. Up to n = 59, the device's memory grows with n. From n = 60 on,
+   allocation n - 59 fails, and arenas retry with a smaller size. Returns nonzero if the
+   run ended with an error. */
 static int short_of_memory(long n) {
     stx_span_desc sd;
     stx_desc d;

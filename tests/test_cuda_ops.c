@@ -365,7 +365,7 @@ static void test_row_vectors(const rows *r) {
     arr_free(&t);
 }
 
-/* Returns the tolerance for gradients of a normalisation over C elements. */
+/* Returns the tolerance for the gradients of normalisation over C elements. */
 static double norm_tol(size_t C) {
     return C < 4 ? 1e-3 : 4e-6;
 }
@@ -397,7 +397,7 @@ static void test_layernorm(const rows *r) {
     arr_check("layernorm din only", &d, norm_tol(C));
 }
 
-/* Compares s, then lets the CPU normalise the GPU's s, which in bf16 is rounded, and
+/* Compares s. Then has the CPU normalise the GPU's s, which is rounded in bf16, and
    compares y. */
 static void residual_forward(const rows *r, const stx_residual_norm_args *kc,
                              const stx_residual_norm_args *kg) {
@@ -437,8 +437,8 @@ static double dbias_tol(size_t C) {
     return C < 4 ? 1e-3 : 8e-6;
 }
 
-/* Tests residual_norm with a bias. The kernel either adds to ds or does not compute it
-   (ds = NULL). */
+/* Tests residual_norm with a bias. The kernel either adds to ds or, if ds is NULL,
+   omits it. */
 static void test_residual_norm_bias(const rows *r) {
     const arr *d = &r->a[R_D], *df = &r->a[R_DF], *dgain = &r->a[R_DGAIN],
               *dshift = &r->a[R_DSHIFT], *db = &r->a[R_DBIAS];
@@ -485,7 +485,7 @@ static void test_softmax(const rows *r) {
 }
 
 /* Overwrites columns [1, 1 + w) of y with columns [2, 2 + w) of a, or adds the columns
-   of a; then does the same with an aligned block. */
+   of `a` to them; then repeats this with an aligned block. */
 static void test_copy2d(const rows *r) {
     const arr y = r->a[R_Y], a = r->a[R_A];
     size_t N = r->N, C = r->C, w = C > 4 ? C - 4 : 1;
@@ -1126,8 +1126,8 @@ static stx_optim_desc opt_desc(const opt_case *k) {
     return d;
 }
 
-/* Generates new gradients. Some tensors are large enough to be clipped, others are
-   not. */
+/* Generates new gradients. Some tensors' gradients are large enough to be clipped,
+   others are not. */
 static void opt_gradients(opt *o, int step) {
     size_t t, i;
     for (t = 0; t < o->tensors; t++) {
@@ -1282,7 +1282,7 @@ static void test_metric(void) {
 }
 
 static void test_optimisers(void) {
-    /* The first five cases run each kernel and include a full table. */
+    /* The first five cases together run every kernel and include a full table. */
     static const opt_case cases[] = {
         /* name, number of tensors, kind, momentum, weight decay, clipping limit, hat */
         {"radam clip skip", 8, STX_RADAM, 0, 0.1f, 1, 0},

@@ -65,7 +65,7 @@ static void gate_make(gate *t, size_t R, int form, int how, int injected) {
     if (how == GATE_EQUAL) memcpy(t->a[AL].c, equal, sizeof equal);
     if (how == GATE_FAR) memcpy(t->a[AL].c, far_, sizeof far_);
     if (how == GATE_NAN) t->a[AL].c[1] = NAN;
-    /* A parameter of 0 has a gradient; negative parameters have none. */
+    /* A parameter that is 0 has a gradient; negative parameters have none. */
     if (form == STX_PAR_FORM_PI && how == GATE_RANDOM && R % 3 == 0) t->a[AL].c[R % 2] = 0;
     arr_upload(&t->a[AL]);
     t->a[TAU] = arr_of(1, 1, 0, B_);
@@ -494,8 +494,8 @@ typedef struct model {
     double rate, loss;
 } model;
 
-enum { WORDS = 23, FIRST = 7 }; /* WORDS is the vocabulary; the first cluster contains
-                                   FIRST of these words. */
+enum { WORDS = 23, FIRST = 7 }; /* WORDS: the vocabulary size; FIRST: the number of words
+                                   in the first cluster */
 
 enum { SOFT, HARD, RUNS, REFERENCE, FIXED, AGAIN, FORMS, MODELS };
 
@@ -792,8 +792,8 @@ static void test_graph(void) {
 #ifdef SEQTX_CUDA_HOST
 static int print_nodes; /* set by build/test_cuda_par nodes */
 
-/* Counts the graph nodes of a mixture during the search, and the nodes of an attention
-   layer followed by a feed-forward layer, as in test_cuda_model.c. */
+/* Counts, as in test_cuda_model.c, the graph nodes of a mixture during the search, and
+   of an attention layer followed by a feed-forward layer. */
 static void test_nodes(void) {
     static const struct {
         int which;

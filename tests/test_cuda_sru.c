@@ -236,8 +236,7 @@ static void test_sizes(void) {
         }
 }
 
-/* Returns the width of case n. The size of a row of 37 elements is not a multiple of 16
-   bytes. */
+/* Returns the width of case n. A row of 37 elements is not a multiple of 16 bytes. */
 static size_t option_width(size_t n) {
     if (n % 12 == 5) return 37;
     return n % 2 ? 40 : 72;
@@ -275,7 +274,7 @@ static void test_options(void) {
     }
 }
 
-/* Tests so many columns that time is not divided among threads. */
+/* Tests a number of columns that is so large that time is not divided among threads. */
 static void test_wide(void) {
     size_t n;
     for (n = 0; n < 4 && !brief && !off; n++) {
@@ -438,8 +437,8 @@ static void block_check(stx_ctx *x, int device) {
     stx_block_device_free(x, block);
 }
 
-/* Runs the op in a graph, with a mask that is drawn once for all times. out receives
-   the results and the gradients. */
+/* Runs the op in a graph, with a mask that is drawn once for all time steps. out
+   receives the results and the gradients. */
 static void op_run(const op_inputs *in, int device, float **out) {
     stx_ctx *x = cuda_ctx(device, device == STX_CUDA ? cuda_precision(half) : STX_PREC_F32);
     stx_params *p = stx_params_create(x);

@@ -2,8 +2,8 @@
    The caller sets rounding modes, flushing of denormals, and traps. In each of these
    environments, models of all families are trained and sampled, and many functions are
    called, with one thread and with two. The results must be bit-identical to those in
-   the default environment. No exception may be trapped, and the control word and the
-   status flags of the caller must not change. */
+   the default environment. No exception may be trapped, and the caller's control word
+   and status flags must not change. */
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
 #include "../seqtx_par.h"
@@ -78,8 +78,8 @@ static void mode_set(int mode) {
     mode_now = mode_get();
 }
 
-/* Writes the message of a failed run: whether the environment changed, then the error
-   of the context. */
+/* Writes the message of a failed run: whether the environment changed, then the
+   context's error. */
 static void describe(char *message, int unchanged, stx_ctx *x) {
     snprintf(message, 200, "%s%.150s", unchanged ? "" : "the environment of the caller changed; ",
              stx_error(x));

@@ -1,10 +1,9 @@
 /* test_flags.c - tests compiler options that relax floating-point arithmetic.
    tests/flags.sh compiles this file with -ffast-math, with single options that
    -ffast-math implies, and for x87. Functions are compared with libm. The losses of a
-   small model of each family are compared with the losses of the double build. Masks
-   must work, and NaN and infinity must be refused where that is required. The tests
-   never detect NaN or infinity by <, == or isnan, because the compiler may remove such
-   comparisons. */
+   small model of each family are compared with the double build's. Masks must work, and
+   NaN and infinity must be refused where that is required. The tests never detect NaN
+   or infinity by <, == or isnan, because the compiler may remove such comparisons. */
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
@@ -27,8 +26,8 @@ static stx_real infinity_(int minus) {
     return (stx_real)of_bits((uint64_t)(minus ? 0xfff : 0x7ff) << 52);
 }
 
-/* Returns whether |a - b| <= tol max(|b|, floor) and both are finite, judged by
-   their bits. */
+/* Returns whether |a - b| <= tol max(|b|, floor) and both are finite, judging by their
+   bits. */
 static int same(double a, double b, double tol, double floor_) {
     uint64_t i, k;
     memcpy(&i, &a, 8);
@@ -272,7 +271,7 @@ static void masks(stx_ctx *x) {
     CHECK(zero, "a row without keys is not 0");
 }
 
-/* Returns whether any of n values is not NaN, judged by its bits. */
+/* Returns whether any of n values is not NaN, judging by its bits. */
 static int lost(const stx_real *y, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {

@@ -73,9 +73,8 @@ static void config(const stx_file *f, stx_comp_desc *d, lists *k) {
     if (need(f, "literal_freeze")) d->literal |= STX_COMP_LITERAL_FREEZE;
 }
 
-/* Returns the position in the file of element i of a parameter of the model. The file
-   stores tables as (H,rows,hd), convolutions as (out,in,taps) and decoders as
-   (in,out,taps). */
+/* Returns the file position of element i of a model parameter. The file stores tables
+   as (H,rows,hd), convolutions as (out,in,taps) and decoders as (in,out,taps). */
 static size_t place(const stx_comp *m, const char *name, const stx_tensor *t, size_t i) {
     const size_t D = m->desc.dim, hd = D / m->desc.heads, row = t->ndim == 2 ? i / t->dim[1] : 0,
                  col = t->ndim == 2 ? i % t->dim[1] : 0;

@@ -1,4 +1,4 @@
-/* test_golden_ops.c - compares single ops, the fused attention and the optimisers with
+/* test_golden_ops.c - compares single ops, fused attention and the optimisers with
    golden vectors of an independent PyTorch implementation (tests/golden): values and
    every gradient. The tolerance is 1e-10 in the double build and 1e-5 in float. Usage:
    test_golden_ops DIR */

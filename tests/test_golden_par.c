@@ -296,8 +296,8 @@ static void evaluate(stx_par *m, const stx_file *f, const char *file, const char
     stx_par_state_free(s);
 }
 
-/* Compares greedy decoding of `count` words after the first segment, and the log p of
-   these words. */
+/* Compares greedy decoding of `count` words after the first segment, and these words'
+   log p. */
 static void greedy(stx_par *m, const stx_file *f, const char *file, size_t B, size_t count) {
     stx_ctx *x = m->ctx;
     stx_par_state *s = stx_par_state_create(m, B);
@@ -490,8 +490,8 @@ static void model_case(const char *name, int recompute, int threads, int alterna
     stx_destroy(x);
 }
 
-/* Creates the optimisers of the weights and, in a search, of the gates. Returns the
-   name of the entry with the learning rates of the gates. */
+/* Creates the optimisers for the weights and, in a search, for the gates. Returns the
+   name of the entry with the gates' learning rates. */
 static const char *optimisers(const stx_par *m, const stx_file *f, stx_optim **weights,
                               stx_optim **gates_) {
     stx_optim_desc od;

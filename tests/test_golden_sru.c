@@ -171,8 +171,8 @@ static void read_transform(transform *a, stx_ctx *x, const stx_file *f, const ch
     a->window = (size_t)need(f, "window");
 }
 
-/* Returns the number of queries that attend only to padding, in files with the mask of
-   the reference. */
+/* Returns the number of queries that attend only to padding, in files with the
+   reference's mask. */
 static size_t padding_queries(const transform *a, const stx_file *f) {
     const size_t window = (size_t)need(f, "window");
     size_t b, t, n = 0;
@@ -182,11 +182,10 @@ static size_t padding_queries(const transform *a, const stx_file *f) {
     return n;
 }
 
-/* In files with the mask of the reference (literal_mask), a query that sees only
-   padding attends to the future; in the library, it attends to nothing. Such a query is
-   padding itself, so the recurrence ignores its U. For all other queries, U is
-   compared. Gradients are not compared, because those in the file depend on all
-   queries. */
+/* In files with the reference's mask (literal_mask), a query that sees only padding
+   attends to the future; in the library, it attends to nothing. Such a query is padding
+   itself, so the recurrence ignores its U. For all other queries, U is compared.
+   Gradients are not compared, because those in the file depend on all queries. */
 static void other_queries(const transform *a, stx_ctx *x, const stx_file *f, const char *name,
                           const stx_tensor *U, size_t count) {
     const size_t row = a->row;
@@ -304,7 +303,7 @@ static void memories(stx_ctx *x, const stx_file *f, const char *name, const stx_
     }
 }
 
-/* Returns a copy of the times [t0, t0 + t) of v (B,n,C). The caller frees it. */
+/* Returns a copy of time steps [t0, t0 + t) of v (B,n,C). The caller frees it. */
 static stx_real *columns(const stx_real *v, size_t B, size_t n, size_t t0, size_t t, size_t C) {
     stx_real *r = (stx_real *)malloc((B * t * C + 1) * sizeof *r);
     size_t b;
@@ -340,8 +339,8 @@ static void free_sequences(sequences *q) {
     free(q->all);
 }
 
-/* Returns the input of times [t0, t0 + T), as a variable or without a gradient. *pad
-   receives its padding. */
+/* Returns the input of time steps [t0, t0 + T), as a variable or without a gradient.
+   *pad receives its padding. */
 static stx_tensor *input_at(stx_ctx *x, const sequences *q, const stx_sru *m, size_t t0, size_t T,
                             int variable, stx_ids **pad) {
     const size_t I = m->desc.input;
@@ -504,8 +503,8 @@ static void lm_desc(const stx_file *f, stx_sru_lm_desc *d) {
     d->separate_projs = (int)need(f, "separate_projs");
 }
 
-/* Compares log p of a segment, in an evaluation that does not write the state. The
-   logits are normalised here. */
+/* Compares a segment's log p, in an evaluation that does not write the state. This
+   function normalises the logits. */
 static void last_logits(stx_sru_lm *m, stx_sru_state *s, const stx_file *f, const char *name,
                         stx_ids *in) {
     const size_t V = m->desc.vocab;

@@ -3,14 +3,15 @@
    one row for each function of the ops, attention and adaptive sections of seqtx.h:
    tests/form.sh fails if the header declares one that has no row.
 
-   The output y of an op is projected on a random dy, f = sum dy y. The elements of y are
-   never simply summed: the outputs of softmax sum to 1, so the loss sum(y) would have
-   gradient 0 and hide every mistake. With step h = 1e-5 on values near 1, the central
-   difference is off by h^2 f'''/6 ~ 1e-10, and by rounding 2e-16 |f| / h ~ 1e-10. TOL =
-   1e-6 of the largest entry of the gradient is far above that, and far below the effect
-   of a lost term, a wrong sign or a stale index. Terms that are tiny by nature (eps) are
-   checked at sizes where they matter. For small inputs, every entry is checked; for large
-   ones, some entries and random directions, to which every entry contributes. */
+   The output y of an op is projected on a random dy, f = sum dy y. The elements of y
+   are never simply summed, because softmax outputs sum to 1, so the loss sum(y) would
+   have gradient 0 and hide every mistake. With step h = 1e-5 on values near 1, the
+   central difference is off by h^2 f'''/6 ~ 1e-10, and by rounding 2e-16 |f| / h ~
+   1e-10. TOL = 1e-6 of the largest entry of the gradient is far above that, and far
+   below the effect of a lost term, a wrong sign or a stale index. Terms that are tiny
+   by nature (eps) are checked at sizes where they matter. For small inputs, every entry
+   is checked; for large ones, some entries and random directions, to which every entry
+   contributes. */
 #include <stdint.h>
 #include "../seqtx_sru.h"
 #include "../seqtx_compressive.h"
@@ -84,7 +85,7 @@ static int has_gradient(const problem *p, int k) {
     return !p->absent[k] && !p->fixed[k];
 }
 
-/* Adds an input whose values are not close to 0, where relu has a kink. */
+/* Adds an input with values that are not close to 0, where relu has a kink. */
 static void add_away(problem *p, size_t d0, size_t d1, size_t d2) {
     stx_real *a = add(p, d0, d1, d2, 0);
     size_t i;
@@ -267,7 +268,8 @@ static void check(problem *p) {
     finish(p);
 }
 
-/* Returns n random ids below V, with repetitions. If n > 1, both 0 and V - 1 occur. */
+/* Returns n random ids below V, with repetitions. If n > 1, the ids include both 0 and
+   V - 1. */
 static int32_t *ids_of(size_t n, size_t V) {
     int32_t *id = (int32_t *)malloc((n + 1) * sizeof *id);
     size_t i;
@@ -614,9 +616,9 @@ static size_t contiguous_run(int separate, double *out, size_t *all) {
     return results;
 }
 
-/* Contiguous weights must draw the same values as separate ones, and the results must
-   be bit-identical. The gradients may differ by rounding, because dx is computed as one
-   sum or as several. */
+/* Contiguous weights must draw the same values as separate ones, and produce
+   bit-identical results. The gradients may differ by rounding, because dx is computed
+   as one sum or as several. */
 static void linear_contiguous(void) {
     static double out[2][15 * 3 * WIDTH + PAST * 3 * WIDTH + 15 * WIDTH + 3 * WIDTH * (WIDTH + 1)];
     double worst = 0;
@@ -1679,7 +1681,7 @@ static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor 
 }
 
 /* How the op is run. In the last mode, the outer tensor is listed as an input of the
-   recomputed function, which nevertheless accesses it directly; by then it has a
+   recomputed function, but the function accesses it directly; by then the tensor has a
    gradient. */
 enum { PLAIN, OUTSIDE, LISTED, LISTED_UNREAD };
 
@@ -1897,8 +1899,8 @@ static void recompute_differences(void) {
     check(&p);
 }
 
-/* Recomputes a function that returns its input, and one whose result requires no
-   gradient. */
+/* Recomputes a function that returns its input, and another one whose result requires
+   no gradient. */
 static void recompute_trivial(const stx_real *a, const stx_real *dy) {
     stx_tensor *t, *y;
     stx_begin(ctx1, STX_TRAIN);
@@ -2832,9 +2834,9 @@ static stx_tensor *make_adaptive_softmax(stx_ctx *x, stx_tensor **in, void *user
     return stx_adaptive_softmax(x, &a, in[3 * a.clusters + 2], stx_tokens(x, u->id, u->B, u->T));
 }
 
-/* Returns the dropout mask (ROWS, width of table c) of cluster c, or NULL without
-   dropout. The mask has one row for every position. It is obtained from stx_dropout,
-   which draws in the same order in the same step. */
+/* Returns cluster c's dropout mask (ROWS, width of table c), or NULL without dropout.
+   The mask has one row for every position. The mask comes from stx_dropout, which draws
+   in the same order in the same step. */
 static stx_real *mask_of(const problem *p, const adaptive_user *u, size_t c) {
     size_t e, i;
     stx_real *mask = NULL, one[ROWS * DIM];
@@ -2882,7 +2884,7 @@ static size_t cluster_of(const stx_adaptive *a, size_t id, size_t *first) {
     return c;
 }
 
-/* Nonzero if y (3,11,DIM) is the embedding of the ids, by its definition: the row of
+/* Nonzero if y (3,11,DIM) is the embedding of the ids by definition: the id's row of
    the cluster's table, with dropout, projected and multiplied by `scale`. *zeros counts
    dropped elements. */
 static int adaptive_input_is(const problem *p, const adaptive_user *u, const stx_tensor *y,
@@ -3125,7 +3127,7 @@ static stx_tensor *make_dropout_variational(stx_ctx *x, stx_tensor **in, void *u
     return stx_dropout_variational(x, in[0], *(double *)user);
 }
 
-/* The mask must be drawn once for all times, separately for each row and channel. */
+/* The mask must be drawn once for all time steps, separately for each row and channel. */
 static void dropout_variational_mask(double p) {
     size_t B = 3, T = 5, C = 4001, b, t, c, kept = 0;
     stx_real *a = random_values(B * T * C);
@@ -3585,7 +3587,7 @@ static stx_tensor *separate_attention(const stx_attention_desc *d, const stx_rea
 }
 
 /* Tests keys and values in one tensor: the gradients must be right, and the result must
-   be bit-identical to that of separate tensors. */
+   be bit-identical to the result with separate tensors. */
 static void attention_kv(void) {
     /* B, T, S, H, D */
     static const size_t s[][5] = {{2, 5, 9, 2, 3}, {1, 1, 70, 1, 16}, {2, 33, 65, 3, 8}};
@@ -3792,7 +3794,7 @@ static void attention_cached(void) {
 
 /* The queries are part of a constant qkv; the keys and values are some rows of a
    constant kv, or a whole kv with a gradient. Results and gradients must be
-   bit-identical to the results and gradients of separate copies. */
+   bit-identical to those with separate copies. */
 static void attention_parts(void) {
     enum { B = 2, T = 5, S = 9, C = 6, KV_FIRST = 2, KV_ROWS = 6 };
 
@@ -4095,8 +4097,8 @@ static stx_tensor *normal(stx_params *p, const char *name, size_t d0, size_t d1,
 }
 
 /* A parameter's gradient must accumulate over passes: after two passes, it must be
-   twice the gradient of one pass. With few rows, each pass adds once to each element,
-   so this holds exactly. Sums that are computed in parts (over 64 rows, or over a depth
+   twice the gradient after one. With few rows, each pass adds once to each element, so
+   the result is exact. Sums that are computed in parts (over 64 rows, or over a depth
    of 384) are rounded. */
 static void two_passes(size_t N, int exactly) {
     stx_ctx *x = stx_create(NULL);
@@ -4150,7 +4152,8 @@ static void two_passes(size_t N, int exactly) {
     stx_destroy(x);
 }
 
-/* If the output is itself a parameter, dy must be added to its gradient. */
+/* If the op's output is itself a parameter, dy must be added to the parameter's
+   gradient. */
 static void output_is_parameter(void) {
     stx_ctx *x = stx_create(NULL);
     stx_params *p = stx_params_create(x);

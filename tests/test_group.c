@@ -4,11 +4,11 @@
        mpirun --oversubscribe -np 3 build/test_group [-v]
 
    Without mpirun, the group has one rank. N ranks, each with its share of a batch, are
-   compared with a context of the same process that has not joined the group and has the
-   whole batch. All values are double, so that rounding hides no error. The test fails
-   if a check fails on any rank; rank 0 prints the last line. -v prints the largest
-   deviations. Control flow never depends on a check, because the other ranks would
-   wait. */
+   compared with a context in the same process that has not joined the group and
+   processes the whole batch. All values are double, so that rounding hides no error.
+   The test fails if a check fails on any rank; rank 0 prints the last line. -v prints
+   the largest deviations. Control flow never depends on a check, because the other
+   ranks would wait. */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
   #define _POSIX_C_SOURCE 200809L
 #endif
@@ -19,8 +19,8 @@
 #include <unistd.h>
 #include "test.h"
 
-/* The context that joins the group first and leaves it last. It is used for exchanges
-   that are not under test. */
+/* The context that joins the group first and leaves it last. The test uses it for
+   exchanges that are not under test. */
 static stx_ctx *group;
 static int rank, ranks, verbose;
 
@@ -95,7 +95,7 @@ static double hashed(uint64_t a, uint64_t b) {
 
 // >>exchange of values and bytes on the host
 
-/* Returns the value of rank r at index i in the tests below. */
+/* Returns rank r's value at index i in the exchange tests. */
 static double value_of(size_t i, int r) {
     return hashed(i, (uint64_t)r) - 0.5;
 }
@@ -104,7 +104,7 @@ static int same_value(double a, double b) {
     return a >= b && a <= b;
 }
 
-/* Tests the sum of n values over the ranks. The value after them must not change. */
+/* Tests the sum of n values over the ranks. The value v[n] must not change. */
 static void sum(double *v, size_t n) {
     double worst = 0;
     size_t i;
@@ -122,8 +122,8 @@ static void sum(double *v, size_t n) {
     CHECK(same_value(v[n], value_of(n, rank)), "sum of %zu: writes past its end", n);
 }
 
-/* Returns the value of rank r at index i, which may be NaN or infinite. At some
-   indices, only the value of rank `one` is special. */
+/* Returns rank r's value at index i, which may be NaN or infinite. At some indices,
+   only rank `one`'s value is special. */
 static double special_of(size_t i, int r) {
     const int one = (int)(i % (size_t)ranks);
     if (i % 35 == 5) return r == one ? HUGE_VAL : (double)NAN;
@@ -370,8 +370,8 @@ static void launchers(void) {
 }
 
 /* If several launchers set variables, the first one with more than one rank must take
-   precedence. An exception is torchrun inside srun, with one task per machine that
-   starts several ranks: it takes precedence over srun. */
+   precedence. The exception is torchrun inside srun, with one task per machine that
+   starts several ranks. torchrun then takes precedence over srun. */
 static void nested_launchers(void) {
     started("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 RANK=1 WORLD_SIZE=2", 1, 2, 0, 1,
             "WORLD_SIZE");
@@ -665,8 +665,8 @@ static stx_params *lossy_params(stx_ctx *x) {
     return p;
 }
 
-/* The parameter that has the largest deviation in the function below. Deviations are
-   relative to the largest value of a parameter. */
+/* The parameter for which `apart` finds the largest deviation. Deviations are relative
+   to the largest value of a parameter. */
 static const char *apart_at = "";
 
 static double apart(const stx_params *a, const stx_params *b) {
@@ -860,8 +860,8 @@ static void optim_begin(optim_test *t, const small_case *c) {
     }
 }
 
-/* Runs one step of a kind of group; the same step has already run with the whole batch.
-   If a gradient is infinite on one rank, all ranks must skip the step. */
+/* Runs one step in a group of this kind, after the same step has run with the whole
+   batch. If a gradient is infinite on one rank, all ranks must skip the step. */
 static void kind_step(const optim_test *t, int kind, int step) {
     const small_case *c = t->c;
     stx_optim *o = t->o[kind];
@@ -938,7 +938,7 @@ static void shards_file(const optim_test *t) {
 }
 
 /* If the name of a sharded state is too long for a file, every rank must report an
-   error, so that none waits for another. */
+   error, so that no rank waits for another. */
 static void long_name(void) {
     stx_ctx *x = context(1, 1, 0, 1);
     stx_params *p = stx_params_create(x);
@@ -1581,7 +1581,7 @@ static void gather_share(const run *r, const packed *mine, int from, void *all) 
     if (bytes != mine->bytes) free(bytes);
 }
 
-/* Compares the memories of the streams with those of w, the run with the whole batch:
+/* Compares the streams' memories with the memories of w, the run with the whole batch:
    each rank's share, and on rank 0 all shares joined. */
 static double memories_apart(const run *r, const run *w) {
     packed mine = pack(r->x, &r->lm, r->state);
@@ -1663,8 +1663,8 @@ static void bit_equal(const char *how, const run *a, const run *b) {
           apart(a->lm.params, b->lm.params));
 }
 
-/* Sends the whole-batch run that rank `from` has trained to all ranks. Receiving the
-   run is faster than computing the same bits again. */
+/* Sends the whole-batch run that rank `from` has trained to all ranks. Receiving it is
+   faster than recomputing the same bits. */
 static void share(run *w, int from) {
     stx_optim *o[2];
     double at[3];
@@ -1704,7 +1704,7 @@ static void share(run *w, int from) {
 }
 
 /* Runs a few steps in every way. Rounding errors have hardly accumulated by then, so
-   the tolerance is small. `plain` continues later. */
+   the tolerance is small. The run `plain` is continued later. */
 static void first_steps(const family *f, run *plain, const run *w) {
     enum { OVER, SMALL, SMALL_OVER, MIDDLE, SHARDED, WAYS };
 
