@@ -1000,8 +1000,8 @@ static void errors_of_optimisers(void) {
           "a parameter made after stx_optim_create: neither updated nor an error");
 }
 
-/* After an error, every op must return NULL. t has the shape (2,4), t3 (2,3,8), and
-   `one` (1). */
+/* After an error, every op must return NULL. Shapes: (2,4) for t, (2,3,8) for t3, (1)
+   for `one`. */
 static void ops_in_error(stx_tensor *t, stx_tensor *t3, stx_tensor *one, stx_ids *ids,
                          stx_adaptive *a) {
     stx_attention_desc d;
@@ -2755,8 +2755,8 @@ static void backward_many(void) {
     stx_destroy(x);
 }
 
-/* After a backward pass, a loss that depends on an earlier result must be an error if a
-   gradient would be lost. If the result is detached, there must be no error. */
+/* After a backward pass, a loss that depends on an earlier result must be refused if a
+   gradient would be lost. If that result is detached, the loss must be accepted. */
 static void backward_past_removed_ops(void) {
     static const stx_real v[6] = {2, 1, -1, 3, 0.25, 1};
     stx_real g[6];
@@ -3922,7 +3922,8 @@ typedef struct part {
 
 /* Tests a GEMM of M rows with a part of W or, if tb is set, of its transpose. The
    packed values must give the same result as an unpacked copy of them. With M = 2, a
-   batch shares one matrix; with M = 3, each has a separate part. copy: scratch. */
+   batch of two matmuls shares one part; with M = 3, each matmul has a separate part if
+   W has enough rows. copy: scratch. */
 static void packed_gemm(stx_ctx *x, stx_tensor *W, size_t M, int tb, part p, double alpha,
                         double beta, stx_real *copy, const char *what) {
     size_t N = tb ? p.rows : p.cols, K = tb ? p.cols : p.rows, i, wrong = 0,

@@ -1,6 +1,6 @@
 /* test_comp.c - behaviour of seqtx_compressive.h beyond the golden vectors: single
    steps compared with segments, causality, resets, independent streams, calls that
-   change the memory, the ends of gradients, copies and files of states, recomputation,
+   change the memory, where gradients stop, copies and files of states, recomputation,
    errors, and an example computed by hand. */
 #include <stdint.h>
 #include "../seqtx_compressive.h"

@@ -556,8 +556,8 @@ static void test_row_kernels(size_t N, size_t C, int bias_kind) {
     rows_free(&r);
 }
 
-/* Nonzero if N rows, element r of {1, 3, 37, 200}, are tested with widths[k]. Widths up
-   to 300 are tested with all row counts, unless there are too many elements. Larger
+/* Nonzero if widths[k] is tested with N rows; N is element r of {1, 3, 37, 200}. Widths
+   up to 300 are tested with all row counts, unless there are too many elements. Larger
    widths use the same row loops, so they are tested only with 37 or 3 rows; from 2052
    on, also with 1 row; and above 4096, only with 1 row. */
 static int rows_selected(size_t N, size_t r, size_t k) {
@@ -650,8 +650,8 @@ static arr logits_of(size_t N, size_t V, size_t ld) {
     return a;
 }
 
-/* Checks that the gradients of the padding are zero. arr_check has copied the GPU's
-   values. */
+/* Checks that the gradients of the padding are zero. Requires that arr_check has
+   already copied the GPU's values to a->c. */
 static void padding_check(const char *name, const arr *a, size_t V, size_t ld) {
     size_t i, bad = 0;
     for (i = 0; i < a->n; i++)
@@ -1021,8 +1021,8 @@ static void test_special(void) {
 }
 
 
-// >>optimisers: tensors of odd sizes. They share one parameter allocation; if there are
-// more than the kernels' table can hold, each has a separate one
+// >>optimisers: tensors of odd sizes. All tensors share one parameter allocation; if there
+// are more than the kernels' table can hold, each tensor has a separate allocation
 
 enum { TENSORS = 70 };
 

@@ -1,9 +1,10 @@
-/* test_flags.c - tests compiler options that relax floating-point arithmetic.
-   tests/flags.sh compiles this file with -ffast-math, with single options that
-   -ffast-math implies, and for x87. Functions are compared with libm. The losses of a
-   small model of each family are compared with the double build's. Masks must work, and
-   NaN and infinity must be refused where that is required. The tests never detect NaN
-   or infinity by <, == or isnan, because the compiler may remove such comparisons. */
+/* test_flags.c - tests the library with compiler options that relax floating-point
+   arithmetic. tests/flags.sh compiles this file with -ffast-math, with single options
+   that -ffast-math implies, and for x87. Functions are compared with libm. The losses
+   of a small model of each family are compared with the double build's. Masks must
+   work, and NaN and infinity must be refused where that is required. The tests never
+   detect NaN or infinity by <, == or isnan, because the compiler may remove such
+   comparisons. */
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"

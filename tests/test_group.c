@@ -1179,8 +1179,8 @@ static void files(void) {
 
 // >>models
 
-/* A family, used through stx_lm. It is trained in contexts of the group, in several
-   ways, and, with the whole batch, in a context without a group. */
+/* A family, used through stx_lm. Its model is trained in several ways in contexts of
+   the group, and with the whole batch in a context without a group. */
 typedef struct family {
     const char *name;
     stx_lm (*make)(stx_ctx *x, stx_params **arch);

@@ -167,8 +167,8 @@ static struct {
     word lo, next; /* lo: start of the device range; next: where the next search for space begins */
     int open;
     word open_lo, open_hi;
-    size_t unchecked; /* AT_ONCE per synchronisation since the last check; see
-                         check_after_kernels */
+    size_t unchecked; /* AT_ONCE per synchronisation since the last check; the next check
+                         runs when this reaches the number of live allocations */
     int written;      /* whether a kernel has run since the last check of the canaries */
     int handler, in_callback;
     struct sigaction old_segv, old_bus;
@@ -458,8 +458,8 @@ static bool reserve(void) {
     void *p = mmap(NULL, DEVICE_RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
                    0);
     if (p == MAP_FAILED) return false;
-    /* The time of mprotect is proportional to the number of pages. With 4 KB pages, it
-       would add 0.1 ms per MB to each launch. */
+    /* The time that mprotect takes is proportional to the number of pages. With 4 KB
+       pages, it would add 0.1 ms per MB to each launch. */
     madvise(p, DEVICE_RANGE, MADV_HUGEPAGE);
     G.lo = ((word)p + HUGE - 1) & ~(word)(HUGE - 1);
     G.next = G.lo;
@@ -1548,8 +1548,8 @@ static void run_block(uint3 block) {
         report_stuck();
         G.stopped = 1;
     }
-    /* The frames of abandoned fibers never end, so AddressSanitizer still poisons
-       them. */
+    /* The frames of abandoned fibers never end, so their stacks are still poisoned and
+       must be unpoisoned here. */
     if (G.stopped)
         for (unsigned i = 0; i < G.threads; i++)
             UNPOISON(G.stacks + i * G.stack_pitch + GUARD, G.stack_bytes);
