@@ -1021,8 +1021,8 @@ static void test_special(void) {
 }
 
 
-// >>optimisers: tensors of odd sizes. All tensors share one parameter allocation; if there
-// are more than the kernels' table can hold, each tensor has a separate allocation
+// >>optimisers: tensors of odd sizes. All tensors share one parameter allocation or, if
+// there are more than the kernels' table can hold, each has a separate allocation
 
 enum { TENSORS = 70 };
 
