@@ -1,6 +1,6 @@
 /* check.h - shared by test_io.c and test_train_h.c: checks without a message, and files
-   in a directory that exists only during the test. It does not depend on seqtx.h. Each
-   program prints "N passed, N failed" in its last line. */
+   in a directory that exists only during the test. This header does not depend on
+   seqtx.h. Each program prints "N passed, N failed" in its last line. */
 #ifndef STX_TEST_CHECK_H
 #define STX_TEST_CHECK_H
 #include <dirent.h>
@@ -49,7 +49,7 @@ static int check_end(void) {
 
 static char dir[512];   /* the directory that holds all files of the test */
 
-/* Creates dir. On failure, prints the reason, and the program's last line of output. */
+/* Creates `dir`. On failure, prints the reason and the program's last output line. */
 static int dir_create(const char *name) {
     const char *tmp = getenv("TMPDIR");
     int k;
@@ -63,7 +63,7 @@ static int dir_create(const char *name) {
     return 0;
 }
 
-/* Returns the path of a file in dir, valid for the next 255 calls. */
+/* Returns the path of a file in `dir`, valid for the next 255 calls. */
 static const char *in_dir(const char *name) {
     static char path[256][1024];
     static int k;
@@ -80,7 +80,7 @@ static void put_file(const char *path, const void *data, size_t n) {
 }
 
 /* Returns the content of a file, followed by a zero byte and valid until the next call,
-   or NULL if the file cannot be opened. n receives the length and may be NULL. */
+   or NULL if the file cannot be opened. *n receives the length; n may be NULL. */
 static char *get_file(const char *path, size_t *n) {
     static char text[1 << 16];
     FILE *f = fopen(path, "rb");

@@ -8,7 +8,7 @@ static stx_ctx *cx, *gx; /* contexts on the CPU (cx) and on the GPU (gx) */
 static int half;         /* whether gx uses bf16 */
 static size_t off;       /* 1: arrays start one element after an aligned address */
 /* arr_check's tolerance is relative to the largest element or to this value, whichever
-   is larger. Tests of sums that cancel set it. */
+   is larger. Set by tests of sums that cancel. */
 static double least;
 
 static const float guard = 77;

@@ -26,7 +26,8 @@ enum { CUDA_ON_HOST = 0 };
 
 // >>contexts and values
 
-/* precision applies to the GPU; a context on the CPU is always f32. */
+/* Returns a context on a device. `precision` applies to the GPU; a CPU context is
+   always f32. */
 static inline stx_ctx *cuda_ctx(int device, int precision) {
     stx_desc d;
     memset(&d, 0, sizeof d);
@@ -41,8 +42,8 @@ static inline int cuda_precision(int half) {
     return half ? STX_PREC_BF16 : STX_PREC_F32;
 }
 
-/* Returns the number of graph replays so far. A real GPU does not count them; the
-   result is then 0. */
+/* Returns the number of graph replays so far, or 0 on a real GPU, which does not count
+   them. */
 static inline long cuda_replays(void) {
 #ifdef SEQTX_CUDA_HOST
     return cuda_host_graph_launches();
@@ -56,8 +57,8 @@ static inline void cuda_random_restart(void) {
     test_state = 88172645463325252u;
 }
 
-/* Returns n random values in (-s, s), in host memory. whole: the values are small
-   integers, so that matmuls and sums are exact in any order. */
+/* Returns n random values in (-s, s), in host memory. If `whole` is set, the values are
+   small integers, so that matmuls and sums are exact in any order. */
 static inline float *cuda_random(size_t n, double s, int whole) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     size_t i;
@@ -78,8 +79,9 @@ static inline void cuda_round(float *a, size_t n) {
     }
 }
 
-/* Allocates n elements on the device of x, in memory of a kind (STX_MEM_*). The
-   allocation has no spare elements, so the shim reports every overrun. */
+/* Allocates n elements on x's device, in memory of the given kind (STX_MEM_*), and
+   copies a to them unless a is NULL. The allocation has no spare elements, so the shim
+   reports every overrun. */
 static inline stx_real *cuda_array(stx_ctx *x, const float *a, size_t n, int kind) {
     int half = kind == STX_MEM_ACTIVATIONS && stx_ctx_desc(x)->precision == STX_PREC_BF16;
     stx_real *p = (stx_real *)stx_cuda_alloc(x, (n ? n : 1) * (half ? 2 : 4), kind);
@@ -151,8 +153,8 @@ static inline uint64_t cuda_hash_params(stx_ctx *x, const stx_params *p, uint64_
     return h;
 }
 
-/* Checks that layers l of memories on the CPU (a) and on a GPU (b, in context x) have
-   the same size and, unless tol is 0, the same rows. */
+/* Checks that layer l of a memory on the CPU (a) and layer l of a memory on a GPU (b,
+   in context x) have the same size and, unless tol is 0, the same rows. */
 static inline void cuda_check_memory(const char *name, stx_ctx *x, stx_memory *b, stx_memory *a,
                                      size_t l, double tol) {
     const stx_memory_layer *y = &a->layer[l], *z = &b->layer[l];
@@ -218,9 +220,9 @@ static inline int cuda_test_end(void) {
 
 // >>nodes
 
-/* The nodes that one layer adds to the graph of a step: the nodes of a graph with
-   `layers` + 1 layers (k = 1), minus the nodes of a graph with `layers` layers (k =
-   0). */
+/* The nodes that one layer adds to a step's graph: the nodes of a graph that has one
+   layer more than `layers` (k = 1), minus those of a graph that has `layers` layers (k
+   = 0). */
 enum { CUDA_NODE_NAMES = 200 };
 
 typedef struct cuda_nodes {

@@ -28,7 +28,7 @@ enum { FILES, BLOBS, TEXTS, READERS };
 
 static char path[512];
 static long accepted[READERS]; /* number of inputs that each reader accepted */
-static stx_ctx *shared;        /* reused for 20 inputs, because creation is slow */
+static stx_ctx *shared;        /* reused for 20 inputs, because creating it is slow */
 
 static void put(const unsigned char *s, size_t n) {
     FILE *f;
@@ -142,8 +142,8 @@ static void check_cut(stx_ctx *x, const stx_vocab *v, const stx_corpus *c, uint6
     stx_corpus_close(b);
 }
 
-/* Tests an input that consists of a byte of settings, a byte that selects the cut, and
-   a text. */
+/* Tests an input that consists of a settings byte, a byte that selects the cut, and a
+   text. */
 static void fuzz_text(stx_ctx *x, const unsigned char *s, size_t n) {
     stx_vocab_desc d;
     stx_vocab *v;

@@ -16,17 +16,17 @@ enum { GEMM_HALF = 0, GEMM_EACH = 1 };
 #endif
 
 
-/* Returns whether this library computes the GEMMs of x. Another library need not be
-   bit-exact. */
+/* Returns whether this library computes x's GEMMs. Another library need not
+   be bit-exact. */
 static int gemm_own(const stx_ctx *x) {
     return !x || !strcmp(stx_backend(x), inner_name(x));
 }
 
-/* Checks one GEMM or a batch. There are gaps between rows and between matrices, which
-   must stay unchanged. An element of C is a sum of K products that are less than 1 in
-   magnitude. Rounding changes it by at most K u times the sum (u is the unit roundoff),
-   and by about sqrt(K) u in practice. A tolerance of 2 (K + 4) u is safe, and far below
-   the effect of a missing or repeated term. */
+/* Checks one GEMM or a batch. The gaps between rows and between matrices must stay
+   unchanged. An element of C is a sum of K products that are less than 1 in magnitude.
+   Rounding changes it by at most K u times the sum (u is the unit roundoff), and by
+   about sqrt(K) u in practice. A tolerance of 2 (K + 4) u is safe, and far below the
+   effect of a missing or repeated term. */
 static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, size_t M, size_t N,
                      size_t K, double alpha, double beta, size_t gap) {
     size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N;
@@ -149,9 +149,10 @@ static void gemm_small(stx_ctx *one, stx_ctx *many, size_t *turn) {
 
 /* Checks shapes for which the library has special cases. */
 static void gemm_large(stx_ctx *one, stx_ctx *many, size_t *turn) {
-    /* Larger than the blocks of K (448), of N (877 at the largest K, half of that with
-       several threads) and of M (112); few rows, where nothing is packed and a long K
-       is split; and a thin remainder for the last thread. */
+    /* Shapes that are larger than the blocks of K (448), of N (877 at the largest K,
+       half of that with several threads) and of M (112); that have few rows, so that
+       nothing is packed and a long K is split; and that leave a thin remainder for the
+       last thread. */
     static const gemm_shape blocks[] = {
         {170, 257, 385}, {337, 33, 400}, {17, 17, 401}, {29, 29, 390}, {43, 31, 771},
         {1, 300, 500}, {3, 513, 390}, {400, 2, 385}, {169, 259, 97}, {65, 600, 31},
@@ -164,16 +165,16 @@ static void gemm_large(stx_ctx *one, stx_ctx *many, size_t *turn) {
         gemm_case(one, many, 1, t & 1, t >> 1, 1024, 371, 50, -1, 0, 0);
         gemm_case(one, many, 2, t & 1, t >> 1, 31, 70, 2048, 0.5, 1, 0);
     }
-    /* Large enough that the threads pack B together, more than one block of B, and one
-       B for a batch. */
+    /* Cases in which the threads pack B together, B has more than one block, and a
+       batch shares one B. */
     for (t = 0; t < 4; t++, (*turn)++) {
         gemm_case(one, many, 1, t & 1, t >> 1, 521, 301, 500, t & 1 ? 1 : 0.5, t & 1, *turn % 3);
         gemm_case(one, many, 2, t & 1, t >> 1, 30, 1003, 448, 1, t & 1 ? -2 : 0, 1);
     }
 }
 
-/* Checks skinny matrices: x W^T with few rows, few columns, gradients of narrow
-   weights. */
+/* Checks skinny matrices: x W^T with few rows or few columns, and the gradients of
+   narrow weights. */
 static void gemm_skinny(stx_ctx *one, stx_ctx *many, size_t *turn) {
     static const gemm_shape rows[] = {
         {4, 37, 300}, {5, 1, 257}, {6, 70, 2048}, {7, 34, 1200}, {8, 35, 1030}, {9, 33, 915},

@@ -23,7 +23,7 @@ static inline stx_ctx *golden_ctx(int threads) {
     return stx_create(&d);
 }
 
-/* Returns a copy in host memory of n elements of a context. The caller frees it. */
+/* Returns a copy of n elements of context x in host memory. The caller frees it. */
 static inline stx_real *host_of(stx_ctx *x, const stx_real *p, size_t n) {
     stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
     stx_download(x, h, p, n);
@@ -129,7 +129,7 @@ static inline int index_of(const char *s, const char *key, const char *const *na
     return 0;
 }
 
-/* Returns the index in `names` of the value of metadata `key`. */
+/* Returns the index of metadata `key`'s value in `names`. */
 static inline int choice(const stx_file *f, const char *key, const char *const *names) {
     return index_of(stx_file_meta(f, key), key, names);
 }

@@ -8,15 +8,15 @@
    the norm of all values. In addition, for each tensor, the largest difference over the
    largest value has a limit of 30 times PARAMS: a small tensor has rounding errors that
    are negligible in the norm of all parameters. STATE limits, in the same way for each
-   tensor, the memory of the streams, the state of the optimiser and gradients that are
-   not applied yet. Names, shapes, tensors that are not float, and metadata that
-   training does not compute must be equal. All other values in the logs must agree to
-   0.2 %.
+   tensor, the streams' memory, the optimiser state and gradients that are not applied
+   yet. Names, shapes, non-float tensors, and metadata that training does not compute
+   must be equal. All other values in the logs must agree to 0.2 %.
 
    Prints the differences. Exit code: 0 if all is within the limits, 1 if not (also for
    NaN or nothing to compare), 2 if a file cannot be read.
 
-   It has a separate safetensors reader, which supports only what the trainers write. */
+   The program has a separate safetensors reader, which supports only what the trainers
+   write. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -249,11 +249,11 @@ static int next_loss(char **at, record *r) {
     return 0;
 }
 
-/* Nonzero if two lines have the same values, apart from times and memory. The tolerance
-   is 0.2 %, because the values in lists are printed with four digits. It is 5 % for the
-   fraction of the information that compression loses ("ratio" of train_compressive).
-   With --batch-split, this fraction is the mean over parts of the batch, and a group of
-   ranks divides the batch differently. */
+/* Nonzero if two lines have the same values, apart from times and memory sizes. The
+   tolerance is 0.2 %, because the values in lists are printed with four digits. For the
+   fraction of the information that compression loses (train_compressive's "ratio"), the
+   tolerance is 5 %. With --batch-split, this fraction is the mean over parts of the
+   batch, and a group of ranks divides the batch differently. */
 static int same_figures(char *p, char *q) {
     static const char *const skip[] = {"\"tokens_per_s\":", "\"seconds\":", "\"peak_bytes\":"};
     double within = 2e-3;
@@ -280,8 +280,8 @@ static int same_figures(char *p, char *q) {
     return *p == *q;
 }
 
-/* Compares the tensors of two checkpoints. Returns the number of tensors that are not
-   float and differ. */
+/* Compares the tensors of two checkpoints. Returns the number of non-float tensors that
+   differ. */
 static int compare_tensors(const file *a, const file *b, apart *params, apart *state) {
     size_t i;
     int bad = 0;

@@ -1,5 +1,5 @@
 /* hostile.h - macros that headers of other projects define. form.sh includes it before
-   the library, which must compile nevertheless. No expansion of these macros compiles. */
+   the library, which must still compile. No expansion of these macros compiles. */
 #ifndef SEQTX_TESTS_HOSTILE_H
 #define SEQTX_TESTS_HOSTILE_H
 
@@ -97,7 +97,7 @@
 #define GrayScale HOSTILE
 #define CurrentTime HOSTILE
 
-/* sys/sysmacros.h, Qt, AssertMacros.h of Apple, ncurses, param.h, Linux */
+/* sys/sysmacros.h, Qt, Apple's AssertMacros.h, ncurses, param.h, Linux */
 #define major(x) HOSTILE
 #define minor(x) HOSTILE
 #define emit HOSTILE

@@ -24,13 +24,13 @@ typedef struct inner_kernel {
     const void *micro;
 } inner_kernel;
 
-enum { INNER_F32S = 3, INNER_BF16S = 5 }; /* the largest numbers of kernels per precision */
+enum { INNER_F32S = 3, INNER_BF16S = 5 }; /* maximum numbers of kernels per precision */
 
 /* Lists the kernels of a precision that this processor can run, slowest first, and
    returns their number. The list has a capacity of INNER_F32S or INNER_BF16S. A double
    build has no bf16 kernels. */
 extern size_t inner_kernels(int bf16, inner_kernel *list);
-/* Makes x compute with kernel k. */
+/* Makes x compute GEMMs with kernel k. */
 extern void inner_use(stx_ctx *x, const inner_kernel *k);
 /* Returns the name of the library's kernel for x, even if another library computes its
    GEMMs. */
@@ -74,14 +74,14 @@ extern uint32_t inner_busy(const stx_ctx *x);
 
 /* Returns the number of GEMM plans of a context. */
 extern size_t inner_plans(const stx_ctx *x);
-/* Sets the algorithm of later plans: 0 is the heuristic's first one, 1 is the fastest
+/* Sets the algorithm for later plans: 0 is the heuristic's first one, 1 is the fastest
    one, -1 is our kernel, and -2 is the heuristic's first one with bias and ReLU in a
    separate pass. */
 extern void inner_tune(stx_ctx *x, int tune);
 /* Sets the number of K slices for later GEMMs that can be split ("Split K" in
    seqtx_cuda.cu). If pieces is 0, the number is chosen by the size of the GEMM. */
 extern void inner_pieces(stx_ctx *x, int pieces);
-/* Returns the number of slices that is chosen for this size. */
+/* Returns the number of K slices that is chosen for a GEMM of this size. */
 extern size_t inner_pieces_of(size_t M, size_t N, size_t K, int late);
 
 /* A kernel of fused bf16 attention: its name as in tests/cuda_regs.txt, threads per
@@ -105,7 +105,7 @@ extern void inner_group_timeout(stx_ctx *x, double seconds);
 #endif
 
 #ifdef SEQTX_ATTN_SPAN_H
-/* Returns the head groups of layer l for B streams. The cache of the groups has `rows`
+/* *g receives the head groups of layer l for B streams. The groups' cache has `rows`
    projected rows. */
 extern void inner_span_groups(const stx_span *m, size_t l, size_t B, size_t rows, int masked,
                               stx_head_groups *g);

@@ -87,8 +87,8 @@ typedef struct test_part {
     void (*run)(void);
 } test_part;
 
-/* Runs the parts that the command line names, or all of them. A part without any check
-   fails. */
+/* Runs the parts that the command line names, or all parts if it names none. A part
+   without any check fails. */
 static inline void test_run(const test_part *parts, size_t count, int argc, char **argv) {
     size_t i;
     setvbuf(stdout, NULL, _IOLBF, 0);

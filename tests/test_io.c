@@ -612,8 +612,8 @@ static void test_open_errors(void) {
     stx_file_close(NULL);
 }
 
-/* A tensor whose type the library cannot read must not prevent reading the others. Half
-   precision is read as float. */
+/* A tensor whose type the library cannot read must not prevent reading the others.
+   Half-precision values are read as float. */
 static void test_dtypes(void) {
     static const char *const kinds[][2] = {{"BOOL", "[8]"},        {"I8", "[2,4]"},
                                            {"I16", "[4]"},         {"U16", "[4]"},
@@ -867,7 +867,7 @@ static void test_links(void) {
     ERROR(STX_ERR_IO, "not a regular file");
 }
 
-/* Starts a child that holds the lock of a temporary file until it is killed. */
+/* Starts a child that holds the lock of a temporary file until the child is killed. */
 static pid_t lock_in_child(const char *path, int ready) {
     pid_t pid;
     fflush(stdout);
@@ -937,8 +937,8 @@ static void test_leftovers(void) {
     CHECK(fchdir(back) == 0 && close(back) == 0);
 }
 
-/* A write-protected file must be refused. Root can write to any file, so a child with
-   another user id tries. */
+/* A write-protected file must be refused. Root can write to any file, so a child
+   process with another user id makes the attempt. */
 static void test_protected(void) {
     const char *path = in_dir("r/file");
     int status;
@@ -960,7 +960,7 @@ static void test_protected(void) {
 }
 
   #ifdef __linux__
-/* The data must be on the disk before the file is renamed. */
+/* The data must be on disk before the file is renamed. */
 static void test_sync(void) {
     const char *path = in_dir("r/file");
     events[0] = 0;
@@ -986,8 +986,8 @@ static void test_sync(void) {
 }
   #endif
 
-/* Names of any length and in UTF-8 must work. If a name has the maximum length, the
-   name of its temporary file must be shortened. */
+/* Names of any length, and names in UTF-8, must work. If a file's name has the maximum
+   length, the temporary file's name must be shortened. */
 static void test_names(void) {
     char name[300], tmp[300];
     size_t n, k, i;
@@ -1163,8 +1163,8 @@ static void test_disk_full(void) {
 #endif
 }
 
-/* After SIGKILL at any moment, the file must be complete and must not be older than the
-   previous one. */
+/* After SIGKILL at any moment, the file must be complete and must not be older than it
+   was before the killed process started. */
 static void test_kill(void) {
     const char *path = in_dir("r/kill");
     float last = 1;
@@ -1279,7 +1279,7 @@ static const char *pieces(const stx_vocab *v) {
     return out;
 }
 
-/* Returns the pieces of a corpus's tokens in the form of pieces(). */
+/* Returns the pieces of a corpus's tokens in the format of pieces(). */
 static const char *tokens(const stx_vocab *v, const stx_corpus *c) {
     static char out[4096];
     size_t i, n, at = 0;
@@ -1681,7 +1681,7 @@ static void test_ranges(void) {
             nb = stx_corpus_size(b);
             CHECK(stx_corpus_bytes(a) + stx_corpus_bytes(b) == n);
             if (kind != STX_TOK_WORDS) CHECK(na + nb == total);
-            /* with words, a line that is split has one more <eos> */
+            /* with words, splitting a line adds an <eos> */
             for (i = 0; i < na + nb; i++) {
                 int32_t p = -1, q = -2;
                 if (i < na)
@@ -2047,8 +2047,8 @@ static void check_records(size_t first, size_t N, size_t B, size_t T) {
 static void test_records(void) {
     static const size_t shapes[][3] = {{103, 3, 5}, {40, 4, 3},   {8, 2, 3},
                                        {2, 1, 1},   {300, 7, 13}, {83, 4, 2}};
-    /* The numbers of tokens and of records: for WikiText-2, tokenised with the
-       original's pieces, and for a minimal corpus. */
+    /* Token and record counts for WikiText-2, tokenised with the original's pieces, and
+       for a minimal corpus. */
     static const size_t size[3][2] = {{314913, 304}, {357981, 369}, {33 * 32, 1}};
     static int32_t one[1];
     size_t k;
@@ -2066,8 +2066,8 @@ static void test_records(void) {
     CHECK(stx_batches_epoch(NULL, NULL) == 0);
 }
 
-/* With rolled streams, each epoch must start at a different position, and so must each
-   stream. Each stream continues from its end to its beginning. */
+/* With rolled streams, every epoch and every stream must start at a different position,
+   and a stream must continue at its beginning after its end. */
 static void test_roll(void) {
     size_t N = 211, B = 3, T = 7, n = N / B, i, r, t, wrong = 0, differ = 0, blocks;
     stx_corpus *c = ramp_corpus(N);
@@ -2364,8 +2364,8 @@ static void test_marks(void) {
         stx_vocab_free(v);
         stx_vocab_free(plain);
     }
-    /* In a part of a text that is not the beginning, U+FEFF is a character, and the
-       encoding is not checked. */
+    /* In a range that does not start at the beginning of a text, U+FEFF is a character,
+       and the encoding is not checked. */
     {
         stx_vocab_desc d = desc(STX_TOK_CHARS, STX_ORDER_FIRST);
         v = stx_vocab_build(x, &d, put_text("joined", "a\xEF\xBB\xBF"), 0, 0);
@@ -2404,7 +2404,7 @@ static void test_marks(void) {
 }
 
 /* Compares the evaluation rules with plain lists of targets, for B streams of n tokens
-   and blocks of T. The training position must not change. */
+   and blocks of T tokens. The training position must not change. */
 static void check_eval(size_t n, size_t B, size_t T) {
     stx_corpus *c = ramp_corpus(n * B + B - 1);
     stx_batches_desc d;

@@ -38,7 +38,7 @@ static stx_real *host_of(stx_ctx *x, const stx_tensor *t) {
 
 enum { V = 29, D = 12 };
 
-/* Less common options of a case. */
+/* Less common options of a words_case. */
 enum {
     NO_PROJECTIONS = 1,
     SEPARATE_FIRST = 2,
@@ -528,7 +528,7 @@ static void words_limits(void) {
 }
 
 
-// >>rows: memory that crosses steps (stx_memory)
+// >>rows: memory that is kept across steps (stx_memory)
 
 enum { RB = 3, RW = 5, RMAX = 400 };
 
@@ -887,7 +887,7 @@ static void rows_file(int as_one) {
     stx_file_close(f);
     remove(path);
 
-    /* copied through an array of the caller, all rows that are set are present */
+    /* all rows that are set from the caller's array are present */
     CHECK(stx_memory_get(s, 1, v) && stx_memory_set(r, 1, 9, v, 9) && !r->layer[1].masked, "%s",
           stx_error(x));
     h = stx_memory_read(r, 1, 99);
@@ -1333,7 +1333,7 @@ static void rows_null(void) {
 
 // >>streams: resetting one stream of a state
 
-/* The functions of a family that the tests below call. */
+/* The model of the tests below: an attention-span model or an SRU model. */
 typedef struct stream_model {
     stx_ctx *ctx;
     stx_span *span; /* NULL if the model is `sru` */
@@ -1436,8 +1436,8 @@ enum { SB = 3, ST = 12, SN = ST * 5 }; /* SB: streams; ST: tokens per block; SN:
                                           per stream */
 
 /* Stream b is reset after three blocks. Until then, the results of another stream are
-   compared with a batch that contains only that stream; after the reset, the results of
-   stream b are compared. */
+   compared with those of a batch that contains only that stream; after the reset, the
+   results of stream b are compared in the same way. */
 static void stream_alone(const stream_model *m, int kind, void *state, size_t b,
                          const int32_t *t) {
     static stx_real out[SB * ST * V], expected[ST * V];
@@ -1646,7 +1646,7 @@ static void cache_attention(void) {
 
 enum { PN = 40, PH = 2 }; /* PN: tokens; PH: heads */
 
-/* stx_attention_weights must give the weights that follow from row_max and inv_sum.
+/* stx_attention_weights must return the weights that follow from row_max and inv_sum.
    args: the arguments that stx_attention passed to its kernel. */
 static void pad_weights(const stx_attention_args *args, const stx_real *q, const stx_real *k,
                         const int32_t *pad) {
@@ -1785,8 +1785,8 @@ static void cache_errors(void) {
 }
 
 
-// >>lm: a family of one attention layer, with learned distances and a residual, over a
-// memory of its inputs
+// >>lm: a family with one attention layer, learned distances and a residual, and a
+// memory of the layer's inputs
 
 typedef struct mini {
     stx_ctx *ctx;

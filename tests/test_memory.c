@@ -1,4 +1,4 @@
-/* test_memory.c - tests recomputation of layers and dry contexts. With any number of
+/* test_memory.c - tests layer recomputation and dry contexts. With any number of
    recomputed layers, losses, gradients and parameters must be bit-identical, and more
    recomputed layers must use less memory. A dry context must count exactly the bytes
    that the same calls use when they compute, and must fail in the same places. */

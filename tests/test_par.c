@@ -1,8 +1,8 @@
 /* test_par.c - behaviour of seqtx_par.h beyond the golden vectors: a search with
    one-hot gates compared with the network that it selects; segments with memory
-   compared with one long segment; steps of generation compared with calls;
-   recomputation and resumption; noise; penalties and temperatures; patterns and cutoffs
-   compared with their definitions; errors; examples computed by hand. */
+   compared with one long segment; generation steps compared with calls; recomputation
+   and resumption; noise; penalties and temperatures; patterns and cutoffs compared with
+   their definitions; errors; examples computed by hand. */
 #include <stdint.h>
 #include "../seqtx_par.h"
 #include "inner.h"
@@ -208,8 +208,8 @@ static stx_par *quiet_model(stx_ctx *x, stx_par_desc *d) {
     return model(x, d);
 }
 
-/* letters receives the blocks that a search model of 6 blocks selects, by argmax (eval)
-   or by the noise of a training step. */
+/* `letters` receives the blocks that a search model of 6 blocks selects, by argmax
+   (eval) or by the noise of a training step. */
 static void selected_blocks(stx_par *m, const int32_t *t, int eval, char letters[7]) {
     size_t l, k;
     if (eval) {
@@ -298,8 +298,8 @@ static void one_hot(void) {
         }
 }
 
-/* The results of calls of all lengths, with a memory of all earlier tokens, must equal
-   those of one long call. */
+/* Calls of all lengths, with a memory of all earlier tokens, must give the same results
+   as one long call. */
 static void all_lengths(const char *name, stx_par *m, const int32_t *t, size_t B, size_t n) {
     stx_par_state *s = stx_par_state_create(m, B);
     stx_real *whole = by_calls(m, t, B, n, n, NULL, NULL, STX_EVAL), *parts;
@@ -449,7 +449,8 @@ static stx_real *by_steps(const char *name, stx_par_gen *g, const int32_t *t, co
 }
 
 /* Computes the first half of the text in calls; the generator's steps then continue
-   from their memory. whole: the hidden states of calls of one token each. */
+   from the memory of these calls. whole: the hidden states from calls of one token
+   each. */
 static void continued_steps(const char *name, stx_par_gen *g, const int32_t *t, const int *reset,
                             const stx_real *whole) {
     const size_t n = GEN_TOKENS;
@@ -528,8 +529,8 @@ static void generation_case(const char *name, stx_par_desc d, const int *reset, 
     stx_destroy(x);
 }
 
-/* Steps of many lengths with cached keys and values must equal calls of one token each,
-   even after streams were reset and if a memory is continued. */
+/* Steps of many lengths with cached keys and values must give the same results as calls
+   of one token each, even after stream resets and when they continue from a memory. */
 static void generation(void) {
     static const int none[GEN_TOKENS + 3];
     int k, reset[GEN_TOKENS + 3] = {0};
@@ -670,7 +671,7 @@ static void network_from_search(const char *name, stx_ctx *x, stx_ctx *y, stx_pa
 }
 
 /* A model in training: its optimisers (SGD, which has no state) and its memory. `gates`
-   is the optimiser of the gates, or NULL without a search. */
+   is the optimiser of the gates, or NULL if there is no search. */
 typedef struct trainee {
     stx_ctx *x;
     stx_par *m;
@@ -696,8 +697,8 @@ static double trainee_step(const trainee *r, const int32_t *t, size_t n, size_t 
     return train(r->m, r->o, r->gates, r->s, t, 2, n, at);
 }
 
-/* A run that is resumed from a file, and one with evaluations of another memory between
-   its steps, must be bit-identical to a plain run. */
+/* A run that is resumed from a file, and one with evaluations that use another memory
+   between its steps, must be bit-identical to a plain run. */
 static void resumed(void) {
     int k;
     char path[1024];
@@ -757,9 +758,9 @@ static void fails(stx_ctx *x, const char *pattern) {
     stx_begin(x, STX_EVAL);
 }
 
-/* Tests noise from the caller, for a model of 4 blocks and 4 draws per call. Invalid
-   values must be an error of stx_par_set_uniforms, and the previous noise must remain
-   in use. */
+/* Tests noise that the caller sets, for a model with 4 blocks and 4 draws per call.
+   Invalid values must be an error of stx_par_set_uniforms, and the previous noise must
+   remain in use. */
 static void given_uniforms(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     stx_par_desc step;
@@ -837,7 +838,7 @@ static void variance(void) {
 
 /* Compares soft and hard draws of a gate with the definition in double. The weights
    must never be exactly 0 or 1, no two draws may be equal, and branches must be drawn
-   as often as p says. */
+   with the frequencies in p. */
 static void draws(void) {
     enum { DRAWS = 6000 };
 
@@ -892,8 +893,7 @@ static void draws(void) {
     stx_destroy(x);
 }
 
-/* The noise of training must depend only on the seed, the step, the block and the
-   draw. */
+/* Training noise must depend only on the seed, the step, the block and the draw. */
 static void training_noise(stx_par *m[3], const int32_t *t) {
     stx_ctx *x = m[0]->ctx;
     stx_real *h[3], first[3];
@@ -920,8 +920,8 @@ static void training_noise(stx_par *m[3], const int32_t *t) {
     for (i = 0; i < 3; i++) free(h[i]);
 }
 
-/* The noise of evaluation must differ between calls, but must be the same if the text
-   is evaluated again. */
+/* Evaluation noise must differ between calls, but must be the same if the text is
+   evaluated again. */
 static void evaluation_noise(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     stx_par_state *s = stx_par_state_create(m, 2);
@@ -978,7 +978,7 @@ static size_t mix_size(const mix_case *c) {
     return 8 * c->N * c->C + 6 * mix_draws(c) + 8 * c->C + 4 * c->N;
 }
 
-/* Places all arrays of a case in one random buffer of mix_size elements: h, b, y, dy,
+/* Places all arrays of a case in one buffer of mix_size random elements: h, b, y, dy,
    dh and db; the gates and their gradients; with `norm`, the arrays of the norms. The
    caller frees the buffer and k->work. */
 static stx_real *mix_args(stx_par_mix_args *k, const mix_case *c, int norm, int hot,
@@ -1232,8 +1232,8 @@ static void low_temperature(stx_par *m, const int32_t *t) {
               largest(m->w[l]->data, 3));
 }
 
-/* The key of an evaluation with a memory must depend on everything that determines its
-   gates. */
+/* The step key of an evaluation with a memory must depend on everything that determines
+   its gates. */
 static void keys_of_evaluation(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     stx_par_state *s = stx_par_state_create(m, 2);
@@ -1275,8 +1275,8 @@ static void keys_of_evaluation(stx_par *m, const int32_t *t) {
     CHECK(key != stx_par_key(m, NULL, NULL, s, 1), "the key without the call of the noise");
 }
 
-/* In training, the key must depend on the number of uniforms that the caller has set,
-   but not on the gates of evaluation. */
+/* In training, the step key must depend on the number of uniforms that the caller has
+   set, but not on the gates of evaluation. */
 static void keys_of_training(stx_par *m, const int32_t *t) {
     stx_ctx *x = m->ctx;
     stx_par_state *s = stx_par_state_create(m, 2);
@@ -1446,13 +1446,13 @@ static void rule(void) {
           "a rule without capacity or without attention");
 }
 
-/* Returns the branch of a letter, which is its position in "sfi". */
+/* Returns a letter's branch index, that is, the letter's position in "sfi". */
 static size_t branch_of(char letter) {
     return (size_t)(strchr("sfi", letter) - "sfi");
 }
 
-/* Tests the most probable network of a model, and samples, which must occur as often as
-   p says. */
+/* Tests the most probable network of a model, and samples, which must occur with the
+   frequencies in p. */
 static void argmax_and_samples(void) {
     stx_par_desc d = small();
     stx_ctx *x = context(1, 1);
@@ -1502,8 +1502,8 @@ static double product_time(void *user, size_t columns, size_t inner, double shar
     return t > 20 ? t : 20;
 }
 
-/* Returns the cost of cluster k. The cluster has `size` words, which are `count` of the
-   F tokens, and its projection has width h. */
+/* Returns the cost of cluster k. The cluster has `size` words, which account for
+   `count` of the F tokens, and its projection has width h. */
 static double cluster_cost(const trial *t, size_t k, size_t h, double size, double count,
                            double F) {
     const size_t K = t->d.clusters, dim = t->d.dim;
@@ -2280,7 +2280,7 @@ static void first_values(void) {
 }
 
 /* Trains through stx_lm on a text of 4 S tokens. Returns the last nll; *first receives
-   the first one. gates: the optimiser of the gates, or NULL without a search. */
+   the first one. gates: the optimiser of the gates, or NULL if there is no search. */
 static double fitted(stx_par *m, const int32_t *t, stx_optim *o, stx_optim *gates, int steps,
                      double rate, double *first) {
     stx_ctx *x = m->ctx;
@@ -2306,7 +2306,7 @@ static double fitted(stx_par *m, const int32_t *t, stx_optim *o, stx_optim *gate
 }
 
 /* A search with two optimisers must be able to learn a text. The network that the
-   search finds must learn the text by heart and generate it. */
+   search finds must memorise the text and generate it. */
 static void learned(void) {
     stx_ctx *x = context(1, 2);
     stx_par_desc d = small();

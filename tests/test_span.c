@@ -60,8 +60,8 @@ static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *
     return v;
 }
 
-/* Returns the elements of all parameters, one parameter after another. The caller frees
-   them. */
+/* Returns a copy of all parameters' elements, one parameter after another. The caller
+   frees it. */
 static stx_real *all_parameters(const stx_params *p) {
     stx_real *all = (stx_real *)malloc(stx_params_size(p) * sizeof *all);
     size_t i, at;
@@ -407,7 +407,7 @@ static void logits_and_log_probs(void) {
     }
 }
 
-/* Copies the memory of one state to another, layer by layer. Returns nonzero if the
+/* Copies one state's memory to another state, layer by layer. Returns nonzero if the
    memory of a layer is full. */
 static int copy_memory(const char *name, stx_span_state *from, stx_span_state *to, size_t B) {
     stx_span *m = from->model;
@@ -1567,8 +1567,8 @@ static void groups_case(size_t pers, double dropout_, int recompute_layers) {
     stx_destroy(x);
 }
 
-/* Tests heads with three different windows, whose past keys and values are computed in
-   groups. */
+/* Tests heads with three different windows. The heads' past keys and values are
+   computed in groups. */
 static void groups(void) {
     cheapest_groups();
     groups_memory();

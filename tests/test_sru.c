@@ -94,8 +94,8 @@ static stx_sru_desc stack(int k, const char **name) {
     return d;
 }
 
-/* Computes h (B,n,O) of x (B,n,input) in segments of the lengths `len`. keep, window:
-   see stx_sru_state. */
+/* Computes h (B,n,O) for the input v (B,n,input) in segments of the lengths `len`.
+   keep, window: see stx_sru_state. */
 static stx_real *by_segments(stx_sru *m, const stx_real *v, size_t B, size_t n, const size_t *len,
                              size_t keep, size_t window, stx_real *states) {
     stx_ctx *x = m->ctx;
@@ -120,8 +120,8 @@ static stx_real *by_segments(stx_sru *m, const stx_real *v, size_t B, size_t n, 
     return all;
 }
 
-/* The results of segments of any lengths must equal those of one forward pass over the
-   whole sequence. */
+/* Segments of any length must give the same results as one forward pass over the whole
+   sequence. */
 static void segments(void) {
     static const size_t whole[] = {60}, parts[] = {7, 1, 20, 13, 19};
     const size_t B = 3, n = 60;
@@ -303,7 +303,7 @@ static void shift_norms(stx_params *p) {
 
 enum { FORWARD_B = 3, FORWARD_T = 20, FORWARD_M = 9, FORWARD_N = 3 };
 
-/* The variables of a call of stx_sru_forward: x, and the state and memory of each
+/* The variables for a call to stx_sru_forward: x, and the state and memory of each
    layer. */
 typedef struct forward_call {
     stx_sru_io io;
@@ -780,7 +780,7 @@ static void kernels_alone(void) {
                 kernel_case(size[i][0], size[i][1], size[i][2], size[i][3], k, options);
 }
 
-/* Returns the desc of tested language model number k. */
+/* Returns the desc of language-model case k. */
 static stx_sru_lm_desc model(int k, const char **name) {
     stx_sru_lm_desc d;
     memset(&d, 0, sizeof d);
@@ -863,8 +863,8 @@ static void causality(const char *name, stx_sru_lm *m, int32_t *t, const stx_rea
     free(other);
 }
 
-/* The results of generation token by token, and in parts longer than a time chunk, must
-   equal those of the forward pass. */
+/* Generation, token by token and in parts longer than a time chunk, must give the same
+   results as the forward pass. */
 static void generation(void) {
     int k;
     for (k = 0; k < MODELS; k++) {
@@ -922,7 +922,7 @@ static double step(stx_sru_lm *m, stx_optim *o, stx_sru_state *s, const int32_t 
 
 enum { TRAIN_B = 2, TRAIN_T = 16, TRAIN_N = 33 };
 
-/* A run that is trained by RAdam on a text (TRAIN_B,TRAIN_N). */
+/* A run that trains a model with RAdam on a text (TRAIN_B,TRAIN_N). */
 typedef struct sru_run {
     stx_ctx *x;
     stx_sru_lm *m;
@@ -1010,8 +1010,8 @@ static void resumed(const char *name, const stx_sru_lm_desc *d, const int32_t *t
     remove(path);
 }
 
-/* A model must be able to learn one batch by heart. Evaluation must not change the
-   states of training. */
+/* A model must be able to memorise one batch. Evaluation must not change the training
+   states. */
 static void fits(const char *name, stx_sru_lm_desc d, const int32_t *t) {
     const size_t B = TRAIN_B, T = TRAIN_T, n = TRAIN_N;
     stx_ctx *x = context(2, 3);
@@ -1075,7 +1075,7 @@ static void training(void) {
 }
 
 /* Checks which dropouts have an effect: in a model with one plain layer, only the
-   dropouts of the embedding and of the output. */
+   embedding and output dropouts. */
 static void dropouts(void) {
     static const double set[5][3] = {
         /* dropout, io_dropout, whether there is an effect with one layer */
@@ -1161,8 +1161,8 @@ static stx_tensor *forward_by_hand(stx_sru_lm *m, const stx_sru_state *s, const 
     return stx_dropout(x, h, 0.45);
 }
 
-/* Compares every dropout with the dropout of a model that is written as single ops: its
-   rate, its position, and whether it is drawn once for all times. */
+/* Compares every dropout with the same dropout in a model that is written as single
+   ops: its rate, its position, and whether its mask is drawn once for all time steps. */
 static void dropouts_by_hand(void) {
     int plus;
     for (plus = 0; plus < 2; plus++) {
@@ -1755,8 +1755,8 @@ static void padded_queries(void) {
         }
 }
 
-/* In a first segment, the window is taken from the state that the segment writes. With
-   k = 4, the highway input is u3, regardless of alpha. */
+/* In the first segment, the window is taken from the state that the segment writes.
+   With k = 4, the highway input is u3, regardless of alpha. */
 static void small_rules(void) {
     const char *name;
     stx_sru_desc d = stack(6, &name);
@@ -1820,9 +1820,9 @@ static void nn_states(void) {
     stx_download(x, again, s->c, 48);
     CHECK(!memcmp(c, again, sizeof c) && stx_ok(x), "states that were got and set");
 
-    /* Tensors with the same number of elements in another order, batch first, or of
-       another size must be refused with the expected shape, and the state must not
-       change. */
+    /* Tensors with the right number of elements but another order of dimensions, such
+       as batch first, and tensors of another size must be refused with the expected
+       shape, and the state must not change. */
     for (i = 0; i < 6; i++) {
         char pattern[64];
         for (j = 0; j < 48; j++) nn[j] = -1;

@@ -2,8 +2,8 @@
    once, even if a thread is delayed. Results must be bit-exact on a busy machine.
    Contexts can be created and destroyed at any time, and several can exist. A child
    process must work after fork. Signals must be delivered only to threads of the
-   caller. Also compiled with the thread sanitizer. The argument "short" repeats less,
-   for builds with slower code and the same threads. */
+   caller. Also compiled with the thread sanitizer. With the argument "short", tests are
+   repeated less often, for builds with slower code but the same threads. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -56,7 +56,7 @@ static const size_t works[] = {0, 40000, 100000, SIZE_MAX};
 
 enum { WORKS = sizeof works / sizeof *works };
 
-/* Runs n iterations and checks them. kind: an index of works[], or WORKS for
+/* Runs n iterations and checks them. kind: an index into works[], or WORKS for
    stx_parallel_units. */
 static void run_once(stx_ctx *x, int threads, size_t n, size_t kind) {
     counted c;
@@ -267,8 +267,8 @@ static void other_work(void) {}
 #endif
 
 
-// >>bits: results must not depend on other work. The results of kernels without sums
-// per thread must not depend on the number of threads either
+// >>bits: results must not depend on other work. The results of kernels without
+// per-thread sums must not depend on the number of threads either
 
 /* Trains a model for a few steps and copies its parameters to out (n). */
 static void train(int threads, stx_real *out, size_t *n) {

@@ -325,7 +325,7 @@ static void test_presets(void) {
     CHECK(fails_with("--presets|a", "did you mean --preset?"));
 }
 
-/* Errors in the tables of a program must be detected. */
+/* Errors in a program's option tables must be detected. */
 static void test_tables(void) {
     {
         tr_preset one[2] = {{"broken", "b", "lr=1 nlayer=4"}, TR_PRESET_END};
@@ -464,8 +464,7 @@ static void test_configuration(void) {
     SAME(adopted("--preset|enwik8_small|--nheads=16", json, 1), "|||");
     SAME(adopted("--nlayers=4|--lr=0.50", json, 1), "|||");
     CHECK(tr_find_option(&options, "lr", 2)->from == TR_FROM_ARGS);
-    /* The path of the data is only a hint: a different value does not count as a
-       change. */
+    /* The data path is only a hint: a different value does not count as a change. */
     SAME(adopted("--data|elsewhere", json, 1), "|||");
     SAME(data, "elsewhere");
     free(json);
@@ -484,7 +483,7 @@ static void test_changes(void) {
     SAME(adopted("--lr=0.25", json, 0), "|||");
     SAME(adopted("--nlayers=5", json, 1), "refused");
     HOLDS(err, "--nlayers is 5 here (from the command line) but 4 in the checkpoint: leave it out");
-    /* The shape of the model must always match the checkpoint. */
+    /* The model's shape must always match the checkpoint. */
     SAME(adopted("--nlayers=5", json, 0), "refused");
     SAME(adopted("--optim=adam", json, 1), "refused");
     HOLDS(err, "--optim is adam here (from the command line) but sgd in the checkpoint");
@@ -534,7 +533,8 @@ static void test_initial_weights(void) {
     CHECK(prompt == NULL);
 }
 
-/* A set of names must be accepted as a list, one by one, completely or not at all. */
+/* Names of a set must be accepted as a list or one by one, and so must all names or
+   none. */
 static void test_set(void) {
     CHECK(parse("") == 1 && literal == 0);
     CHECK(parse("--literal") == 1 && literal == TR_EVERY);
@@ -577,7 +577,7 @@ static void test_set(void) {
     SAME(err, "--nothing: this model has none");
 }
 
-/* A set must be read from a checkpoint, even from one with a flag for each name. */
+/* A set must be readable from a checkpoint, even from one with a flag per name. */
 static void test_set_adopted(void) {
     const char *flags = "{\"literal-rows\":true,\"literal-pad\":false,\"literal-free_ze\":true}";
     char *json;
@@ -833,7 +833,7 @@ static void test_replace(void) {
     int files = flushed_files, dirs = flushed_dirs;
     CHECK(tr_replace(path, "one", 3, err, sizeof err) == 1);
     SAME(get_file(path, NULL), "one");
-    /* The rename must also be flushed to the disk. */
+    /* The rename must also be flushed to disk. */
     CHECK(flushed_files == files + 1 && flushed_dirs == dirs + 1);
     CHECK(chmod(path, 0640) == 0);
 
@@ -879,8 +879,8 @@ static void test_leftovers(void) {
     close(go[1]);
 }
 
-/* Names of the maximum length and links to files that do not exist must be writable.
-   Other targets must be refused with a reason. */
+/* Files with names of the maximum length, and links to files that do not exist, must be
+   writable. Other targets must be refused with a reason. */
 static void test_targets(void) {
     char name[300];
     const char *path;
@@ -1401,7 +1401,7 @@ static void test_board(const char *keep) {
     CHECK(e[1].step == 21 && e[1].status == 1);
     CHECK(e[2].step == 21 && e[2].value == 2);
 
-    /* Two files of the same second must have different names. */
+    /* Two event files created in the same second must have different names. */
     if (keep == NULL) {
         CHECK(tr_board_open(&b, in_dir("tb/two"), 0, err, sizeof err) == 1);
         CHECK(tr_board_open(&second, in_dir("tb/two/"), 0, err, sizeof err) == 1);
@@ -1422,7 +1422,7 @@ static void test_board(const char *keep) {
 // >>signals and clock
 
 /* Returns the exit code of a child that runs one of the functions below, or -1 if a
-   signal ended it. The standard error of the child goes to the file "stderr". */
+   signal ended it. The child's standard error goes to the file "stderr". */
 static int in_child(void (*run)(void)) {
     int status = -1;
     pid_t child;
@@ -1462,8 +1462,8 @@ static void interrupted_call(void) {
     _exit(tr_stop_requested() == SIGINT ? 0 : 3);
 }
 
-/* The first Ctrl-C must warn, the second request a stop, and the third end the
-   process. */
+/* The first Ctrl-C must warn, the second must request a stop, and the third must end
+   the process. */
 static void interrupts(void) {
     if (!tr_signals(1, err, sizeof err)) _exit(1);
     raise(SIGINT);
@@ -1479,7 +1479,7 @@ static void interrupts(void) {
     raise(SIGINT);
 }
 
-/* SIGTERM must not warn. */
+/* SIGTERM must request a stop without a warning. */
 static void one_term(void) {
     if (!tr_signals(1, err, sizeof err)) _exit(1);
     raise(SIGTERM);

@@ -81,7 +81,7 @@ static void amx_dot(int c, int a, int b) {
   #define _tile_stored(t, p, stride) amx_store(t, p, stride)
   #define _tile_dpbf16ps(c, a, b)    amx_dot(c, a, b)
 
-/* seqtx.h uses these instead of the definitions that it contains. */
+/* seqtx.h uses these definitions instead of those that it contains. */
   #define STX__AMX
   #define STX__AMX_EMULATED 1
 
