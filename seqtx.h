@@ -16937,8 +16937,8 @@ static int stx__join_group(stx_ctx *x, const stx_launch_info *s) {
         stx_fail(x, STX_ERR_DEVICE,
                  "stx_group_join: %s is %d, but %s, or start the process alone", s->by, s->ranks,
 #ifdef SEQTX_MPI
-                 "MPI reports a single rank: start the program with the mpirun of the MPI "
-                 "library that it is linked with, or with srun --mpi=pmix"
+                 "MPI reports a single rank: start the program with the mpirun of its MPI "
+                 "library, or with srun --mpi=pmix"
 #else
                  "this build has no MPI: define SEQTX_MPI and link an MPI library (make MPI=1)"
 #endif
@@ -21694,9 +21694,9 @@ static const stx_entry *stx__memory_entry(stx_ctx *x, const stx_file *f, const c
     const stx_entry *e = stx_file_find(f, name);
     if (e && e->ndim == 3 && e->dim[0] == d0 && e->dim[1] == d1 && e->dim[2] == d2) return e;
     stx_fail(x, STX_ERR_FORMAT,
-             "tensor \"%s\": expected (%zu,%zu,%zu), got %s: use the batch size (number of "
-             "streams) and the model of the run that saved the file", name, d0, d1, d2,
-             e ? "another shape" : "no such tensor");
+             "tensor \"%s\" %s: expected (%zu,%zu,%zu); use the batch size (number of "
+             "streams) and the model of the run that saved the file", name,
+             e ? "has another shape" : "is missing", d0, d1, d2);
     return NULL;
 }
 

@@ -903,8 +903,9 @@ STX_DEF stx_tensor *stx_comp_gen_step(stx_comp_gen *g, stx_tensor *h);
 STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, size_t n);
 
 /* Returns the model as a table of functions, for programs that accept any model family.
-   The window arguments must be 0: use stx_comp_state_create_sized for other capacities
-   in evaluation. If m is NULL or has no vocab, all fields are NULL. */
+   Its state_create and gen_create accept only window = 0; to evaluate with other
+   capacities, use stx_comp_state_create_sized. If m is NULL or has no vocab, all fields
+   are NULL. */
 STX_DEF stx_lm stx_comp_as_lm(stx_comp *m);
 
 
@@ -927,8 +928,8 @@ typedef struct stx_comp_groups {
     ptrdiff_t at;
     const int32_t *first;       /* (B), on the device, or NULL; see above */
     const int32_t *pad;         /* (B,rows), on the device, or NULL; nonzero marks missing rows */
-    size_t stride;              /* stride between streams, in elements, of the rows that unfold,
-                                   pool and pick read; 0: rows D */
+    size_t stride;              /* stride between streams, in elements, of the rows that
+                                   stx_comp_unfold, _pool and _pick read; 0: rows D */
 } stx_comp_groups;
 
 /* Copies the row of each tap from `rows` (B,rows,D) to y (B,groups,taps,D), with 0 for

@@ -2769,7 +2769,7 @@ static stx_tensor *stx__par_counterpart(stx_par *to, const stx_par *from, size_t
     if (f && f->size == t->size && f->dim[0] == t->dim[0]) return f;
     stx_fail(to->ctx, STX_ERR_SHAPE,
              "stx_par_inherit: %s: expected a weight of the same shape in the source network, "
-             "got %s; the source must have the same sizes and all branches of the target",
+             "got %s; the source must have the target's sizes and all of its branches",
              name, f ? "another shape" : "none");
     return NULL;
 }

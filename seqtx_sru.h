@@ -876,7 +876,7 @@ static int stx__sru_check_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in
     }
     if (xr && k == 4) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "%s: xr: expected NULL if k = 4, because u3 is the highway, got a tensor", op);
+                 "%s: xr: expected NULL with k = 4, got a tensor: u3 is the highway input", op);
         return 0;
     }
     if (xr && (xr->ndim != 3 || xr->dim[0] != B || xr->dim[1] != T || xr->dim[2] != O))

@@ -73,8 +73,8 @@ enum {
 };
 
 static struct {
-    /* the lowest speed ratio of a matmul. f32_least: to the fastest peer. bf16_least: to
-       oneDNN's bf16 */
+    /* the lowest speed ratio over all matmuls: f32_least relative to the fastest peer,
+       bf16_least relative to oneDNN's bf16 */
     double f32_least, bf16_least;
     double one_long[PRECISIONS]; /* cost of a layer with one long head and seven short ones,
                                     relative to a layer with eight long heads */

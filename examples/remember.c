@@ -1,7 +1,6 @@
-/* remember.c - keeps a model's memory across processes, like a server or an agent that is
-   stopped and started again.
+/* remember.c - keeps a model's memory across restarts, as a server or an agent would.
 
-   Next to the headers (in the source tree, with -I.):
+   Build it next to the headers (in the source tree, add -I.):
        cc -O2 remember.c -lm -o remember
        echo "the cat sat on the mat" | ./remember model.safetensors memory.safetensors
 

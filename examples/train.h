@@ -664,8 +664,8 @@ TR_DEF int tr_set_given(int v) {
     return v & (TR_EVERY | ((1 << TR_REMOVED) - 1));
 }
 
-/* Returns the bits of the names that the value v of a TR_SET selects if all of its
-   names apply. */
+/* Returns the names that value v of the TR_SET selects, as bits. TR_EVERY stands for all
+   names of the set, also those that do not apply, except for removed ones. */
 TR_DEF int tr_set_bits(const tr_opt *p, int v) {
     size_t len;
     int n = 0;

@@ -79,9 +79,9 @@ extern size_t inner_plans(const stx_ctx *x);
    separate pass. */
 extern void inner_tune(stx_ctx *x, int tune);
 /* Sets the number of K slices for later GEMMs that can be split ("Split K" in
-   seqtx_cuda.cu). If pieces is 0, the number is chosen by the size of the GEMM. */
+   seqtx_cuda.cu). If pieces is 0, the number depends on the size of the GEMM. */
 extern void inner_pieces(stx_ctx *x, int pieces);
-/* Returns the number of K slices that is chosen for a GEMM of this size. */
+/* Returns the number of K slices used for a GEMM of this size. */
 extern size_t inner_pieces_of(size_t M, size_t N, size_t K, int late);
 
 /* A kernel of fused bf16 attention: its name as in tests/cuda_regs.txt, threads per

@@ -160,8 +160,8 @@ static int matmul_case(stx_ctx *x, const matmul *p) {
 static const size_t matmul_size[] = {1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129};
 static const int kinds[] = {STX_MEM_ACTIVATIONS, STX_MEM_PARAMS, STX_MEM_BYTES};
 
-/* The lists have lengths without a common factor. Stepping through them together tests
-   all pairs of the short lists and many pairs of the long ones. */
+/* The lengths of the lists are coprime, so stepping through the lists together covers
+   every pair of values from the short lists and many pairs from the long ones. */
 static void matmuls_of_all_kinds(stx_ctx *x) {
     static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}};
     const size_t n = COUNT(matmul_size);

@@ -872,7 +872,7 @@ static void rows_file(int as_one) {
     for (l = 0; l < 2; l++) check_rows("loaded", r, l, t, 50);
     CHECK(stx_memory_load(r, f, "none.") && !stx_memory_max_rows(r), "%s", stx_error(x));
     CHECK(!stx_memory_load(few, f, "a.")
-              && strstr(stx_error(x), "expected (2,9,5), got another shape")
+              && strstr(stx_error(x), "has another shape: expected (2,9,5)")
               && !stx_memory_max_rows(few),
           "%s", stx_error(x));
     stx_clear_error(x);

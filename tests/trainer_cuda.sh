@@ -48,9 +48,9 @@ if [ -n "$cuda_note" ]; then      # steps that cannot be replayed: said once, an
     run note --device cuda $cuda_note
     more=$cuda_more
     check "the reason why steps are not replayed is printed once: $(cat "$d/note.out")" \
-        [ "$(grep -c 'without a CUDA graph.*; not captured: its key' "$d/note.out")" -eq 1 ]
+        [ "$(grep -c 'without a CUDA graph.*; not captured: the key' "$d/note.out")" -eq 1 ]
     check "the reason is in the log" \
-        [ "$(grep -c '"event":"note","step":[0-9]*,"note":"not captured: its key' "$d/note.log")" \
+        [ "$(grep -c '"event":"note","step":[0-9]*,"note":"not captured: the key' "$d/note.log")" \
         -eq 1 ]
     check "replayed steps: no message" \
         sh -c "! grep -q 'not captured' '$d/cuda.out' '$d/plain.out'"
