@@ -486,7 +486,7 @@ $(call RUN,cookbook,$(BUILD)/train_attn_span $(BUILD)/plot $(call LIB,f32) $(cal
 	$(WITH_LIBS) sh tests/cookbook.sh)
 $(call RUN,cuda_make,,sh tests/cuda_make.sh)
 ifneq ($(shell command -v $(NVCC) 2>/dev/null),)
-$(call RUN,cuda_nvcc,,sh tests/cuda_regs.sh --shared $(if $(FULL),sm_80) sm_90)
+$(call RUN,cuda_nvcc,,sh tests/cuda_regs.sh --shared sm_80 sm_90)
 else
 RUNS += cuda_nvcc
 run-cuda_nvcc:
