@@ -13,7 +13,8 @@
 #   style      all files keep the limits of tools/style.sh and avoid tools/words.txt
 #
 # Environment: CC, CXX (further compilers; gcc, clang, g++ and clang++ are used if
-# installed), FULL=1 (optimised C++, C++17), KEEP=1 (keeps the work directory). Ends with "N passed, N failed".
+# installed), FULL=1 (optimised C++, C++17), KEEP=1 (keeps the work directory). Ends with
+# "N passed, N failed".
 #
 # Every compiler checks all forms with -fsyntax-only, except those that the first compiler
 # makes objects of. The last C compiler builds the quick start. Linking is tested with the
