@@ -249,7 +249,7 @@
 
 #ifndef STX__LETTERS
 #define STX__LETTERS 1
-#include "seqtx.h"      /* hides macros of one capital letter: see the end of this file */
+#include "seqtx.h"      /* hides macros named A to Z: see the end of this file */
 
 #ifndef SEQTX_H
 #define SEQTX_H
@@ -420,7 +420,8 @@ STX_DEF const char *stx_error(const stx_ctx *x);
 /* Clears the error. The current step is incomplete, so continue with stx_begin. */
 STX_DEF void stx_clear_error(stx_ctx *x);
 
-/* Sets the sticky error unless one is already set. For model families and new ops. */
+/* Sets the sticky error unless one is already set. Intended for model families and new
+   ops. */
 STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) STX_PRINTF(3, 4);
 
 /* Sets the error "OP: FIELD: expected EXPECTED, got GOT", with code STX_ERR_ARG. Returns
@@ -490,9 +491,9 @@ STX_DEF void stx_download(stx_ctx *x, stx_real *host, const stx_real *from, size
 STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c);
 STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b);
 
-/* Writes 128 random bits to out: Philox4x32-10 (Salmon et al. 2011, "Parallel random
-   numbers: as easy as 1, 2, 3"), a pure function of the key (seed) and the counter (hi,
-   lo). */
+/* Writes 128 random bits to out, computed with Philox4x32-10 (Salmon et al. 2011,
+   "Parallel random numbers: as easy as 1, 2, 3"). They are a pure function of the key
+   (seed) and the counter (hi, lo). */
 STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]);
 
 
@@ -556,10 +557,11 @@ STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, si
 STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t d0, size_t d1,
                                         size_t d2, size_t d3);
 
-/* A scalar (1) that the host changes between steps, such as a temperature, a noise level
-   or the weight of a loss. It is a constant, float in every precision, and valid until
-   stx_destroy. Ops read it on the device (stx_scale_by), so a replayed step uses the
-   value that was set last. A step that changes the scalar itself is not replayed. */
+/* A scalar (1) that the host changes between steps, such as a temperature, a noise
+   level or the weight of a loss. It is a constant, float in every precision, and valid
+   until stx_destroy. Ops read it on the device (stx_scale_by), so a replayed step uses
+   the value that was set last. Call stx_scalar_set before the step: a step that sets a
+   new value itself is not replayed. */
 STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value);
 STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value);
 
@@ -573,12 +575,13 @@ STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T)
 STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T);
 STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data);
 
-/* Create an uninitialised tensor of this step, for new ops. The tensor of stx_new_f32 is
-   float in every precision; use it for states and statistics. */
+/* Create an uninitialised tensor of this step, for use in new ops. stx_new_f32 creates
+   a tensor that is float in every precision; use it for states and statistics. */
 STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);
 STX_DEF stx_tensor *stx_new_f32(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);
 
-/* stx_get copies t->size elements to host memory, and stx_set copies them from it. */
+/* stx_get copies the t->size elements of t to host memory, and stx_set copies them from
+   host memory. */
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out);
 STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in);
 
@@ -590,7 +593,7 @@ STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t);
    writes zeros and returns 0. Returns 0 after an error. */
 STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out);
 
-/* Initialisers for stx_param; `a` is its argument of that name. */
+/* Initialisers for stx_param. `a` is the argument `a` of stx_param. */
 enum {
     STX_ZEROS = 0,
     STX_CONSTANT,       /* every element is `a` */
@@ -718,7 +721,7 @@ STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int cou
 /* Like stx_record, for an op with several results y[0..results), at most 1 +
    STX_MAX_MORE. `back` receives y[0] and can find the other results through `save`. It
    is called once, when the gradients of all results are complete, unless no result has
-   a gradient. If only some results have gradients, y[i]->grad of the others is NULL,
+   a gradient. If only some results have gradients, y[i]->grad is NULL for the others,
    and stx_grad returns zeros for them. */
 STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results,
                                stx_tensor *const *in, int count, stx_back_fn back, void *save);
@@ -1007,8 +1010,8 @@ typedef struct stx_residual_norm_args {
     stx_real *ds, *df;                      /* (N,C) */
     stx_real *dgain, *dshift, *dbias;       /* (C) */
     int accumulate_df, accumulate_ds;       /* 1: df +=, ds += */
-    int deferred;                           /* 1: dgain, dshift and dbias belong to
-                                               parameters, see stx_linear_bwd_args */
+    int deferred;                           /* 1: dgain, dshift and dbias are gradients
+                                               of parameters; see stx_linear_bwd_args */
 } stx_residual_norm_args;
 
 STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, const stx_residual_norm_args *a))
@@ -1336,9 +1339,9 @@ typedef struct stx_attention_desc {
     double eps;             /* 0: keys beyond the learned span of a head are skipped. > 0:
                                every key within span is part of the normaliser, even if
                                m = 0, and must be computed. The authors' code uses 1e-8 */
-    int    no_renorm;       /* 1: the mask is not part of the normaliser, see above. Every
-                               key within span must be computed. Cannot be combined with
-                               eps */
+    int    no_renorm;       /* 1: the mask is not part of the normaliser (see above).
+                               Every key within span must be computed. Cannot be
+                               combined with eps */
     double dropout;         /* dropout probability of the normalised weights, in
                                [0,1) */
     ptrdiff_t first_key;    /* > 0: keys before this one do not exist. < 0: zero keys with
@@ -1351,7 +1354,7 @@ typedef struct stx_attention_desc {
        q, kv       each row of kv contains a key and a value, as a single matmul computes
                    them. kv_first and kv_rows select rows of a constant kv
        qkv         each row contains all three, for the T new rows. Keys and values of the
-                   m earlier rows are in cached, so that S = m + T. If kv is given too,
+                   m earlier rows are in cached, so that S = m + T. If kv is also given,
                    only the queries of qkv are used, and qkv must be a constant
 
    With groups, cached[g] contains only the n_g heads of group g, as computed by
@@ -1540,15 +1543,16 @@ STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_
 STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h,
                                                 const stx_ids *targets, stx_token_loss *how);
 
-/* log p of every id, without dropout and without gradient: h (..,C) -> (N,V). */
+/* log p of every id, without dropout: h (..,C) -> (N,V). Not differentiable. */
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h);
 
-/* Adds to the key of a step (stx_step_run) the host-side decisions that depend on these
-   ids, in stx_adaptive_input or, with output = 1, in stx_adaptive_softmax_tokens with
-   the options `how`. On a GPU, the matmuls of a cluster are captured for a capacity,
-   which is its number of ids rounded up to a multiple of 1/16 of all ids. The step can
-   be replayed while all capacities stay the same. Without this key, a replayed step
-   whose ids exceed a capacity computes NaN, and its update is skipped. On a CPU,
+/* Adds the host-side decisions that depend on these ids to `key`, the key of a step
+   (stx_step_run), and returns the new key. The decisions are those of
+   stx_adaptive_input or, with output = 1, of stx_adaptive_softmax_tokens with the
+   options `how`. On a GPU, the matmuls of a cluster are captured for a capacity, which
+   is the number of ids in the cluster, rounded up to a multiple of 1/16 of all ids. The
+   step can be replayed while all capacities stay the same. Without this key, a replayed
+   step whose ids exceed a capacity computes NaN, and its update is skipped. On a CPU,
    returns the key unchanged. */
 STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids,
                                   int output, const stx_token_loss *how);
@@ -1716,7 +1720,8 @@ typedef struct stx_optim_desc {
                                Transformer-XL */
 } stx_optim_desc;
 
-/* A chunk of a parameter, with at most 4096 elements; the kernels process chunks. */
+/* A chunk of at most 4096 elements of a parameter. The kernels process parameters in
+   such chunks. */
 typedef struct stx_optim_chunk {
     stx_real *p, *g;        /* (n): parameter and gradient */
     stx_real *s[2];         /* (n): state, see stx_optim.state; NULL if unused */
@@ -1761,7 +1766,7 @@ typedef struct stx_optim {
                                    follow */
     stx_update    *update;      /* on the device */
     int            slot;        /* index of the optimiser in the context */
-    double         lr;          /* the last learning rate that was set */
+    double         lr;          /* learning rate that was set most recently */
 } stx_optim;
 
 /* Creates an optimiser for all parameters of the list, valid until stx_destroy. The desc
@@ -1961,10 +1966,10 @@ STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d);
    MPI is finalised if stx_group_join initialised it; no context can join afterwards. */
 STX_DEF void stx_group_leave(stx_ctx *x);
 
-/* For a rank that cannot continue. With MPI, ends the processes of all ranks immediately,
-   this one included. With NCCL alone, aborts the group; this process must then exit with
-   an error, and the launcher (torchrun, srun --kill-on-bad-exit=1) ends the others. Does
-   nothing without a group. */
+/* Aborts the group; for use by a rank that cannot continue. With MPI, this ends the
+   processes of all ranks immediately, including this one. With NCCL alone, this process
+   must then exit with an error, and the launcher (torchrun, srun --kill-on-bad-exit=1)
+   ends the others. Does nothing without a group. */
 STX_DEF void stx_group_abort(stx_ctx *x, int code);
 
 /* Return the rank of this process and the number of ranks; 0 and 1 without a group. */
@@ -2297,10 +2302,10 @@ STX_DEF void *stx_writer_bytes(stx_writer *w, size_t *n);
 /* Frees w without writing. */
 STX_DEF void stx_writer_free(stx_writer *w);
 
-/* A whole file in memory, read-only: mapped, or read if there is no mmap. An empty file
-   has size 0. stx_map_open returns 1; or sets an error and returns 0 if path is not a
-   readable regular file. The file must not be truncated while it is open. stx_map_close
-   resets m. */
+/* A read-only view of a whole file, which is mapped into memory, or read into memory if
+   there is no mmap. An empty file has size 0. stx_map_open returns 1; or sets an error
+   and returns 0 if path is not a readable regular file. The file must not be truncated
+   while it is open. stx_map_close resets m. */
 typedef struct stx_map {
     const unsigned char *data;
     size_t size;
@@ -2406,7 +2411,8 @@ typedef struct stx_vocab_io_desc {
                                    input */
     double scale;               /* factor applied to the embedding; 0: 1 if plain, sqrt(C)
                                    if adaptive */
-    double dropout;             /* inside adaptive input and output, see stx_adaptive */
+    double dropout;             /* dropout probability in adaptive inputs and outputs;
+                                   see stx_adaptive */
 
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of clusters 1, 2, .. */
     size_t cutoffs;             /* number of cutoffs; 0: the cutoffs are 20000, 40000 and
@@ -2569,9 +2575,10 @@ STX_DEF void stx_memory_reset(stx_memory *s);
 STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b);
 
 /* Reserves space for this many rows in every layer, so that buffers keep their
-   addresses. A layer that stx_memory_view reads needs as many rows as it keeps plus
-   those that a step pushes; if a step views rows and then replaces them, count them
-   again for each replacement. Returns 1, or sets an error and returns 0. */
+   addresses. A layer that stx_memory_view reads needs space for the rows that it keeps
+   and for those that a step pushes. If a step views rows and then replaces them, the
+   replaced rows count again for each replacement. Returns 1, or sets an error and
+   returns 0. */
 STX_DEF int stx_memory_reserve(stx_memory *s, size_t rows);
 
 /* Returns the largest number of rows in a layer. */
@@ -2651,8 +2658,8 @@ STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key);
 
 /* A KV cache for generation: the keys and values of the last `window` tokens of B
    streams, for each layer. The buffer of a layer has space for two windows and a chunk,
-   so moving the rows back to the beginning of the buffer costs on average one copied row
-   per token. */
+   so moving the rows back to the beginning of the buffer copies only one row per token
+   on average. */
 typedef struct stx_cache_layer {
     size_t    window;           /* number of newest rows that attention can read */
     size_t    capacity, len;    /* capacity: rows in the buffer; len: rows in use */
@@ -2743,7 +2750,7 @@ typedef struct stx_lm {
 
     /* The memory of B streams. `window` is the reach of attention in tokens for
        evaluation; 0: as in training. state_copy copies streams c .. c+n-1 of `from` to
-       streams b .. b+n-1 of `to`, see stx_memory_copy. */
+       streams b .. b+n-1 of `to` (see stx_memory_copy). */
     void       *(*state_create)(void *model, size_t B, size_t window);
     void        (*state_free)(void *state);
     void        (*state_reset)(void *state);
@@ -3176,7 +3183,8 @@ STX_INNER float stx__pick(int yes, float a, float b) {
 /* e^v to 1 ulp; 0 below -87.33, infinity above 88.72, NaN for NaN. With v = n ln 2 + r
    and |r| <= ln 2 / 2, e^v = 2^n e^r, and e^r is a minimax polynomial with error 3e-9. */
 STX_INNER float stx_fast_exp(int fma, float v) {
-    /* Adding 1.5 2^23 puts the integer part into the low bits. */
+    /* Adding 1.5 2^23 rounds v / ln 2 to the integer n and puts n into the low bits of
+       t. */
     float t = STX_FMA(fma, v, 1.44269504088896341f, 12582912.0f), n, r, p;
     uint32_t bits, power;
     memcpy(&power, &t, 4);
@@ -3184,7 +3192,7 @@ STX_INNER float stx_fast_exp(int fma, float v) {
     n = t - 12582912.0f;
   #else
     n = (float)(int32_t)(power - 0x4b400000u);      /* the same value, computed from the
-                                                       bits; slower */
+                                                       bits, which is slower */
   #endif
 
     r = STX_FMA(fma, n, -0.693359375f, v);
@@ -3411,9 +3419,9 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
 #ifdef SEQTX_CBLAS
   #ifdef __APPLE__
     /* Accelerate. Its header is not included, because its declarations depend on the
-       macro ACCELERATE_NEW_LAPACK, which the program may have set differently. macOS 13.3
-       added a newer CBLAS with different symbol names. SEQTX_CBLAS=2 selects the old
-       names, which other BLAS libraries use too. */
+       macro ACCELERATE_NEW_LAPACK, which the program may have set differently. macOS
+       13.3 added a newer CBLAS with different symbol names. SEQTX_CBLAS=2 selects the
+       old names, which other BLAS libraries also use. */
     #ifdef SEQTX_DOUBLE
       #define STX__CBLAS_NAME "_cblas_dgemm"
     #else
@@ -3554,7 +3562,8 @@ enum { STX__STALE, STX__PENDING, STX__CURRENT };
 /* A step that was captured as a CUDA graph. */
 typedef struct stx__replay {
     uint64_t key;
-    uint64_t step, steps; /* step: step index before the step; steps: its increase in the step */
+    uint64_t step, steps; /* step: step index before the step; steps: increase of the
+                             index during the step */
     uint64_t used;        /* value of replay.runs when this step last ran; 0 if the entry
                              is unused */
     void *graph;          /* NULL if the capture failed */
@@ -3614,7 +3623,7 @@ typedef struct stx__packed {
     const float *f;        /* STX_WEIGHTS_INT8: scales (size / C, C / 32 rounded up); one
                               scale per 32 columns */
     /* C = alpha A op(B) + beta C for up to STX__GEMV_ROWS rows of A. B begins at
-       element `at` of the packed matrix */
+       element `at` of the packed matrix. */
     void (*gemv)(stx_ctx *x, const stx_gemm_args *g, const struct stx__packed *w, size_t at);
 } stx__packed;
 
@@ -3640,7 +3649,7 @@ struct stx_ctx {
            data of a step */
         stx__arena dev_keep, dev_params, dev_step, dev_bytes;
         struct stx__dev_block *dev_blocks;
-        stx__block_head blocks; /* circular list of the blocks of stx_block */
+        stx__block_head blocks; /* circular list of the blocks that stx_block allocated */
         size_t block_bytes, peak;
         /* buffers to free when the next step begins; until then, the backward pass may
            read them */
@@ -4094,8 +4103,8 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p) {
     x->desc.release(x->desc.user, h->raw);
 }
 
-/* Blocks of GPU memory are kept in a list of these entries, because no header that the
-   host can read can precede them. */
+/* An entry of the list of GPU memory blocks. These blocks cannot begin with a header,
+   because the host could not read it. */
 typedef struct stx__dev_block {
     struct stx__dev_block *next;
     void *p;
@@ -5522,9 +5531,9 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
 
    A single result on a CPU is moved directly, because memmove allows the ranges to
    overlap. In all other cases, moving one result could overwrite another, and copies on
-   a GPU must not overlap, so all results are first copied to memory above fn's. If fn
-   returned an input or a view, it may have allocated less memory than the results need,
-   and their destinations would then overlap the copies. To prevent this, the first loop
+   a GPU must not overlap, so all results are first copied to memory above the
+   memory that fn allocated. If fn returned an input or a view, it may have allocated less
+   memory than the results need, and their destinations would then overlap the copies. To prevent this, the first loop
    allocates, but does not use, as much memory as the destinations need. */
 static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, int count) {
     stx_tensor copy[1 + STX_MAX_MORE];
@@ -6173,8 +6182,8 @@ static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, siz
     done = stx__now();
     waited = stx__wait_for_threads(q, done, busy < STX__BUSY ? STX__SPIN_CALLER : STX__SPIN_BUSY);
 
-    /* A last chunk that is merely long is not a sign of a busy machine, so the wait
-       must exceed twice the time that the caller's own chunks took. */
+    /* A long final chunk alone is not a sign of a busy machine, so the wait must exceed
+       twice the time that the caller's own chunks took. */
     if (waited > STX__DELAY && waited > 2 * (done - begun)
         && STX__LOAD(&q->preemptions) != preemptions)
         stx__seen_busy(q);
@@ -6687,7 +6696,8 @@ static void stx__scale_by_back(stx_ctx *x, stx__node *n) {
     r.f = n->in[0]->data;
     r.alpha = n->in[1]->data;
     r.dy = n->y->grad;
-    r.dalpha = stx__grad(x, n->in[1]); /* requested before df, in case `a` is s */
+    r.dalpha = stx__grad(x, n->in[1]); /* requested before df, which must accumulate if
+                                          `a` is s */
     r.df = stx__grad_fresh(x, n->in[0], &fresh);
     r.accumulate = !fresh;
     STX_RUN(x, stx_rezero_bwd, (x, &r));
@@ -6706,8 +6716,8 @@ STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s) {
     return y;
 }
 
-/* The arguments of y (n) = a (n) op b (nb), where b is repeated n / nb times, and of
-   y += a b, which only multiplication supports */
+/* The arguments of y (n) = a (n) op b (nb), where b is repeated n / nb times.
+   Multiplication also supports y += a b. */
 typedef struct stx__binary_job {
     size_t n, nb;
     stx_real *y;
@@ -7171,7 +7181,8 @@ static void stx__rezero_back(stx_ctx *x, stx__node *n) {
     r.f = n->in[1]->data;
     r.alpha = n->in[2]->data;
     r.dy = n->y->grad;
-    r.dalpha = stx__grad(x, n->in[2]); /* requested before df, in case f is alpha */
+    r.dalpha = stx__grad(x, n->in[2]); /* requested before df, which must accumulate if
+                                          f is alpha */
     r.df = stx__grad_fresh(x, n->in[1], &fresh);
     r.accumulate = !fresh;
     STX_RUN(x, stx_rezero_bwd, (x, &r));
@@ -7866,7 +7877,7 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
     return stx__lookup(x, a, device, n, 2, dim);
 }
 
-/* The arguments of y (N,C) = rows ids[0..N) of table (V,C) */
+/* The arguments of y (N,C) = rows ids[0..N) of table (V,C). */
 typedef struct stx__embedding_job {
     size_t C;
     stx_real *y;
@@ -8482,8 +8493,8 @@ STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real
 STX_EACH_ISA(stx__pair_rows, (uint32_t * to, const stx_real *r0, const stx_real *r1, size_t n), to,
              r0, r1, n)
 
-/* Portable bf16 micro-kernel, 4 x 16. Splits each unit into two floats and multiplies
-   these. The results equal those of bf16 instructions, except for the order and
+/* Portable bf16 micro-kernel, 4 x 16. Splits each unit into two floats and computes
+   with floats. The results equal those of bf16 instructions, except for the order and
    rounding of sums and for denormals. This kernel is slower than the f32 kernel; it
    exists so that bf16 has the same meaning on every machine. */
 STX_INNER void stx__micro_pairs(int fma, STX__MICRO_PARAMS) {
@@ -9123,10 +9134,11 @@ STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
 
 STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
 
-/* Computes a C with few columns through its transpose op(B)^T op(A)^T; otherwise, most
-   of each strip would be padding. Each block of the transpose holds `rows` rows of C
-   and is transposed back into C. The scratch memory holds the packed op(B)^T, strips of
-   op(A)^T with KC elements per row of C, and the block of the transpose. */
+/* Computes a C with few columns as the transpose of op(B)^T op(A)^T. Without the
+   transposition, most of each strip would be padding. Each block of the transpose holds
+   `rows` rows of C and is transposed back into C. The scratch memory holds the packed
+   op(B)^T, strips of op(A)^T with KC elements per row of C, and the block of the
+   transpose. */
 static void stx__gemm_transposed(const stx__gemm_part *p) {
     const stx_gemm_args *g = &p->g;
     const size_t space = (size_t)STX__SCRATCH - STX__MC * STX__KC;
@@ -9485,8 +9497,8 @@ static void stx__shared_b_pack(const stx_share *s, const void *job) {
     for (i = 0; i < (s->end - s->begin) * stride; i++) to[i] *= g->alpha;
 }
 
-/* SHARED_B: processes op(B) block by block. All threads first pack the block into the
-   scratch memory of the first thread and then compute with it. */
+/* SHARED_B: processes op(B) block by block. For each block, all threads first pack it
+   into the scratch memory of the first thread and then compute with it. */
 static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
     const stx_gemm_args *g = job->g;
     const stx__micro *mk = job->mk;
@@ -9494,7 +9506,7 @@ static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
     stx__gemm_job j = *job;
     stx_gemm_args block = *g;
     size_t p;
-    if (!j.plan.by_rows) {  /* in a batch, a part is all rows of one matmul */
+    if (!j.plan.by_rows) {  /* each part is one matmul of a batch, with all M rows */
         j.plan.by_rows = 1;
         j.plan.extent = j.plan.per_part = g->M;
     }
@@ -9558,10 +9570,10 @@ static void stx__gemm_run(stx_ctx *x, stx__gemm_job *j) {
     }
 }
 
-/* Computes stx_gemm and, unless `epilogue` is NULL, applies the epilogue to C. If all
-   matmuls of a batch are added to the same C (sc = 0, for weight gradients), they run
-   one after another, so that the number of threads does not affect the order of the
-   additions. */
+/* Computes the matmul that g describes and, unless `epilogue` is NULL, applies the
+   epilogue to C. If all matmuls of a batch are added to the same C (sc = 0, for weight
+   gradients), they run one after another, so that the number of threads does not affect
+   the order of the additions. */
 static void stx__gemm_fused(stx_ctx *x, const stx_gemm_args *g, const stx__epilogue *epilogue) {
     stx_gemm_args one = *g;
     stx__gemm_job j;
@@ -9853,7 +9865,7 @@ STX__INLINE_FOR("avx512f,avx512dq")
 void stx__transpose16x4(float *to, const float *b, size_t ldb) {
     __m512 z[4], lo0, lo1, hi0, hi1;
     size_t i;
-    for (i = 0; i < 4; i++) { /* rows i, i+4, i+8, i+12 side by side */
+    for (i = 0; i < 4; i++) { /* place rows i, i+4, i+8 and i+12 side by side */
         __m256 lo = _mm256_castps128_ps256(_mm_loadu_ps(b + i * ldb));
         __m256 hi = _mm256_castps128_ps256(_mm_loadu_ps(b + (i + 8) * ldb));
         lo = _mm256_insertf128_ps(lo, _mm_loadu_ps(b + (i + 4) * ldb), 1);
@@ -9936,12 +9948,12 @@ STX__AVX512 static void stx__pack_strips_avx512(float *to, size_t stride, const 
 }
 
 /* The path STX__GEMM_SKINNY computes C = A B^T, where A is x and B is W. Each of the 16
-   lanes of a register adds up the products of every 16th element of k (in bf16, of
-   every 16th unit). A tile combines n rows of x with w rows of W: in f32, n is 4 to 7
+   lanes of a register adds up every 16th product along k (in bf16, the products of every
+   16th unit). A tile combines n rows of x with w rows of W: in f32, n is 4 to 7
    and w is 4; in bf16, n is 4 to 7 and w is 4, or n is 8 to 14 and w is 2. The lanes
    are added up at the end of the tile.
 
-   x is copied (and rounded in bf16), so that its rows do not compete for the same L1
+   x is copied (and, in bf16, rounded), so that its rows do not compete for the same L1
    cache sets. K is split so that L1 holds the rows of a tile, and W is processed in
    blocks that stay in L2 for all tiles. */
   #define STX__SKINNY_PARAMS \
@@ -10083,9 +10095,9 @@ STX__SKINNY_F32(6)
 STX__SKINNY_F32(7)
 
 /* STX__SKINNY_K and STX__SKINNY_K_BF16 are the largest k per pass in f32 and bf16.
-   STX__SKINNY_X_BF16 is the maximum number of elements of x in a bf16 tile: 20 KB,
-   because the rows of W pass through L1 as floats. STX__SKINNY_W is the number of
-   floats in a block of W. */
+   STX__SKINNY_X_BF16 is the maximum number of elements of x in a bf16 tile. Its 20 KB
+   leave space in L1 for the rows of W, which are read as floats. STX__SKINNY_W is the
+   number of floats in a block of W. */
 enum { STX__SKINNY_K = 512, STX__SKINNY_K_BF16 = 1024, STX__SKINNY_X_BF16 = 10240 };
 
 enum { STX__SKINNY_W = (1 << 18) / 4 };
@@ -10209,8 +10221,8 @@ void stx__micro_avx512_bf16_rows(size_t n, size_t steps, const uint16_t *a, size
 
 STX__MICRO_RUN14(stx__micro_avx512_bf16, STX__BF16_ISA, uint16_t, uint32_t)
 
-/* Implement stx__micro.to_bf16 and stx__micro.pair. The conversion instructions treat
-   denormals as zero. */
+/* stx__round_row_bf16 implements stx__micro.to_bf16, and stx__pair_rows_bf16 implements
+   stx__micro.pair. The conversion instructions treat denormals as zero. */
 STX__BF16_FN static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
     size_t i;
     for (i = 0; i + 32 <= n; i += 32)
@@ -10396,7 +10408,8 @@ static int stx__has_amx(void) {
   #endif
   #ifdef STX__AMX
 
-/* Implement stx__micro.enter and stx__micro.leave. */
+/* stx__amx_enter implements stx__micro.enter, and stx__amx_leave implements
+   stx__micro.leave. */
 STX__AMX static void stx__amx_enter(void) {
     uint8_t config[64] = {1}; /* palette 1 */
     int t;
@@ -10405,7 +10418,7 @@ STX__AMX static void stx__amx_enter(void) {
         config[48 + t] = 16;     /* rows */
     }
     /* gcc's _tile_loadconfig is declared to read only 8 of the 64 bytes. Without this
-       statement, gcc would remove the loop */
+       statement, gcc would remove the loop above. */
     __asm__ volatile("" : : "r"(config) : "memory");
     _tile_loadconfig(config);
 }
@@ -10469,8 +10482,8 @@ static const stx__micro stx__micro_amx = {
     NULL, NULL, NULL, NULL                                /* NULL: portable packing */
 };
     #else
-/* Implements stx__micro.pack_at for AMX. Has the same result as stx__pack_at_tiles, but
-   transposes 16 rows of 16 units at a time. */
+/* Implements stx__micro.pack_at for AMX. The result is the same as that of
+   stx__pack_at_tiles, but 16 rows of 16 units are transposed at a time. */
 STX__BF16_FN static void stx__pack_at_amx(float *to, const float *A, size_t lda, size_t m,
                                           size_t k) {
     const size_t steps = (k + 31) / 32;
@@ -10576,8 +10589,8 @@ static const stx__micro stx__micro_neon =
   /* The BFDOT micro-kernel, 6 x 16. The instruction adds the two products of a unit to
      each of four sums. The kernel uses inline assembly, because compilers provide the
      intrinsic only if the whole file may use the instruction. Like AVX512-BF16, BFDOT
-     treats denormals as zero, but it rounds twice, to odd. Units require a
-     little-endian processor. */
+     treats denormals as zero, but it rounds twice, to odd. The layout of a unit
+     requires a little-endian processor. */
   #if !defined(__AARCH64EB__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 10)
     #define STX__HAS_BFDOT 1
     #define STX__BFDOT(sum, b, a) \
@@ -10631,7 +10644,7 @@ static int stx__has_bfdot(void) {
       #ifdef __cplusplus
 extern "C" {
       #endif
-/* in strict C mode, <sys/sysctl.h> does not declare this function */
+/* In strict C mode, <sys/sysctl.h> does not declare sysctlbyname. */
 extern int sysctlbyname(const char *, void *, size_t *, void *, size_t);
       #ifdef __cplusplus
 }
@@ -10742,7 +10755,8 @@ STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const u
   stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, \
       size_t k
 
-/* Finishes stx__dot4_int8: adds up the lanes s and the last k % 16 products. */
+/* Finishes stx__dot4_int8: for each of the four rows, adds up the 16 lanes of s and the
+   last k % 16 products. */
 STX_INNER void stx__dot4_int8_end(stx_real (*s)[16], STX__DOT4_INT8_PARAMS) {
     size_t j, p;
     for (j = 0; j < 4; j++) {
@@ -10849,8 +10863,8 @@ STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
 #endif
 
 /* The parameters of the packed versions of stx__axpy4, which add multiples of rows
-   row[0] .. row[3] of the packed weights w. The first column, col, must be the start of
-   a group. */
+   row[0] .. row[3] of the packed weights w to c. The first column, col, must be the
+   start of a group. */
 #define STX__AXPY4_PACKED_PARAMS \
   stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *row, \
       size_t col, size_t n
@@ -10888,7 +10902,7 @@ STX_INNER void stx__axpy4_int8(int fma, STX__AXPY4_PACKED_PARAMS) {
         const stx_real f0 = (stx_real)f[row[0] * G], f1 = (stx_real)f[row[1] * G];
         const stx_real f2 = (stx_real)f[row[2] * G], f3 = (stx_real)f[row[3] * G];
         if (j % (2 * STX__INT8_GROUP) == 0) stx__row_prefetch_next(&next);
-        if (j + STX__INT8_GROUP <= n) /* compilers vectorise a constant length better */
+        if (j + STX__INT8_GROUP <= n) /* a loop of constant length vectorises better */
             for (e = 0; e < STX__INT8_GROUP; e++)
                 c[j + e] = stx__add4(fma, c[j + e], a0, f0 * (stx_real)q0[e], a1,
                                      f1 * (stx_real)q1[e], a2, f2 * (stx_real)q2[e], a3,
@@ -11433,8 +11447,8 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
     return stx__save(x, node, &X, sizeof X) ? y : NULL;
 }
 
-/* If `count` parameters of equal width are adjacent in memory, and their gradients are
-   too, returns a view of all of them as one tensor. Otherwise, returns NULL. */
+/* If `count` parameters of equal width are adjacent in memory, and so are their
+   gradients, returns a view of all of them as one tensor. Otherwise, returns NULL. */
 static stx_tensor *stx__adjacent(stx_ctx *x, stx_tensor *const *t, int count) {
     stx_tensor *y;
     size_t n = t[0]->size, rows = t[0]->dim[0];
@@ -11459,7 +11473,7 @@ static stx_tensor *stx__adjacent(stx_ctx *x, stx_tensor *const *t, int count) {
     return y;
 }
 
-/* If all weights are adjacent in memory, and all biases are too, returns the weights as
+/* If all weights are adjacent in memory, and so are all biases, returns the weights as
    one tensor and sets *bias to the biases as one tensor, or to NULL if there are none.
    Otherwise, returns NULL. */
 static stx_tensor *stx__adjacent_linears(stx_ctx *x, stx_tensor *const *W, stx_tensor *const *b,
@@ -11535,7 +11549,7 @@ typedef struct stx__linear_cached_save {
 
 /* Returns nonzero if a single GEMM computes all rows. This must not depend on where the
    rows are stored: loading a checkpoint can make previously scattered rows contiguous,
-   and the same step must still give the same bits. */
+   and the result of the step must still be bit-identical. */
 static int stx__cached_in_one(const stx__linear_cached_save *s) {
     return s->parts == 1 && s->B == 1;
 }
@@ -11753,10 +11767,10 @@ static void stx__heads_bwd(stx_ctx *x, const stx__heads_args *h) {
     stx_parallel(x, h->count, h->count * h->n, stx__heads_part, h);
 }
 
-/* Data for the backward pass of the keys and values of each group g of heads,
-   y_g = X_g W_g^T, where W_g consists of the rows of wk and wv for the group's heads,
-   keys first. The backward pass computes dW_g = dy_g^T X_g and adds its rows to the
-   gradients of wk and wv. */
+/* Data for the backward pass of the linear layer that computes the keys and values of
+   each group g of heads. Its output is y_g = X_g W_g^T, where W_g consists of the rows
+   of wk and wv for the group's heads, keys first. The backward pass computes dW_g =
+   dy_g^T X_g and adds its rows to the gradients of wk and wv. */
 typedef struct stx__linear_heads_save {
     stx__heads_args h;                  /* the order of the heads, and the copied rows */
     size_t B, Ci, count;
@@ -11860,8 +11874,8 @@ static int stx__linear_heads_group(stx_ctx *x, stx__linear_heads_save *s, const 
     s->X[i].data = stx_offset_ptr(x, past->data, (past->rows - s->rows[i]) * s->Ci);
     s->X[i].stride = past->stride;
 
-    /* The newest rows of all streams are copied into one matrix if the copy takes less
-       memory than the group saves. */
+    /* Copies the newest rows of all streams into one matrix if the copy takes less
+       memory than the group saves by computing fewer rows of y. */
     if (!i || s->B == 1 || s->rows[i] * s->Ci > (s->rows[0] - s->rows[i]) * s->O[i]) return 1;
     s->h.len[i] = s->X[i].stride = s->rows[i] * s->Ci;
     s->h.from[i] = s->X[i].data;
@@ -12246,8 +12260,9 @@ STX_DEF void stx_add_means_bwd(stx_ctx *x, const stx_means_args *m) {
 
 // >>cross_entropy
 
-/* All token losses use stx_token_loss_fwd and _bwd. Without weights, each row has the
-   weight 1 / divisor. */
+/* The saved arguments of a token loss. All token losses use stx_token_loss_fwd and
+   _bwd. Without weights, every row has the weight 1, and the sum is divided by
+   `divisor`. */
 typedef struct stx__token_loss_save {
     stx_token_loss_args args;
     int inplace;    /* 1: backward may overwrite the logits with their gradient */
@@ -12536,7 +12551,7 @@ STX_DEF void stx_token_loss_fwd(stx_ctx *x, const stx_token_loss_args *a) {
     *a->loss = (stx_real)(sum / a->divisor);
 }
 
-/* Sets d to f e^(row - max) or, if accumulate is set, adds that to d. Without
+/* Sets d to f e^(row - max) or, if accumulate is set, adds this value to d. Without
    accumulate, d and row may be the same array. */
 STX_INNER void stx__token_loss_bwd_n(int fma, stx_real *d, const stx_real *row, size_t V,
                                      stx_real max, stx_real f, int accumulate) {
@@ -12724,8 +12739,8 @@ static size_t stx__head_index(const stx_attention_args *a, size_t h) {
 }
 
 /* Each bit of stx_attention_args.overwrite selects gradients that the backward kernel
-   overwrites; it adds to the others. stx__overwrite_cached returns the bit for the
-   cached rows of a group. */
+   overwrites. The kernel adds to all other gradients. stx__overwrite_cached returns the
+   bit for the cached rows of a group. */
 static int stx__overwrite_cached(size_t group) {
     return STX_OVERWRITE_CACHED << group;
 }
@@ -13412,8 +13427,8 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
             if (a->span_fraction)
                 raw_m[n] = (span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
             /* If m < 0 before clamping, the score must not enter the maximum, because
-               it can be far larger than the others. A key with m = 0 exactly is kept:
-               dspan_fraction needs it */
+               it can be far larger than the others. A key with m = 0 exactly is kept,
+               because dspan_fraction needs it. */
             if (raw_m[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;
             w[n] = (double)a->scale * stx__attn_plain_score(a, &rows, q, h, j, delta);
         }
@@ -13458,7 +13473,7 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
         stx_attention_weights(a, b, h, i, w, raw_m);
         stx__attn_plain_mask(a, row, w, raw_m);
         for (d = 0; d < D; d++) {
-            double y = 0; /* starts at key 0, since the values of zero keys are 0 */
+            double y = 0; /* the loop starts at key 0, because zero keys have value 0 */
             for (n = zero; n < persistent; n++) {
                 /* the value of a key that is padded or before first_key may be NaN */
                 const stx_real *v = w[n] > 0 ? stx__kv_row(&values, (ptrdiff_t)(n - zero)) : NULL;
@@ -13555,11 +13570,11 @@ enum {
     STX__LDK = STX__BK + STX__STAGGER    /* row stride of dk_t and dv_t */
 };
 
-/* Computes a distance e beyond which m is 0, for span_fraction = z. For
-   e = ceil(z max_span) + ceil(ramp), this is true because
-   (1 - delta + z max_span) / ramp <= -1. e is increased by 1 part in 2^22 to allow for
-   the rounding errors of the kernels: integers above 2^24 are rounded by at most 1 part
-   in 2^24, and the rest covers the few other rounding errors in m. */
+/* Computes a distance e such that m is 0 at every distance delta > e, for span_fraction
+   = z. This is true for e = ceil(z max_span) + ceil(ramp), because then (z max_span + 1
+   - delta) / ramp <= -1. e is increased by 1 part in 2^22 to allow for the rounding
+   errors of the kernels: integers above 2^24 are rounded by at most 1 part in 2^24, and
+   the rest covers the few other rounding errors in m. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
     STX__FP_SCOPE;
     double e = ceil(z * max_span) + ceil(ramp);
@@ -13661,7 +13676,7 @@ typedef struct stx__attn_tile {
     size_t    bk;                /* number of keys, a multiple of KEY_ALIGN. No query sees
                                     keys past the last real key */
     size_t    clear_bk;          /* bk for which the margins of g are zero; 0: none */
-    int       persistent;        /* 1: the keys are persistent vectors, from vector j0 */
+    int       persistent;        /* 1: the keys are persistent vectors, starting at vector j0 */
     const int32_t *pad;          /* (S): padding flags of batch row b, or NULL */
     ptrdiff_t live0, live1;      /* columns outside [live0,live1) have no key */
     int       holes;             /* nonzero if keys in [live0,live1) are padded */
@@ -13720,7 +13735,7 @@ static void *stx__cut(stx__cursor *c, size_t bytes) {
 }
 
 /* Like stx__cut, but adds a margin of 64 bytes (one vector) after the part and returns
-   a pointer `skip` bytes into it. */
+   a pointer to byte `skip` of the part. */
 static void *stx__cut_padded(stx__cursor *c, size_t bytes, size_t skip) {
     char *p = (char *)stx__cut(c, bytes + 64);
     return p ? p + skip : NULL;
@@ -14498,8 +14513,8 @@ static int stx__attn_is_few(const stx_attention_args *a) {
     return a->T <= STX__FEW_QUERIES && !(a->drop > 0); /* this path has no dropout */
 }
 
-/* Prefetches four rows, starting STX__ROWS_AHEAD rows ahead, but none after the `left`
-   remaining rows. */
+/* Prefetches up to four rows, starting STX__ROWS_AHEAD rows ahead. Rows past the `left`
+   remaining rows are not prefetched. */
 STX_INNER void stx__attn_prefetch_rows(const stx_real *rows, size_t ld, size_t left, size_t D) {
     size_t e;
     for (e = STX__ROWS_AHEAD; e < STX_MIN(left, (size_t)STX__ROWS_AHEAD + 4); e++)
@@ -14619,7 +14634,7 @@ static void stx__attn_few_open(stx_ctx *x, const stx__attn *A, stx_real *scratch
     }
 }
 
-/* Sets f->edge for the keys to visit. These exclude keys whose span mask m is 0 and
+/* Sets f->edge for the keys to visit. These exclude keys whose span mask m is 0, and
    padded keys at either end. Returns the number of keys to visit. */
 static size_t stx__attn_few_range(stx__attn_few *f, size_t i0) {
     const stx_attention_args *a = f->plan->a;
@@ -14733,9 +14748,10 @@ static void stx__attn_few_query(stx_ctx *x, const stx__attn *A, stx_real *scratc
 // >>attention: units and work
 
 /* A work unit: queries i0 .. i0+n-1 in head h of batch row b. In the backward pass, a
-   unit consists of all queries of the head and of keys first .. end-1, and is computed
-   by `owner`. `part` is -1 for the first unit of a head. Other units of the head have
-   the same queries, so each has a separate dq buffer with the index `part`. */
+   unit consists of keys first .. end-1 and all queries of the head, and `owner` is the
+   owner to which it belongs (see stx__attn_work). `part` is -1 for the first unit of a
+   head. The other units of the head have the same queries, so each has a separate dq
+   buffer with the index `part`. */
 typedef struct stx__attn_unit {
     size_t    b, h, i0, n;
     ptrdiff_t first, end;
@@ -14868,9 +14884,9 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *b
         w->dpe_size = a->dpe ? A->tables * a->D * w->ldpe : 0;
         A->pe_packed_rows =
             (stx_real *)stx__cut(&c, A->tables * A->Dp * A->pe_rows / A->per_word * real);
-        /* two owners per thread, so that a thread that starts late still finds work.
-           With more than 16 threads, one per thread, because every owner has a separate
-           copy of dpe */
+        /* Two owners per thread, so that other threads can take work from a delayed
+           one. With more than 16 threads, there is one owner per thread, because every
+           owner has a separate copy of dpe. */
         w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;
         w->dpe = (stx_real *)stx__cut(&c, w->owners * w->dpe_size * real);
         w->dpk = (stx_real *)stx__cut(&c, w->owners * w->dpk_size * real);
@@ -15024,7 +15040,7 @@ STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *S
 
     for (c = 0; c < end; c++) {
         /* m w <= 1, but w could overflow where m is small, so the exponent is limited.
-           A NaN stays a NaN */
+           A NaN stays a NaN. */
         const stx_real over_max = s[c] - max, v = over_max > 80 ? 80 : over_max;
         const stx_real w = stx_fast_exp(fma, v) * inv, m = c < m_count ? m_by_distance[c] : 1;
         const stx_real dm = g[c] - dot;
@@ -15832,8 +15848,9 @@ static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, cons
 }
 
 /* Returns a dropout mask (m,C) for m of the n tokens, those at place[0..m), or NULL
-   without dropout. Masks are drawn for all n tokens, because the rows of a cluster and
-   their order depend on the rank's share of the batch. */
+   without dropout. Masks are drawn for all n tokens, so that a token's mask does not
+   depend on which rows are in its cluster or on their order. Both depend on the rank's
+   share of the batch. */
 static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, const int32_t *place,
                                    size_t m) {
     stx_tensor *all, *mask;
@@ -16276,7 +16293,8 @@ static int stx__env_int(const char *name, int missing) {
     long v;
     if (!s) return missing;
     v = strtol(s, &end, 10);
-    /* SLURM lists the task counts of all machines, for example "8(x2),4" */
+    /* SLURM lists the task counts of all machines, for example "8(x2),4"; use the
+       first */
     if (end == s || (*end && *end != '(' && *end != ',')) return missing;
     return v < 0 || v > 1 << 24 ? missing : (int)v;
 }
@@ -16328,9 +16346,9 @@ STX_DEF int stx_ranks(const stx_ctx *x) {
 
 /* The parameters of a list, in order, are divided into chunks of STX__OPTIM_CHUNK
    elements of one tensor; the last chunk of a tensor may be shorter. An update divides
-   the chunks among the threads. With stx_group_desc.shard, they are first divided among
-   the ranks: of n chunks, rank r has the optimiser state of chunks [n r / ranks,
-   n (r + 1) / ranks). */
+   the chunks among the threads. With stx_group_desc.shard, the chunks are first divided
+   among the ranks: of n chunks, rank r stores the optimiser state of chunks [n r /
+   ranks, n (r + 1) / ranks). */
 enum { STX__OPTIM_CHUNK = 4096 };
 
 static size_t stx__chunks_of(size_t n) {
@@ -16596,8 +16614,8 @@ static long stx__mpi_parent(void) {
 }
 
 /* Waits for n requests. Polls for a few microseconds, then yields between polls, so
-   that ranks can share a processor. Sets an error if the launcher has been killed: it
-   could then no longer end this rank if another rank failed. */
+   that ranks can share a processor. Sets an error if the launcher has been killed,
+   because nothing would then end this rank if another rank failed. */
 static int stx__mpi_wait(stx_ctx *x, const char *what, int n, MPI_Request *req) {
     int done = 0, code = MPI_SUCCESS;
     unsigned polls = 0;
@@ -16893,8 +16911,8 @@ static const stx__group_ops stx__nccl_mpi_ops = {
 
   #endif
 
-/* Joins the NCCL group of all ranks, which MPI has connected or another launcher has
-   started. */
+/* Joins the NCCL group of all ranks. The ranks are already connected through MPI, or
+   another launcher has started them. */
 static int stx__nccl_join(stx_ctx *x, const stx_launch_info *s) {
     unsigned char id[STX_NCCL_ID];
     const int with_mpi = x->group.engine != NULL;
@@ -17013,8 +17031,8 @@ STX_DEF int stx_group_max(stx_ctx *x, double *v, size_t n) {
     int ok;
     if (!stx__exchanges(x, "stx_group_max", v, n, 0, 0)) return stx_ok(x);
 
-    /* The maximum with a NaN is undefined in MPI and NCCL, so NaNs are counted
-       separately */
+    /* The maximum of values that include a NaN is undefined in MPI and NCCL, so NaNs
+       are counted separately. */
     nans = (double *)stx_block(x, stx_bytes_of(n, sizeof *nans, 1));
     if (!nans) return 0;
     for (i = 0; i < n; i++) {
@@ -17136,9 +17154,8 @@ STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *s, double lo, 
     STX_RUN(x, stx_clamp, (x, s->chunk, s->count, (stx_real)lo, (stx_real)hi));
 }
 
-/* Returns the value of a beta from the desc, in which 0 selects the default and -1
-   means 0. The desc itself keeps the -1, so that it can be resolved again with the same
-   result. */
+/* Returns the value of a beta of the desc, where -1 means 0. The desc keeps the -1,
+   because 0 selects the default if the desc is resolved again. */
 static double stx__beta(double b) {
     return b == -1 ? 0 : b;
 }
@@ -19413,8 +19430,8 @@ static int stx__write_all(int fd, const void *data, size_t n) {
 }
 
 /* Flushes a file to the storage medium. On macOS, fsync leaves the data in the drive's
-   cache, which a power failure clears. F_FULLFSYNC flushes that cache too, but not every
-   file system supports it. */
+   cache, which is lost in a power failure. F_FULLFSYNC also flushes that cache, but not
+   every file system supports it. */
 static int stx__flush_file(int fd) {
   #ifdef F_FULLFSYNC
     if (fcntl(fd, F_FULLFSYNC) == 0) return 0;
@@ -19632,8 +19649,8 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__file_part *part
 #else
 
 /* Creates a temporary file for path and writes its name to tmp. Never opens an existing
-   file, not even through a link. The fopen mode "x" is from C11 and ignored by older
-   libraries, so the code first tests whether the file exists. */
+   file, not even through a link. The fopen mode "x" was introduced in C11, and older
+   libraries ignore it, so the code first tests whether the file exists. */
 static FILE *stx__open_tmp(const char *path, char *tmp, size_t size) {
     size_t stem = stx__stem(path);
     FILE *f = NULL;
@@ -20300,7 +20317,7 @@ static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
 }
 
 /* For sharded state: gathers state k from all ranks and adds it to the file that rank 0
-   writes. All ranks must call it; w is NULL on every rank but 0. */
+   writes. All ranks must call this function; w is NULL on all ranks except 0. */
 static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char *prefix) {
     const stx_params *p = o->params;
     size_t i, first = 0;
@@ -20877,8 +20894,8 @@ static stx_tensor *stx__memory_tensor(const stx_memory *s, size_t n, size_t widt
                               : stx_new(s->ctx, s->B, n, width, 0);
 }
 
-/* Returns 1 if the current step reads the rows in place, so that they must not be moved
-   or changed. */
+/* Returns 1 if the current step reads the rows in place. In this case, they must not be
+   moved or changed. */
 static int stx__memory_in_use(const stx_memory *s, const stx_memory_layer *y) {
     return y->viewed_step && y->viewed_step == s->ctx->tape.steps_begun;
 }
@@ -20916,7 +20933,8 @@ static size_t stx__memory_spare(const stx_memory *s, const stx_memory_layer *y, 
     return grow + (stx__on_gpu(s->ctx) ? y->max_pushed : STX_MAX(y->max_pushed, n / 2));
 }
 
-/* max_pushed is the largest number of rows pushed in any of the last 32 to 64 steps */
+/* The period, in steps, of stx_memory_layer.max_pushed: the largest number of rows
+   pushed in any step of the current and the previous period. */
 enum { STX__PUSH_STEPS = 32 };
 
 /* Overlapping rows are shifted in place if that takes at most this many passes, which a
@@ -21179,9 +21197,9 @@ typedef struct stx__memory_rows {
     size_t ld;
 } stx__memory_rows;
 
-/* Prepares a push from a layer to itself. The old rows are already there, so only makes
-   space for the new rows after them. Returns 1 if the caller must copy the new rows, 2
-   if they are already in place, and 0 after an error. */
+/* Prepares a push from a layer to itself. The old rows are already in the layer, so the
+   function only makes space for the new rows after them. Returns 1 if the caller must
+   copy the new rows, 2 if they are already in place, and 0 after an error. */
 static int stx__memory_append(stx_memory *s, size_t l, const stx__memory_rows *r) {
     stx_ctx *x = s->ctx;
     stx_memory_layer *y = &s->layer[l];

@@ -536,17 +536,17 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc);
 /* The model's parameters, owned by the context; NULL if m is NULL. */
 STX_DEF stx_params *stx_span_params(stx_span *m);
 
-/* Number of parameter elements of a model with this desc. Tied parameters count once.
-   Nothing is created. Returns 0, without setting an error, if the desc is invalid, and
-   SIZE_MAX if the number does not fit in size_t. */
+/* Returns the number of parameter elements of a model with this desc, without creating
+   it. Tied parameters are counted once. Returns 0, without setting an error, if the
+   desc is invalid, and SIZE_MAX if the number does not fit in size_t. */
 STX_DEF size_t stx_span_count(const stx_span_desc *desc);
 
 
 // >>api: memory
 
 /* A memory: one cache per layer for B streams. A forward pass reads one memory and
-   writes another, or the same one. Use separate memories for training and evaluation.
-   A new memory is empty. The KV cache of generation is separate. */
+   writes another, or the same one. Use separate memories for training and evaluation. A
+   new memory is empty. Generation uses a separate KV cache. */
 typedef struct stx_span_state {
     stx_span   *model;
     size_t      B;
@@ -665,10 +665,11 @@ STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 
 // >>api: generation
 
-/* Generates token by token, with one KV cache per layer. A cache has the length of the
-   layer's window, so the cost of a token does not grow with the text. Up to rounding,
-   the results are the same as with stx_span_forward over the whole text. After the
-   parameters change, reset the generator or create a new one. */
+/* A generator, which evaluates token by token, with one KV cache per layer. A cache has
+   the length of the layer's window, so the cost of a token does not grow with the
+   length of the text. Up to rounding, the results are the same as with stx_span_forward
+   over the whole text. After the parameters change, reset the generator or create a new
+   one. */
 typedef struct stx_span_gen {
     stx_span  *model;
     size_t     B;

@@ -577,7 +577,7 @@ typedef struct stx_comp_desc {
     int    aux;             /* what trains the compression: STX_COMP_AUX_AUTO .. _NONE */
     double aux_weight;      /* weight of the aux loss; 0: 1 */
     size_t bptt;            /* STX_COMP_AUX_BPTT: number of later segments whose loss
-                               reaches the compression; 0: 1 */
+                               trains the compression; 0: 1 */
 
     /* layers */
     int    positions;       /* kind of positions: STX_COMP_POSITIONS_LEARNED or _XL */
@@ -641,7 +641,7 @@ typedef struct stx_comp_layer {
                                                decoder are NULL if C is 0 */
     stx_tensor *conv_bias;                  /* (D) */
     stx_tensor *dilated[STX_COMP_MAX_DILATIONS];    /* (D,2 D) each: the columns of K0,
-                                                       then those of K1 */
+                                                       then the columns of K1 */
     stx_tensor *decoder;                    /* Dec (taps D,D): row t D + c is tap t of channel c;
                                                STX_COMP_AUX_AUTOENCODE only */
     stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;     /* ff_gain and ff_shift (D),
@@ -729,8 +729,9 @@ typedef struct stx_comp_state {
     size_t    pushed_max;
 } stx_comp_state;
 
-/* Creates an empty state for B >= 1 streams. Returns NULL and sets an error if B is 0 or
-   memory runs out. It is freed by stx_comp_state_free, or with the context. */
+/* Creates an empty state for B >= 1 streams. Returns NULL and sets an error if B is 0
+   or memory runs out. Free the result with stx_comp_state_free; otherwise it is freed
+   with the context. */
 STX_DEF stx_comp_state *stx_comp_state_create(stx_comp *m, size_t B);
 
 /* Like stx_comp_state_create, but with capacities that can differ from the model's.
@@ -815,8 +816,9 @@ STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h);
 
 /* Hidden states (B,T,D) and targets (B,T) -> (1): mean negative log-likelihood, in nats
-   per token. Negative targets are ignored. Padding (see stx_comp_segment) is ignored
-   too, except with STX_COMP_LITERAL_MASK. The result is 0 if all targets are ignored. */
+   per token. Negative targets are ignored. Padding (see stx_comp_segment) is also
+   ignored, except with STX_COMP_LITERAL_MASK. The result is 0 if all targets are
+   ignored. */
 STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targets,
                                  const stx_ids *pad);
 
@@ -844,12 +846,12 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
 
 // >>api: generation
 
-/* A generator, which evaluates step by step with cached keys and values. The results
-   equal an evaluation of whole segments up to rounding, regardless of the number of
-   tokens per call. Rows enter the memory when a segment is full, that is, after every S
-   tokens; STX_COMP_STORE_ROTATE also rotates once per segment. Padding is not
-   supported; see the manual. After the parameters change, reset the generator or create
-   a new one. */
+/* A generator, which evaluates step by step with cached keys and values. Up to
+   rounding, the results are the same as with stx_comp_segment over whole segments,
+   regardless of the number of tokens per call. Rows enter the memory when a segment is
+   full, that is, after every S tokens; STX_COMP_STORE_ROTATE also rotates once per
+   segment. Padding is not supported; see the manual. After the parameters change, reset
+   the generator or create a new one. */
 typedef struct stx_comp_gen {
     stx_comp       *model;
     size_t          B;
@@ -872,7 +874,8 @@ typedef struct stx_comp_gen {
 } stx_comp_gen;
 
 /* Creates a generator for B >= 1 streams. Returns NULL and sets an error if B is 0 or
-   memory runs out. It is freed by stx_comp_gen_free, or with the context. */
+   memory runs out. Free the result with stx_comp_gen_free; otherwise it is freed with
+   the context. */
 STX_DEF stx_comp_gen *stx_comp_gen_create(stx_comp *m, size_t B);
 
 /* Like stx_comp_gen_create, but with capacities that can differ from the model's; see
@@ -948,13 +951,13 @@ STX_KERNEL(stx_comp_fold, (stx_ctx *x, stx_real *rows, const stx_real *y,
 STX_KERNEL(stx_comp_pool, (stx_ctx *x, stx_real *y, const stx_real *rows,
                            const stx_comp_groups *g, int max))
 
-/* Copies the G_b most used of stream b's rows, starting at row first[b], to the last
-   G_b rows of y (B,groups,D), in chronological order. The other rows of y are 0. If
-   first is NULL, first[b] is 0 and G_b = groups. taps and at are not read. usage
-   (B,rows,2), in full precision, has a stride of usage_batch_stride elements between
-   streams. The usage of row j is usage[0] / usage[1], or 0 if usage[1] is 0. Of equally
-   used rows, the newer ranks first. Missing rows rank last, oldest first, and are 0 in
-   y. */
+/* Selects the G_b most used rows of each stream b among rows first[b] .. rows - 1.
+   Copies them, in chronological order, to the last G_b rows of y (B,groups,D). The
+   other rows of y are 0. If first is NULL, first[b] is 0 and G_b = groups. taps and at
+   are not read. usage (B,rows,2), in full precision, has a stride of usage_batch_stride
+   elements between streams. The usage of a row is its first value divided by its
+   second, or 0 if the second is 0. Of equally used rows, the newer ranks first. Missing
+   rows rank last, oldest first, and are 0 in y. */
 STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
                            size_t usage_batch_stride, const stx_comp_groups *g))
 
@@ -1290,7 +1293,7 @@ static stx_tensor *stx__comp_fold_op(stx_ctx *x, stx_tensor *y, const stx_comp_g
 
 // >>usage
 
-/* Sums the softmax weights of each key over all queries and averages them over the
+/* Sums the softmax weights of each key over all queries and averages the sums over the
    heads. */
 STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size_t first,
                                   size_t n, double *work) {
@@ -1369,8 +1372,7 @@ static void stx__comp_usage_query(stx_ctx *x, const stx__comp_usage_job *u, size
     size_t j = j0, p;
     if (a->pad && a->pad[b * a->pad_batch_stride + a->S - a->T + i]) return;
 
-    if (distance > a->span) j += distance - a->span;    /* keys beyond the span were not attended
-                                                           to */
+    if (distance > a->span) j += distance - a->span;    /* skip keys beyond the span */
     k = a->k + b * a->kv_batch_stride + (u->first + j) * a->kv_row_stride + h * a->D;
     /* row i of pe encodes distance P - 1 - i + delta_min; row p is the one for key j */
     p = a->P - 1 + (size_t)a->delta_min - distance + (j - j0);
@@ -1639,9 +1641,9 @@ STX_INNER void stx__comp_gru_back_any(int fma, const stx_comp_gate_args *a,
     stx__comp_gate_put(a->dx + b->at, dx, n, a->accumulate);
 }
 
-/* The backward pass of glu, out = p0_1 phi(p0_1) p0_2, with g = dout. phi is the normal
-   distribution function, density is its derivative, and the halves of p0 are D columns
-   apart:
+/* The backward pass of glu, out = p0_1 phi(p0_1) p0_2, with g = dout. phi is the
+   standard normal distribution function, and density is its derivative. The halves of p0
+   are D columns apart:
        dp0_1 = g p0_2 (phi + p0_1 density)      dp0_2 = g p0_1 phi */
 STX_INNER void stx__comp_glu_back_any(int fma, const stx_comp_gate_args *a,
                                       const stx__comp_gate_block *b, size_t n) {
@@ -1657,7 +1659,7 @@ STX_INNER void stx__comp_glu_back_any(int fma, const stx_comp_gate_args *a,
     stx__comp_gate_put(a->dp[0] + b->p_at + a->D, d2, n, a->accumulate);
 }
 
-/* The backward pass of kinds with one input p0, where g = dout, s = sig(p0) and
+/* The backward pass of gate kinds with one input p0, where g = dout, s = sig(p0) and
    s' = s (1 - s):
        input     out = s x + y            dx = g s      dy = g          dp0 = g x s'
        output    out = x + s y            dx = g        dy = g s        dp0 = g y s'
@@ -1701,7 +1703,7 @@ STX_INNER void stx__comp_gate1_back_any(int fma, int kind, const stx__comp_gate_
     }
 }
 
-/* The backward pass of kinds with several inputs p, where g = dout:
+/* The backward pass of gate kinds with several inputs p, where g = dout:
        sigtanh   z = sig(p0), cand = tanh(p1), out = x + z cand
                  dx = g            dp0 = g cand z (1 - z)      dp1 = g z (1 - cand^2)
        gtrxl     z = sig(p0 + p1), cand = tanh(p2 + p3), out = (1 - z) x + z cand
@@ -1813,8 +1815,9 @@ STX_DEF void stx_comp_gate_bwd(stx_ctx *x, const stx_comp_gate_args *a) {
     }
 }
 
-/* Inputs of the gate op: x, y, p0 .. p3, and the biases added to p0 and p1 if the
-   gate's kernel computes their gradients. Inputs that the kind does not use are NULL. */
+/* Inputs of the gate op: x, y, p0 .. p3, and, for kinds whose kernel computes the bias
+   gradients, the biases that were added to p0 and p1. Inputs that the kind does not use
+   are NULL. */
 enum {
     STX__COMP_IN_X    = 0,
     STX__COMP_IN_Y    = 1,
@@ -1828,7 +1831,8 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
     stx_real *d[STX__COMP_IN_BIAS] = {NULL};
     int fresh[STX__COMP_IN_BIAS] = {0}, i;
 
-    /* the kernel either overwrites the gradients of all inputs or adds to all of them */
+    /* `accumulate` applies to all gradients: if the kernel must add to one of them, the
+       others are set to 0 first */
     a->accumulate = 0;
     for (i = 0; i < STX__COMP_IN_BIAS; i++) {
         if (!in[i]) continue;
@@ -1858,8 +1862,8 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
     STX_RUN(x, stx_comp_gate_bwd, (x, a));
 }
 
-/* Returns the elementwise part of a gate (B,T,D), as an op. in[] is indexed by
-   STX__COMP_IN_X etc. */
+/* Creates the op for the elementwise part of a gate and returns its output (B,T,D).
+   in[] is indexed by STX__COMP_IN_X etc. */
 static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in) {
     const stx_tensor *shape = in[kind == STX_COMP_GATE_GLU ? STX__COMP_IN_P : STX__COMP_IN_X];
     stx_comp_gate_args *a;
@@ -1948,7 +1952,7 @@ static size_t stx__comp_taps(const stx_comp_desc *d) {
     return d->ratio + (d->compress == STX_COMP_COMPRESS_CONV ? d->overlap : 0);
 }
 
-/* Returns the number of rows before a group that its convolutions read. */
+/* Returns the number of rows before a group that the group's convolutions also read. */
 static size_t stx__comp_rows_before(const stx_comp_desc *d) {
     size_t i, n = 0;
     for (i = 0; i < d->dilations; i++) n += d->dilation[i];
@@ -2163,9 +2167,9 @@ static void stx__comp_describe_vocab_io(const stx_comp_desc *d, stx_vocab_io_des
     w->bias = w->out_table;
 }
 
-/* Copies the desc (but not its lists) to d, fills in the defaults, checks it and
-   derives vocab_desc from it. If it is invalid, returns 0 and, unless x is NULL, sets
-   an error. */
+/* Copies the desc to d (its lists are not copied), fills in the defaults, checks it and
+   derives vocab_desc from it. If the desc is invalid, returns 0 and, unless x is NULL,
+   sets an error. */
 static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_desc *d,
                              stx_vocab_io_desc *vocab_desc) {
     STX__FP_SCOPE;
@@ -2310,8 +2314,8 @@ static void stx__comp_gate_params(stx_comp *m, size_t l, const char *where, stx_
     }
 }
 
-/* Returns S + max M + max C, one more than the largest distance. M and C are the
-   capacities of each layer; NULL means the model's. */
+/* Returns S + max M + max C, which is one more than the largest distance. M and C list
+   the capacities of all layers; if NULL, the model's capacities are used. */
 static size_t stx__comp_reach(const stx_comp *m, const size_t *M, const size_t *C) {
     size_t l, most_M = 0, most_C = 0;
     for (l = 0; l < m->desc.layers; l++) {
@@ -2398,7 +2402,7 @@ static void stx__comp_ff_params(stx_comp *m, size_t l) {
     stx__comp_gate_params(m, l, "ff", &p->ff_gate);
 }
 
-/* Creates the parameters outside the layers. */
+/* Creates the parameters that do not belong to a layer. */
 static void stx__comp_model_params(stx_comp *m, const stx_vocab_io_desc *vocab_desc) {
     const stx_comp_desc *d = &m->desc;
     const size_t D = d->dim, E = d->emb, reach = stx__comp_reach(m, NULL, NULL);
@@ -2530,7 +2534,9 @@ static int stx__comp_state_sizes(stx_comp_state *s, const size_t *mems, const si
     return 1;
 }
 
-/* Extends the model's sines if a new state has larger distances. */
+/* Extends the model's table of sines if a new state can have larger distances. With
+   STX_COMP_LITERAL_ROWS, sets an error if the state is too large for the model's
+   table. */
 static int stx__comp_state_positions(const stx_comp_state *s) {
     stx_comp *m = s->model;
     const size_t reach = stx__comp_reach(m, s->M, s->C);
@@ -2602,9 +2608,9 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
     if (s->M && s->pushed) {
         s->C = s->M + L;
         if (stx__comp_state_sizes(s, mems, cmems) && stx__comp_state_positions(s)) {
-            /* an eviction that happened k <= bptt segments ago depends on
-               min(pushed - k S, M), so counts above max M + bptt S make no difference;
-               one more segment is a safety margin */
+            /* recomputing an eviction of k <= bptt segments ago requires only
+               min(pushed - k S, M), so counts can stop at max M + bptt S; one more
+               segment is a safety margin */
             s->pushed_max = stx__comp_largest(s->M, L) + m->desc.segment * (m->desc.bptt + 1);
             stx__comp_state_rows(s, s->C + L);
         }
@@ -2916,9 +2922,9 @@ static const stx_ids *stx__comp_mask_part(stx_ctx *x, const stx_ids *mask, size_
     return stx__comp_mask(x, v, B, n);
 }
 
-/* STX_COMP_COMPRESS_USED: sets missing[i] to 1 if the i-th row that stx_comp_pick
-   returns for stream b is missing, for all i < G. stx_comp_pick prefers rows that
-   exist, and returns rows in chronological order. */
+/* STX_COMP_COMPRESS_USED: for each i < G, sets missing[i] to 1 if the i-th row that
+   stx_comp_pick returns for stream b is missing. stx_comp_pick prefers rows that exist,
+   and returns rows in chronological order. */
 static void stx__comp_missing_picked(const stx_comp_groups *g, size_t b, int32_t *missing) {
     const size_t first = g->first ? (size_t)g->first[b] : 0;
     const size_t keep = g->first ? stx__comp_group_count(g->rows - first, g->step) : g->groups;
@@ -3239,10 +3245,10 @@ static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_layer_plan *pl
     return stx__comp_zero_rows(x, y, plan->new_pad);
 }
 
-/* Returns the usage (B,n+T,2) of the rows of the memory and the segment after the
-   attention with arguments `a`. Memory rows start from their usage in `usage` (NULL if
-   the memory is empty), and segment rows from 0. `a` is NULL if `usage` already
-   includes this attention. */
+/* Returns the usage (B,n+T,2) of the rows of the memory and of the segment. For memory
+   rows, adds the attention with arguments `a` to `usage`, which is NULL if the memory
+   is empty. `a` is NULL if `usage` already includes this attention. The usage of
+   segment rows is 0. */
 static stx_tensor *stx__comp_next_usage(stx_ctx *x, const stx__comp_layer_plan *plan,
                                         const stx_tensor *usage, const stx_attention_args *a) {
     stx_tensor *y = stx_new_f32(x, plan->B, plan->n + plan->T, 2, 0);
@@ -3461,10 +3467,11 @@ static stx_tensor *stx__comp_wkv(const stx_comp *m, size_t l, int frozen) {
     return frozen ? stx_detach(m->ctx, m->layer[l].wkv) : m->layer[l].wkv;
 }
 
-/* Returns [comp ; mem] of slot l of s (B,c+n,D) as a constant, or NULL if both are empty.
-   The rows are copied into one tensor, so that one matmul is enough in each direction.
-   Reading them in place (stx_linear_cached) would need two matmuls each way, and on a GPU
-   six more graph nodes per layer to gather rows and gradients for Wkv's gradient. */
+/* Returns [comp ; mem] of slot l of s (B,c+n,D) as a constant, or NULL if both are
+   empty. The rows are copied into one tensor, so that the forward and the backward pass
+   require only one matmul each. Reading the rows in place (stx_linear_cached) would
+   require two each. On a GPU, it would also add six graph nodes per layer to gather
+   rows and gradients for Wkv's gradient. */
 static stx_tensor *stx__comp_memory_rows(const stx_comp_state *s, size_t l) {
     const stx_memory_layer *c = &s->comp->layer[l], *n = &s->mem->layer[l];
     stx_ctx *x = s->model->ctx;
@@ -3507,8 +3514,8 @@ static stx_tensor *stx__comp_extended_table(const stx_comp *m, size_t n) {
     return index ? stx_gather(x, m->key_pe, index, n) : NULL;
 }
 
-/* Returns the largest S + n + c of any layer, from which STX_COMP_LITERAL_ROWS derives
-   the table rows of distances. */
+/* Returns the largest S + n + c of any layer. With STX_COMP_LITERAL_ROWS, every layer
+   uses this number of rows of the position table. */
 static size_t stx__comp_rows_in_use(const stx_comp *m, const stx_comp_state *s) {
     size_t l, n = 0;
     for (l = 0; s && l < m->desc.layers; l++)
@@ -3912,8 +3919,8 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
         if (!stx_comp_state_copy(out, 0, in, 0, B)) return NULL;
         in = out;
     }
-    /* a memory that is only read is not moved: its slots are read in rotated order
-       instead */
+    /* without an output state, memories are not moved: the slots of `in` are read in
+       rotated order instead */
     rotated = in && !out && d->recurrence == STX_COMP_STORE_ROTATE;
     if (in && out && d->recurrence == STX_COMP_STORE_ROTATE) stx__comp_rotate(out);
 
@@ -4024,7 +4031,8 @@ STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids
     return stx_comp_nll(m, stx_comp_forward(m, ids, pad, in, out), targets, pad);
 }
 
-/* Returns y + aux_weight / A sum_l aux_l of the last forward pass. */
+/* Returns y plus the weighted aux loss of the last forward pass, aux_weight / A sum_l
+   aux_l. */
 static stx_tensor *stx__comp_plus_aux(stx_comp *m, stx_tensor *y) {
     STX__FP_SCOPE;
     const size_t bytes = stx_bytes_of(m->desc.layers, sizeof(stx_tensor *), 1);

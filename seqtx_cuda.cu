@@ -109,7 +109,7 @@
    captured step must not allocate, wait, or transfer data between host and device: such
    a step is marked as not repeatable and its graph is discarded. Values that change
    between replays are read from device memory: tokens, learning rate, scalars, and
-   g->shift, which is added to the stream of every random number. Steps run once before
+   g->shift, which is added to the stream number of every Philox call. Steps run once before
    they are captured, so scratch memory, GEMM plans and kernel modules exist by then.
 
    Rules for all kernels
@@ -480,8 +480,8 @@ struct stx_gpu {
                            capture */
     size_t scratch_bytes;
     size_t bytes;       /* memory in use, excluding scratch */
-    uint64_t *shift;    /* in device memory; added to the stream number of every random
-                           number, so that a replayed step draws new random numbers */
+    uint64_t *shift;    /* in device memory; added to the stream number of every Philox
+                           call, so that a replayed step draws new random numbers */
     stx__ring upload;   /* copies data to the GPU; callers may reuse their buffers on return */
     stx__ring report;   /* copies step results to the host, see stx_cuda_report */
 
@@ -558,8 +558,9 @@ static int stx__capture_lost(stx_gpu *g) {
     return 1;
 }
 
-/* Checks the launch in the function named `what`. If the launch failed, sets the
-   context's error and returns 1. */
+/* Checks e, the result of a launch in the function named `what`. If e is an error, sets
+   the context's error and returns 1. Returns 0 if the launch failed only because the
+   capture was invalidated. */
 static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
     if (e == cudaSuccess || stx__capture_lost(stx__gpu(x))) return 0;
     stx_fail(x, STX_ERR_DEVICE,
@@ -1904,8 +1905,8 @@ static __device__ __forceinline__ stx__lse stx__row_lse(const stx__array &a, siz
     return l;
 }
 
-/* Returns one element of the result: e^(v - max) z with z = 1 / sum, or with LOG,
-   v - max - z with z = log(sum). */
+/* Returns one element of the result: e^(v - max) z, where z = 1 / sum. With LOG,
+   returns v - max - z, where z = log(sum). */
 template <int LOG>
 static __device__ __forceinline__ float stx__softmax_of(float v, float max, float z) {
     return LOG ? v - max - z : expf(v - max) * z;
@@ -3203,8 +3204,8 @@ static int stx__alignment(const void *p, int half, size_t rows, size_t ld, size_
     return (int)(a & (0 - a));
 }
 
-/* A GEMM prepared for cublasLt: its operands, and its sizes; the batch may have been
-   merged into M or K */
+/* A GEMM prepared for cublasLt: its operands and sizes. The batch may have been merged
+   into M or K. */
 typedef struct stx__lt_job {
     const stx_gemm_args *g;
     size_t batch, M, N, K;
@@ -3871,10 +3872,10 @@ void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
 
 // >>cross_entropy
 
-/* The weights of a loss over tokens, see stx__loss_weights_args: w
-   (N) = weights / divisor and `known` (N) = targets, or w = 0 and `known` = -1 in
-   ignored rows. If weights.p is NULL, all weights are 1. If divisor is 0, the divisor
-   is N mean[0], or if mean.p is NULL, the sum of the weights of the rows that are not
+/* The weights of a loss over tokens, see stx__loss_weights_args. Sets w (N) to weights
+   / divisor and `known` (N) to targets. In ignored rows, w is set to 0 and `known` to
+   -1. If weights.p is NULL, all weights are 1. If divisor is 0, the divisor is N
+   mean[0] or, if mean.p is NULL, the sum of the weights of the rows that are not
    ignored. One block computes that sum: each thread adds every 1024th row in order,
    then the threads' sums are added in a fixed tree. */
 STX__GLOBAL(1024)
@@ -4368,9 +4369,9 @@ typedef struct stx__attn_plain_rows {
     size_t pad_stride;
 } stx__attn_plain_rows;
 
-/* Returns stx_attention_reach plus one, which is the value of stx__attn_farthest in the
-   CPU kernels before the window limits it. The host precomputes `steps`, the part that
-   does not depend on z, because registers are scarce in the calling kernels. */
+/* Returns stx_attention_reach plus one. This is the value of stx__attn_farthest in the
+   CPU kernels before it is limited to the span. The host precomputes `steps`, the part
+   that does not depend on z, because registers are scarce in the calling kernels. */
 static __device__ __forceinline__ double stx__attn_span_farthest(float z, float max_span,
                                                                  float steps) {
     double e = ceil((double)z * (double)max_span) + (double)steps + 1;
@@ -5345,10 +5346,10 @@ static __device__ __forceinline__ void stx__attn_key_range(const stx__attn_param
 
 /* How spans skip keys. A block processes only the tiles of stx__attn_key_range. If an
    end of the window, first_key or the end of the persistent vectors is inside a tile, a
-   strip of 16 queries i .. i+15 processes only its band. The band consists of the
-   groups lo .. hi-1 of 16 keys that contain a key that a query of the strip sees at a
-   distance of at most max_delta. Queries beyond T are included. The weights in all
-   other groups would be 0. A warp skips a tile if none of its rows sees it. */
+   strip of 16 queries i .. i+15 processes only its band. The band is the range lo ..
+   hi-1 of groups of 16 keys. It covers all keys that some query of the strip, including
+   queries beyond T, sees at a distance of at most max_delta. The weights in all other
+   groups would be 0. A warp skips a tile if none of its rows sees a key of the tile. */
 typedef struct stx__attn_band {
     int lo, hi;
 } stx__attn_band;
@@ -5486,7 +5487,7 @@ static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n
     enum { ACROSS = CH & (CH - 1) ? 16 : CH, ROWS = THREADS / ACROSS };
 
     int r = (int)threadIdx.x / ACROSS, c = (int)threadIdx.x % ACROSS, k;
-    /* multiplies once; the loop only adds to the address */
+    /* the row stride is multiplied only once; the loop adds to the address */
     const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;
 #pragma unroll
     for (k = 0; k < n; k += ROWS) {
@@ -5815,8 +5816,8 @@ stx__attn_skew_lanes_of(int lane = (int)threadIdx.x & 31) {
     for (e = 0; e < 2; e++) {
         int k = (g + 1 - e) >> 1;
         l.from[e] = (t - k) & 3;
-        /* lane t + k reads from this lane, or else lane t + k - 4, which needs the
-           previous block */
+        /* lane t + k reads the current block of this lane. If there is no such lane,
+           lane t + k - 4 reads the previous block instead */
         l.now[e] = t + k < 4;
     }
     return l;
@@ -6369,8 +6370,8 @@ template <class X> static __device__ __forceinline__ void stx__attn_fwd_round(fl
     }
 }
 
-/* The online softmax of a strip in an interior tile. Replaces the logits in x by weights
-   and rescales o and sum to the new maximum. */
+/* The online softmax of a strip in an interior tile. Replaces the logits in x with
+   weights and rescales o and sum to the new maximum. */
 template <class X>
 static __device__ __forceinline__ void stx__attn_fwd_softmax(const stx__attn_fwd_tile &w,
                                                              float (&x)[X::NB][4],
@@ -7005,7 +7006,7 @@ typedef struct stx__attn_bwd_params {
                                       (B,tiles * BQ,width), begin at element
                                       B * tiles * BQ * slot[h].at */
     const stx__attn_dr_slot *slot; /* (H), if there are rows of dR */
-    int newest;                    /* 1 + j - i of the last column of a row of dR */
+    int newest;                    /* j - i + 1 for the last column of a row of dR */
     int tiles;                     /* number of query tiles */
     int first;                     /* key sweep: first key of tile 0; diagonal sweep: first
                                       key minus first query in diagonal 0 */
@@ -7055,12 +7056,12 @@ template <class Pr_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         CH_DS = BK * SIZE / 16,
         CH_DR = stx__attn_bwd_dr_pieces((BK + 16) * SIZE),
 
-        /* key sweep: a warp sums 16 keys by DP / KEY_SPLIT columns */
+        /* key sweep: a warp computes the sums for 16 keys and DP / KEY_SPLIT columns */
         KEY_SPLIT = STRIPS / (BK / 16),
         KEY_NB = DP / KEY_SPLIT / 8,
 
-        /* diagonal sweep: a warp sums every PE_GROUPS-th chunk by DP / PE_SPLIT
-           columns, which must be a multiple of 16 */
+        /* diagonal sweep: a warp computes the sums for every PE_GROUPS-th chunk and DP
+           / PE_SPLIT columns, which must be a multiple of 16 */
         PE_SPLIT = DP % (16 * STRIPS) ? 2 : STRIPS,
         PE_GROUPS = STRIPS / PE_SPLIT,
         PE_NB = DP / PE_SPLIT / 8,
@@ -7406,15 +7407,15 @@ static __device__ __forceinline__ void stx__attn_bwd_logits(const stx__attn_bwd_
     }
 }
 
-/* Replaces s by w = e^(s - row_max) inv_sum; stx__attn_bwd_ds applies the ramp weight.
-   The logit of a key that a query does not see may be far above row_max, so the
+/* Replaces s with w = e^(s - row_max) inv_sum; stx__attn_bwd_ds applies the ramp
+   weight. The logit of a key that a query does not see may be far above row_max, so the
    exponent is limited in edge tiles. */
 template <class Sh, int EDGE, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_probabilities(const stx__attn_bwd_params &a,
                                                                    const stx__attn_bwd_strip &t,
                                                                    float (&s)[NB][4]) {
-    /* scales logits to base 2 (bfloat16) or e (float), bit for bit as in the forward
-       pass */
+    /* scale logits for exponentials to base 2 (bfloat16) or e (float), bit-identically
+       to the forward pass */
     const float unit = Sh::Pr::SIZE == 2 ? STX__LOG2E : 1;
     const float sc = (t.persistent ? a.p.scale * a.root_d : a.p.scale) * unit;
     int n, e;
@@ -7520,8 +7521,8 @@ static __device__ __forceinline__ void stx__attn_bwd_interior(const stx__attn_bw
     kept = stx__attn_bwd_keep_mask<Sh>(a, t);
     stx__attn_bwd_probabilities<Sh, 0, Sh::NB>(a, t, s);
     if (a.p.keep) {
-        /* completes s before ds; otherwise nvcc interleaves so many elements that
-           registers spill */
+        /* complete s before computing ds; otherwise nvcc interleaves so many elements
+           that registers spill */
         if (Sh::DP == 32 && Sh::SIZE == 2)
 #pragma unroll
             for (n = 0; n < Sh::NB; n++)
@@ -7645,8 +7646,8 @@ static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__attn_bwd_
                                         ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
 }
 
-/* Adds the biases to the rows of q in shared memory: stores q + vb in a separate tile
-   and replaces q by q + u. Each warp processes its own strip. Rows beyond T stay 0. */
+/* Adds the biases to the rows of q in shared memory: stores q + vb in a separate tile and
+   replaces q with q + u. Each warp processes its own strip. Rows beyond T stay 0. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_add_biases(const stx__attn_bwd_params &a,
                                                                 const stx__attn_bwd_shared<Sh> &m,
@@ -7758,8 +7759,8 @@ static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__array &to, 
     }
 }
 
-/* Of the rows `row` .. `row`+15, sets those in [lo,hi), starting at column d, to f * c
-   or, with accumulate, adds f * c to them. */
+/* Processes those of the rows `row` .. `row`+15 that are in [lo,hi), starting at column
+   d: sets them to f * c or, with accumulate, adds f * c to them. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__array &to, size_t base,
                                                               size_t ld, int row, int lo, int hi,
@@ -7903,9 +7904,9 @@ static __device__ __forceinline__ void stx__attn_bwd_dr_store(stx__bf16 *to, int
     *(uint2 *)(to + 8 * width) = make_uint2(f.y, f.w);
 }
 
-/* Stores a chunk u of dR from accumulators. The first chunk of a tile is combined with
-   the pending chunk of the previous tile; each is zero where the other is not. The last
-   chunk of a tile is not stored, but becomes the pending one (*wait). */
+/* Stores chunk u of dR, which is in accumulators. The first chunk of a tile is combined
+   with the pending chunk of the previous tile; each is zero where the other is not. The
+   last chunk of a tile is not stored, but becomes the pending one (*wait). */
 template <class Pr>
 static __device__ __forceinline__ void stx__attn_bwd_dr_chunk(stx__bf16 *to, int width, int y,
                                                               const float (*u)[4], uint4 *wait,
@@ -7985,8 +7986,8 @@ static __device__ __forceinline__ void stx__attn_bwd_query_open(
     stx__attn_bwd_add_biases<Sh>(a, m, i0, h);
 }
 
-/* Processes the persistent vectors: adds ds K to dk, the sum over keys in dQ. dk is in
-   units of the scale of persistent keys. */
+/* Processes the persistent vectors: adds ds K to dk, the term of dQ that comes from
+   keys. dk is in units of the scale of persistent keys. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_query_vectors(
     const stx__attn_bwd_params &a, const stx__attn_window &w, const stx__attn_bwd_shared<Sh> &m,
@@ -8213,7 +8214,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
                                !(a.overwrite & STX_OVERWRITE_DQ));
 }
 
-/* Stores r a or ds of a strip in shared memory, from key c of the tile. */
+/* Stores r a or ds of a strip in shared memory, starting at key c of the tile. */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_put_scores(unsigned char *tile,
                                                                 const float (&x)[NB][4], int c,
@@ -8706,9 +8707,9 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_b
 /* Computes dPE from rows of dR: dPE += dR^T (q + vb). A block sums COLUMNS columns,
    counted from the newest; a warp sums 16 XS of them over all of D. The block walks its
    split of heads and batch rows, BQ queries per step, and copies the data of the next
-   step meanwhile. Elements of dR that were not stored are loaded as 0. Heads without
-   columns in the block are skipped. The partial sums are stored like those of the
-   diagonal sweep, with one row per column of dR. */
+   step while it processes the current one. Elements of dR that were not stored are
+   loaded as 0. Heads without columns in the block are skipped. The partial sums are
+   stored like those of the diagonal sweep, with one row per column of dR. */
 template <class Sh> struct stx__attn_bwd_table_shape {
     enum {
         COLUMNS = Sh::DP > 64 ? 64 : 128,
@@ -9082,8 +9083,8 @@ static int stx__attn_bwd_splits(size_t one, int units, int most) {
                         (size_t)STX_MIN(units, most));
 }
 
-/* Plans the columns of dR and the partial sums of dpe that they yield. Leaves s->rows 0
-   if no head can have columns. */
+/* Plans the columns of dR and the partial sums of dpe that are computed from them.
+   Leaves s->rows at 0 if no head can have columns. */
 static void stx__attn_bwd_plan_dr(const stx_attention_args *a, const stx__attn_bwd_choice *c,
                                   stx__attn_bwd_plan *s, size_t *parts, size_t *flags) {
     const int C = (int)a->S - (int)a->T, span = (int)a->span;
@@ -9120,8 +9121,8 @@ static void stx__attn_bwd_plan_diagonals(const stx_attention_args *a, const stx_
                                          stx__attn_bwd_plan *s, size_t *parts, size_t *flags) {
     const int C = (int)a->S - (int)a->T, span = (int)a->span;
     size_t one;
-    /* diagonal 0 ends with the youngest key of a tile's last query, or up to 7 keys
-       later */
+    /* diagonal 0 ends with the newest key that a tile's last query sees, or up to 7
+       keys later */
     s->diagonal_first = C - a->delta_min + c->bq - c->bk;
     s->diagonal_extra = -(s->diagonal_first + span) & 7;
     s->diagonal_first += s->diagonal_extra;
@@ -9579,8 +9580,8 @@ static __device__ __forceinline__ stx__sru_column stx__sru_column_of(const stx__
 }
 
 /* An array that a warp reads, in planes of 32 columns. p is the first 16-byte piece of
-   this lane at step 0; `by` and `plane` are the bytes to the next step and to the next
-   plane. `there` is 0 if this lane has nothing to read. */
+   this lane at step 0. `by` and `plane` are the strides in bytes between steps and
+   between planes. `there` is 0 if this lane has nothing to read. */
 typedef struct stx__sru_input {
     const char *p;
     ptrdiff_t by, plane;
@@ -10320,8 +10321,8 @@ void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const s
 }
 
 /* Sets each row of `rows` (B,rows,D) to the sum of the taps of y (B,groups,taps,D) that
-   refer to it, in ascending order of groups. Rows without taps and missing rows become
-   0. One warp per row, which computes the range of its groups. */
+   refer to it, in ascending order of groups. Rows without taps and missing rows become 0.
+   One warp per row, which first computes the range of groups that contain the row. */
 template <int W>
 STX__GLOBAL(256)
 stx__comp_fold_kernel(stx__array rows, stx__array y, stx_comp_groups g) {
@@ -10820,9 +10821,9 @@ void stx_comp_error_bwd_cuda(stx_ctx *x, const stx_comp_error_args *e) {
 
 // >>gates
 
-/* The elementwise part of a gate (see stx_comp_gate_args). A thread processes four
-   adjacent elements at a time, or one. The kind is selected outside the loop, so that
-   each kind has a separate loop. */
+/* The elementwise part of a gate (see stx_comp_gate_args). A thread processes W = 4 or
+   1 adjacent elements at a time. The kind is selected outside the loop, so that each
+   kind has a separate loop. */
 typedef struct stx__comp_gate {
     int kind, accumulate;
     size_t n, D;

@@ -653,14 +653,15 @@ typedef struct stx_par {
     stx_tensor    *u, *v;               /* (H,dh), shared by all attention blocks; NULL with
                                            own_uv */
     stx_tensor    *final_gain, *final_shift;
-    stx_par_positions pos[2];           /* positions: pos[0] for desc.clamp_len, pos[1]
-                                           for the most recently used other value */
+    stx_par_positions pos[2];           /* position tables: pos[0] for desc.clamp_len,
+                                           pos[1] for the most recently used other
+                                           clamp_len */
     stx_tensor    *tau;                 /* (1), the temperature */
     stx_real      *cost;                /* (3), on the device: the time of each branch */
-    stx_tensor    *keep;                /* (2,H dh'): factors that zero the attention
-                                           outputs of padding: ones in row 0, zeros in
-                                           row 1. NULL until padding occurs. See
-                                           stx__par_keep */
+    stx_tensor    *keep;                /* (2,H dh'): a row of ones and a row of zeros,
+                                           from which stx__par_keep builds the factors
+                                           that zero the attention outputs of padding.
+                                           NULL until padding occurs */
     int            frozen;              /* 1: the gates are constants; see stx_par_freeze */
     stx_real      *uniforms;            /* the caller's U, on the device; see
                                            stx_par_set_uniforms */
@@ -674,9 +675,9 @@ typedef struct stx_par {
                                            NULL */
 } stx_par;
 
-/* Copies a desc, fills in the defaults and checks it. to->pattern is from->pattern.
-   Returns 1. If the desc is invalid, returns 0 and, unless x is NULL, sets an error
-   that names the field. */
+/* Copies `from` to `to`, fills in the defaults and checks the result. The pattern
+   string is shared, not copied. Returns 1. If the desc is invalid, returns 0 and,
+   unless x is NULL, sets an error that names the field. */
 STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *to);
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc is
@@ -704,9 +705,9 @@ typedef struct stx_par_state {
     stx_par  *model;
     size_t    B, M;
     size_t    clamp_len;    /* applies to forward passes that read this memory, and to
-                               passes that write this memory and read none. Initially the
-                               model's; may be set, for example to evaluate with a longer
-                               memory */
+                               passes that write this memory and read none. Initially
+                               the model's clamp_len; may be set, for example to
+                               evaluate with a longer memory */
     int       same_length;  /* 1: every query sees at most M keys, including its own;
                                requires M >= 2. Applies to the same passes as clamp_len */
     stx_memory *mem;        /* for each attention block (B,n,D), oldest row first */
@@ -721,8 +722,9 @@ typedef struct stx_par_state {
    or memory runs out. It is freed by stx_par_state_free, or with the context. */
 STX_DEF stx_par_state *stx_par_state_create(stx_par *m, size_t B);
 
-/* Like stx_par_state_create, but with M rows instead of the model's (0: no memory).
-   Distances beyond the end of a learned position table use its last row. */
+/* Like stx_par_state_create, but with a capacity of M rows instead of the model's
+   capacity. M = 0 means no memory. Distances beyond the end of a learned position table
+   use its last row. */
 STX_DEF stx_par_state *stx_par_state_create_sized(stx_par *m, size_t B, size_t M);
 
 STX_DEF void stx_par_state_free(stx_par_state *s);
@@ -844,8 +846,8 @@ typedef struct stx_par_anneal {
 
 STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n);
 
-/* Sets the times of an attention block, cost[0], and of a feed-forward block, cost[1],
-   for example to measured ones. */
+/* Sets the times of an attention block (cost[0]) and of a feed-forward block (cost[1]),
+   for example to measured times. */
 STX_DEF void stx_par_set_cost(stx_par *m, const double *cost);
 
 /* If frozen is 1, the parameters of the gates become constants at the next forward pass,
@@ -947,9 +949,10 @@ STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t 
 typedef struct stx_par_gen {
     stx_par   *model;
     size_t     B, M;
-    size_t     clamp_len;       /* initially the model's; may be set before the first step */
-    int        same_length;     /* initially the model's; may be set before the first
-                                   step. See stx_par_state */
+    size_t     clamp_len;       /* initially the model's clamp_len; may be set before
+                                   the first step */
+    int        same_length;     /* initially the model's same_length; may be set before
+                                   the first step. See stx_par_state */
     size_t     rows;            /* number of cached rows so far, up to M */
     stx_cache *cache;           /* keys and values of each attention block */
     stx_real **pos;             /* [L]: r_t of each attention block, (M + 1,H dh') */
@@ -962,7 +965,8 @@ typedef struct stx_par_gen {
 
 STX_DEF stx_par_gen *stx_par_gen_create(stx_par *m, size_t B);
 
-/* Like stx_par_gen_create, but with M rows of memory instead of the model's. */
+/* Like stx_par_gen_create, but with M rows of memory instead of the number that the
+   model has. */
 STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M);
 
 STX_DEF void stx_par_gen_free(stx_par_gen *g);
@@ -1881,8 +1885,8 @@ STX_DEF size_t stx_par_rule(char *out, size_t capacity, size_t L, size_t every) 
     out[0] = 0;
     if (!attentions || L > STX__PAR_MAX_BLOCKS || L >= capacity) return 0;
 
-    /* the stride with which the last attention block is just within the first two
-       thirds */
+    /* choose the stride so that the last attention block is within the first two thirds
+       of the blocks */
     two_thirds = 2 * L / 3;
     stride = (two_thirds + two_thirds / attentions) / attentions;
     if (!stride) return 0;
@@ -1972,8 +1976,8 @@ typedef struct stx__par_cost {
     double   time;
 } stx__par_cost;
 
-/* One step of the dynamic programme: appends tail k >= 1 to the preceding clusters or,
-   if k is 0, places the head */
+/* One step of the dynamic program, which appends tail k >= 1 to the preceding clusters
+   or, if k is 0, places the head. */
 typedef struct stx__par_cutting {
     const stx_par_cuts_desc *d;
     size_t V, k;
@@ -2119,8 +2123,8 @@ static int stx__par_cuts_sums(stx_ctx *x, uint64_t *sum, const uint64_t *counts,
     return 1;
 }
 
-/* Runs the dynamic programme over clusters. cost (2,V + 1) and start (clusters,V + 1)
-   are scratch memory. */
+/* Runs the dynamic program over clusters. cost (2,V + 1) and start (clusters,V + 1) are
+   scratch memory. */
 static void stx__par_cuts_solve(const stx_par_cuts_desc *d, const uint64_t *sum, size_t V,
                                 stx__par_cost *cost, uint32_t *start, size_t *cut, double *total) {
     stx__par_cutting s;
@@ -3136,8 +3140,8 @@ static int stx__par_widen_weights(stx_ctx *x, const stx_par_desc *d, const stx_p
 
 // >>positions
 
-/* Returns column c of the sines of position t. The first D / 2 columns are sines, and
-   the others are cosines. */
+/* Returns column c of the sinusoidal encoding of position t. The first D / 2 columns
+   are sines, and the others are cosines. */
 static double stx__par_sine(size_t D, size_t c, double t) {
     double angle = t * pow(10000, -2 * (double)(c % (D / 2)) / (double)D);
     return c < D / 2 ? sin(angle) : cos(angle);
@@ -3170,8 +3174,8 @@ static stx_ids *stx__par_far_first(stx_par *m, size_t rows, size_t clamp) {
     return ids;
 }
 
-/* Returns the sines (rows,D) for distances rows - 1 .. 0, or, with STX_PAR_POS_REF, for
-   positions 0 .. rows - 1. */
+/* Returns the sinusoidal encodings (rows,D) of distances rows - 1 .. 0, or, with
+   STX_PAR_POS_REF, of positions 0 .. rows - 1. */
 static stx_tensor *stx__par_sines(stx_par *m, size_t rows, size_t clamp) {
     stx_ctx *x = m->ctx;
     const stx_par_desc *d = &m->desc;
@@ -3198,9 +3202,9 @@ static stx_tensor *stx__par_sines(stx_par *m, size_t rows, size_t clamp) {
     return sines;
 }
 
-/* Returns positions for at least n distances, with clamp_len `clamp`. The model keeps
-   two tables: one for desc.clamp_len, and one for the most recent other value. A table
-   that is too short is replaced by one that is at least 1.5 times as long. */
+/* Returns a position table for at least n distances, with clamp_len `clamp`. The model
+   keeps two tables: one for desc.clamp_len, and one for the most recent other value. A
+   table that is too short is replaced by one that is at least 1.5 times as long. */
 static const stx_par_positions *stx__par_positions_for(stx_par *m, size_t clamp, size_t n) {
     stx_par_positions *p = &m->pos[clamp != m->desc.clamp_len], larger;
     const int same_clamp = p->rows && p->clamp == clamp;
@@ -3226,8 +3230,9 @@ static stx_tensor *stx__par_position_rows(stx_par *m, stx_tensor *t, size_t n) {
     return stx_view_rows(m->ctx, t, first, first + n);
 }
 
-/* Returns r_t (n,H dh') of block l for distances n - 1 .. 0. `sines` holds the sines of
-   these distances after dropout; if it is NULL, they are taken from p. */
+/* Returns r_t (n,H dh') of block l for distances n - 1 .. 0. `sines` holds the
+   sinusoidal encodings of these distances after dropout; if it is NULL, they are taken
+   from p. */
 static stx_tensor *stx__par_relative(stx_ctx *x, stx_par *m, size_t l, const stx_par_positions *p,
                                      stx_tensor *sines, size_t n) {
     const stx_par_block *block = &m->block[l];
@@ -3255,8 +3260,8 @@ typedef struct stx__par_job {
     stx_cached_rows view;       /* the memory, unless it is an input */
     size_t    span;             /* the largest distance that a query sees; 0: no limit */
     const stx_par_positions *pos;
-    stx_tensor    *sines;       /* position sines (n + T,D), after dropout; NULL: taken
-                                   from pos, if it has any */
+    stx_tensor    *sines;       /* sinusoidal encodings (n + T,D), after dropout; NULL:
+                                   taken from pos, if it has any */
     const stx_ids *mask;        /* (B,n + T), or NULL; nonzero for missing keys */
     stx_tensor    *keep;        /* (B,T,H dh'): 0 at padding, else 1; NULL without padding */
     stx_par_gen   *gen;         /* the generator, which caches keys and values; NULL
@@ -3554,8 +3559,8 @@ typedef struct stx__par_call {
     uint64_t       calls;       /* the `calls` field of the memory that is read */
     const stx_ids *pad;
     stx_tensor    *keep;        /* (B,T,H dh') or NULL; see stx__par_job */
-    stx_tensor    *sines;       /* position sines after dropout, as most recently computed
-                                   for a block; NULL if not computed yet */
+    stx_tensor    *sines;       /* sinusoidal encodings after dropout, as most recently
+                                   computed for a block; NULL if not computed yet */
     const stx_real *u;          /* the caller's uniforms, on the device, or NULL */
     const stx_memory *memory;   /* memory to read, or NULL */
 } stx__par_call;
@@ -3571,7 +3576,7 @@ static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_
     keys = job->n + call->T;
 
     /* With pre_norm, LN_a normalises the memory first, so its rows are gathered into a
-       tensor. Otherwise keys and values are computed from a view of the memory. */
+       tensor. Otherwise, keys and values are computed from a view of the memory. */
     if (job->n && m->desc.pre_norm) {
         job->past_input = (*count)++;
         in[job->past_input] = stx_memory_read(call->memory, job->l, job->n);
@@ -3691,8 +3696,8 @@ STX_DEF stx_tensor *stx_par_log_probs(stx_par *m, stx_tensor *h) {
                                                       : NULL;
 }
 
-/* How targets without a loss are marked for stx_vocab_io_loss, which ignores a single
-   id */
+/* Ways to mark targets without a loss for stx_vocab_io_loss, which ignores only one id.
+   See stx__par_loss_args. */
 enum { STX__PAR_ALL_COUNT = 0, STX__PAR_IGNORED = 1, STX__PAR_REMAPPED = 2 };
 
 /* Fills in the arguments of stx_vocab_io_loss. The ignored id is pad_id with pads, else
@@ -3779,8 +3784,8 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
         key = stx_key_add(key, (uint64_t)s->same_length);
     }
 
-    /* add what an evaluation depends on, unless a training step was the last to write
-       the memory */
+    /* an evaluation also depends on gate_eval and the gates; omit them if a training
+       step was the last to write the memory */
     if (!m->gates || (s && s->training)) return key;
     key = stx_key_add(key, (uint64_t)m->desc.gate_eval);
     if (m->desc.gate_eval == STX_PAR_EVAL_NOISE) return stx_key_add(key, s ? s->calls : 0);

@@ -406,7 +406,8 @@ enum {
     STX_SRU_LITERAL      = 1 << 30  /* all flags that apply to the model */
 };
 
-/* Configuration of a stack. Zero means the default, which is given after "0:". */
+/* Configuration of a stack of layers. Zero means the default, which is given after
+   "0:". */
 typedef struct stx_sru_desc {
     size_t input;               /* number of features of x; required */
     size_t hidden;              /* H, units per direction; 0: input, or input / 2 with two
@@ -426,9 +427,9 @@ typedef struct stx_sru_desc {
     double highway_bias;        /* initial br, in [-80,80]; 0 means 0. Published models use -2 for
                                    SRU++ (the default of the authors' code) and -3 for
                                    SRU language models */
-    int    v1;                  /* 1: v is 0 and not a parameter (SRU of 2017). The forward pass
-                                   can then be parallel over time too, unless there is a
-                                   V */
+    int    v1;                  /* 1: v is 0 and not a parameter (SRU of 2017). The
+                                   forward pass can then also run in parallel over time,
+                                   unless a custom transform sets V */
     int    norm;                /* layer norm: STX_SRU_NORM_BEFORE the transform, or
                                    _AFTER the recurrence */
     double dropout;             /* probability, in [0,1), of dropping g(c') - xt in all layers but
@@ -437,8 +438,8 @@ typedef struct stx_sru_desc {
                                    each time step */
     double rnn_dropout;         /* probability, in [0,1), of dropping the input of every transform,
                                    with one mask for all time steps */
-    int    input_first;         /* 1: if input differs from O, a matrix maps x to O first,
-                                   so that every layer has k = 3 */
+    int    input_first;         /* 1: if input differs from O, a matrix first maps x to
+                                   O features, so that every layer has k = 3 */
     int    init_xavier;         /* for STX_SRU_LINEAR. 1: Xavier initialisers, as in version 3.0
                                    of the authors' code; 0: as in version 2.6. SRU++
                                    always uses Xavier initialisers */
@@ -448,7 +449,7 @@ typedef struct stx_sru_desc {
     void  *user;
     size_t recompute_layers;    /* number of layers to recompute in the backward pass,
                                    counted from the last; SIZE_MAX: all. Recomputing all
-                                   saves memory and takes about a third more time
+                                   layers saves memory but takes about a third more time
                                    (docs/speed.md) */
 
     /* SRU++ */
@@ -492,7 +493,7 @@ typedef struct stx_sru_layer {
                                                br */
 } stx_sru_layer;
 
-/* A stack. The context owns it and its parameters. */
+/* A stack of layers. The context owns it and its parameters. */
 typedef struct stx_sru {
     stx_ctx       *ctx;
     stx_sru_desc   desc;        /* with the defaults filled in */
@@ -502,9 +503,9 @@ typedef struct stx_sru {
 } stx_sru;
 
 /* Creates a stack and adds its parameters to params, with names that begin with prefix
-   ("" or "encoder.", at most 96 bytes). The context of params owns the stack, and the
-   desc is copied. Returns NULL and sets an error if the desc is NULL or invalid, or if
-   memory runs out. */
+   (for example "" or "encoder."; at most 96 bytes). The context of params owns the
+   stack, and the desc is copied. Returns NULL and sets an error if the desc is NULL or
+   invalid, or if memory runs out. */
 STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const stx_sru_desc *d);
 
 /* Number of parameter elements of a stack with this desc. Nothing is created. Returns
@@ -558,8 +559,8 @@ typedef struct stx_sru_state {
                                looks back; 0: all. A segment without an input state uses
                                the window of its output state */
     stx_memory *states;     /* c of each layer, (B,O) */
-    stx_memory *memory;     /* inputs of the attending layers, (B,rows,Ci), at the same time
-                               steps in all layers; rows is
+    stx_memory *memory;     /* inputs of the attending layers, (B,rows,Ci), for the same
+                               time steps in all layers; rows is
                                stx_memory_max_rows(memory) */
     stx_real   *c;          /* states->all: (layers,B,O) on the device, always float */
 } stx_sru_state;
@@ -632,8 +633,8 @@ typedef struct stx_sru_lm_desc {
     size_t emb_adaptive;    /* width of the first cluster; 0: dim */
     double divval;          /* cluster i has width floor(emb_adaptive / divval^i); 0: 4 */
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second, third, .. cluster */
-    size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that are
-                               below vocab */
+    size_t cutoffs;         /* number of cutoffs; 0: the values below vocab among 20000,
+                               40000 and 200000 */
     int    separate_projs;  /* 1: the embedding does not share the output's projections */
     int    forward_columns; /* order of the head's cluster logits; see stx_adaptive. 0: as in the
                                authors' code */
@@ -690,10 +691,10 @@ STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const s
 
 // >>api: generation
 
-/* Generates token by token. SRU stores only c, and SRU++ also stores the keys and
-   values of the last `window` time steps. Up to rounding, the results are the same as
-   for one segment over the whole text with that window. After the parameters change,
-   reset the generator or create a new one. */
+/* A generator, which processes text token by token. SRU stores only c, and SRU++ also
+   stores the keys and values of the last `window` time steps. Up to rounding, the
+   results are the same as for one segment over the whole text with that window. After
+   the parameters change, reset the generator or create a new one. */
 typedef struct stx_sru_gen {
     stx_sru_lm    *model;
     size_t         B, window;
@@ -1000,7 +1001,7 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
 
 // >>recurrence: plain definition
 
-/* The values of one step. c is the state after the step, c'. At padding, c equals the
+/* The values of one step. c is c', the state after the step. At padding, c equals the
    state before the step, and all other values are 0. */
 typedef struct stx__sru_step {
     double vf, vr, f, r, c, g, xt, m;
@@ -1135,8 +1136,8 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
    runs its steps. The forward pass is affine only without v and V. */
 
 enum {
-    STX__SRU_LARGE     = 8 << 20,                   /* bytes of h above which a call does not fit
-                                                       in the caches */
+    STX__SRU_LARGE     = 8 << 20,                   /* size of h in bytes above which a
+                                                       call does not fit in the caches */
     STX__SRU_MAX_WIDTH = 4096 / sizeof(stx_real),   /* columns per block */
     STX__SRU_MIN_WIDTH = 16
 };
@@ -1177,8 +1178,8 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
         plan->blocks = (a->H + plan->width - 1) / plan->width;
         plan->units = a->B * a->D * plan->blocks;
         if (plan->width <= STX__SRU_MIN_WIDTH) break;
-        /* with wide blocks, load balance requires 4 units per thread or a multiple of
-           threads */
+        /* with wide blocks, load balance requires at least 4 units per thread, or a
+           number of units that is a multiple of the number of threads */
         if (plan->units >= threads * (plan->width > 128 ? 4 : 1)) break;
         if (plan->units >= threads && plan->units % threads == 0) break;
     }
@@ -1192,7 +1193,7 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
     }
     plan->chunk_tiles = (plan->tiles + plan->chunks - 1) / plan->chunks;
     /* rounding up to whole tiles can reduce the number of chunks; with T = 0, there is
-       one */
+       one chunk */
     plan->chunks = 1;
     if (plan->chunk_tiles)
         plan->chunks = (plan->tiles + plan->chunk_tiles - 1) / plan->chunk_tiles;
@@ -1341,8 +1342,9 @@ static inline void stx__sru_fence(int stream) {
 /* Inputs of the loops over the steps of a run. ld* are the strides between rows. In the
    backward pass, the pointers refer to the last step, and the loops run in reverse. The
    loops never write to memory that they read through this struct. gcc must know this to
-   vectorise them. Therefore, these fields and all parameters that are written through
-   have STX_RESTRICT, and so must the pointer to the struct in every function. */
+   vectorise them. Therefore, STX_RESTRICT is required on these fields, on all
+   parameters that are written through, and on the pointer to the struct in every
+   function. */
 typedef struct stx__sru_rows {
     STX__SRU_IN u0;                             /* planes of u */
     STX__SRU_IN u1;
@@ -1470,8 +1472,9 @@ static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *block, const stx__sru
     }
 }
 
-/* For v = 0: composes the map of a run, c_end = slope c_begin + offset, with the map of
-   the steps before it, which slope and offset contain. */
+/* Composes the affine map of a run, c_end = slope c_begin + offset, with the map of the
+   preceding steps (v = 0 only). slope and offset hold the map of the preceding steps on
+   entry and the composed map on return. */
 STX_INNER void stx__sru_fwd_map(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset, STX__SRU_IN u0,
                                 STX__SRU_IN u1, ptrdiff_t ldu, STX__SRU_IN bf, size_t steps,
                                 size_t n) {
@@ -1741,8 +1744,8 @@ STX_EACH_ISA(stx__sru_bwd_steps,
               const stx__sru_rows *STX_RESTRICT in),
              du, dx, dV, e, gvf, gvr, gbf, gbr, in)
 
-/* Composes the map of e over a run with the map over the steps after it, which slope
-   and offset contain:
+/* Composes the map of e over a run with the map over the following steps. slope and
+   offset hold the map over the following steps on entry, and the composed map on return:
        offset <- J offset + Q             slope <- J slope */
 STX_INNER void stx__sru_bwd_map_as(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset,
                                    const stx__sru_rows *STX_RESTRICT in, int tanh_, int gates) {

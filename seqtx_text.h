@@ -117,7 +117,7 @@
 #endif
 
 #define STX__LETTERS 1
-#include "seqtx.h" /* hides macros of one capital letter: see the end of seqtx.h */
+#include "seqtx.h" /* hides single-letter macros; see the end of seqtx.h */
 #ifndef SEQTX_TEXT_H
 #define SEQTX_TEXT_H
 
@@ -214,7 +214,7 @@ STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n
    text. */
 STX_DEF const char *stx_text_encoding(const void *text, size_t n);
 
-/* Stores a vocabulary as bytes, for a U8 tensor of a checkpoint, and restores it.
+/* Store a vocabulary as bytes, for a U8 tensor of a checkpoint, and restore it.
    stx_vocab_save writes the bytes if cap is large enough, and always returns their
    number. stx_vocab_load fully validates its input. It sets STX_ERR_FORMAT and returns
    NULL for any data that stx_vocab_save cannot have written. */
@@ -235,9 +235,9 @@ typedef struct stx_corpus stx_corpus;
 STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path,
                                     uint64_t begin, uint64_t end);
 
-/* Creates a corpus from n tokens in the caller's memory, for example of a synthetic
-   task. The tokens are not copied and must outlive the corpus. stx_corpus_bytes returns
-   raw_bytes. */
+/* Creates a corpus from n tokens in the caller's memory, for example the tokens of a
+   synthetic task. The tokens are not copied and must outlive the corpus.
+   stx_corpus_bytes returns raw_bytes. */
 STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n,
                                     uint64_t raw_bytes);
 STX_DEF void stx_corpus_close(stx_corpus *c);
@@ -352,8 +352,8 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
    this header calls the first five functions. A function that fails writes the reason
    to err, which has `room` bytes. */
 
-/* Types of pieces. They decode to their text, to nothing, to U+2047 and to one byte, in
-   this order. */
+/* Types of pieces, which decode to their text, to nothing, to U+2047 and to one byte,
+   respectively. */
 enum { STX_PIECE_TEXT, STX_PIECE_CONTROL, STX_PIECE_UNKNOWN, STX_PIECE_BYTE };
 
 /* Opens a model from the n bytes of its file. Returns NULL after an error. */
@@ -1881,4 +1881,4 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
 #endif /* SEQTX_TEXT_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"      /* restores the macros of one capital letter */
+#include "seqtx.h"      /* restores the single-letter macros */

@@ -947,7 +947,8 @@ static void bench_context(void) {
 
 // >>contenders
 
-/* Losses must agree with the peer's. The tolerance is wider if operands are rounded. */
+/* A contender's losses must agree with the reference. The tolerance is wider if
+   operands are rounded. */
 enum { SAME, SAME_BF16 };
 
 static const double loss_tolerance[] = {1e-3, 2e-2};

@@ -463,7 +463,7 @@ static void training_config(int at) {
     lm_training_arguments(&shared, B, steps, warmup);
     arg_text(&shared, "--load", params);
     if (g->no_update) arg(&shared, "--no-update");
-    for (i = 0; i < CONTENDERS; i++) /* skip contenders for which memory does not suffice */
+    for (i = 0; i < CONTENDERS; i++) /* skip contenders that would run out of memory */
         skip[i] = lm_kinds[i].precision == BF16
                   && (!g->bf16 || (g->bf16 == 2 && lm_kinds[i].compile));
     lm_start(c, lm_kinds, CONTENDERS, PEER, skip, label, opt.data, &shared);

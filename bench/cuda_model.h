@@ -337,8 +337,8 @@ static inline double tiles_groups(const tiles *t, double i, double j0, double fa
 }
 
 /* Returns the units of the forward pass per head and batch row, for positions, logits
-   and values. Positions have 16 more columns at the start of a strip, and in each tile
-   inside the window of a warp with 32 rows. */
+   and values. Positions need 16 extra columns at the start of each strip and, for a
+   warp with 32 rows, in each tile inside the window. */
 static inline double tiles_forward(const tiles *t) {
     double i0, j0, i, units = 0;
     int strips = t->strip / 16, m;
@@ -445,8 +445,8 @@ static inline double tiles_room(const tiles *t, double batch, double heads) {
 }
 
 /* Returns the units of N persistent vectors: 2 matmuls in the forward pass and 7 in the
-   backward pass, for all queries (in inner tiles of the forward pass, for whole
-   warps). */
+   backward pass, for all queries. The number of queries is rounded up to whole strips
+   of 16 or, in inner tiles of the forward pass, to whole warps. */
 static inline double tiles_vectors(const tiles *t, double N, int backward) {
     double shift = (double)(((size_t)t->S + (size_t)t->span) & 7), strips = ceil(t->T / 16),
            units = 0, j;
@@ -535,7 +535,8 @@ static inline void work_runs(work *w, const char *name, double run, double flop)
         if (!strcmp(w->row[i].name, name)) {
             double t = 1e3 * run / (strstr(name, "backward") ? PLAN_BACKWARD : PLAN_FORWARD);
             w->row[i].run += run - flop;
-            /* the transfer of the bytes overlaps, and takes much less time */
+            /* Memory traffic is not added: it overlaps with the operations and takes
+               much less time. */
             w->row[i].plan += t;
         }
 }

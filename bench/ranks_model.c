@@ -182,8 +182,8 @@ static void list_gradients(gradients *g, const config *c, const phases *p) {
 
 // >>exchange
 
-/* Returns the bytes per second that a machine can send while receiving at the same
-   rate */
+/* Returns the bytes per second that a machine can send while it receives at the same
+   rate. */
 static double rate_of(const net *w) {
     return w->nics * w->gbit / 8 * 1e9 * NET_USABLE;
 }

@@ -1,5 +1,5 @@
 /* report.h - shared by all benchmarks: options, samples and their quantiles, tables,
-   and contenders that run in separate processes */
+   and contenders that run in separate processes. */
 #ifndef BENCH_REPORT_H
 #define BENCH_REPORT_H
 #include <errno.h>

@@ -30,7 +30,8 @@ enum { V = 256, L = 5, D = 64 }; /* V: vocabulary size; L: layers; D: channels *
 
 typedef struct conv {
     stx_ctx *x;
-    stx_params *params;             /* all parameters by name: for optimiser and checkpoints */
+    stx_params *params;             /* all parameters by name, for the optimiser and
+                                       checkpoints */
     stx_tensor *emb, *out, *out_b;  /* emb and out: (V,D); out_b: (V) */
 
     struct {
@@ -48,7 +49,8 @@ static stx_tensor *param(conv *m, int l, const char *field, int init, double a, 
     return stx_param(m->params, init, a, name, d0, d1, 0, 0);
 }
 
-/* Creates the model. Errors stay in the context; callers check it only once. */
+/* Creates the model. Errors are recorded in the context, so callers need to check only
+   once. */
 static conv conv_create(stx_ctx *x) {
     conv m;
     double a = 1 / sqrt(2.0 * D);

@@ -598,8 +598,8 @@ static int ascending(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Nonzero if more than 3 % of the values exceed 20 times the median, so that a
-   logarithmic axis shows more. */
+/* Nonzero if more than 3 % of the values exceed 20 times the median. A logarithmic axis
+   then shows more detail. */
 static int spread(const panel *p) {
     size_t n = 0, i;
     double *v;

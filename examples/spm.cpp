@@ -1,9 +1,13 @@
-/* spm.cpp - SentencePiece for seqtx_text.h: a C++ library behind six C functions, declared there under >>sentencepiece
+/* spm.cpp - SentencePiece for seqtx_text.h: wraps a C++ library in the six C functions
+   that seqtx_text.h declares under >>sentencepiece
 
-       make SENTENCEPIECE=1            needs libsentencepiece and its headers (Debian: libsentencepiece-dev)
-       c++ -O2 -c spm.cpp              link with -lsentencepiece_train -lsentencepiece -lstdc++, compile the rest with -DSEQTX_SENTENCEPIECE
+       make SENTENCEPIECE=1            needs libsentencepiece and its headers (Debian:
+                                       libsentencepiece-dev)
+       c++ -O2 -c spm.cpp              link with -lsentencepiece_train -lsentencepiece
+                                       -lstdc++; compile the rest with
+                                       -DSEQTX_SENTENCEPIECE
 
-   no warranty implied; MIT or public domain, your choice (end of seqtx.h) */
+   No warranty implied; MIT or public domain, your choice (see the end of seqtx.h). */
 #include <sentencepiece_processor.h>
 #include <sentencepiece_trainer.h>
 

@@ -294,7 +294,7 @@ TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double target) {
     double tick[SVG_TICKS], step;
     size_t n = svg_ticks(x, target, tick, &step), i;
     static const char *const look[3] = {"", " text-anchor=\"start\"", " text-anchor=\"end\""};
-    /* in a narrow panel, align the outermost labels inwards, away from the labels of the
+    /* in a narrow panel, align the outermost labels inward, away from the labels of the
        next panel */
     int narrow = x->to - x->from < 200;
     char text[32];

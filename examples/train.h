@@ -583,8 +583,9 @@ typedef struct {
 
 typedef struct {
     const char *name, *about;       /* about: a one-line description */
-    const char *set;                /* options separated by blanks, as in "name=value flag
-                                       no-flag"; if one occurs twice, the last counts */
+    const char *set;                /* options separated by blanks, as in "name=value
+                                       flag no-flag"; if an option occurs twice, the
+                                       later value applies */
 } tr_preset;
 
 #define TR_PRESET_END {NULL, NULL, NULL}
@@ -664,8 +665,8 @@ TR_DEF int tr_set_given(int v) {
     return v & (TR_EVERY | ((1 << TR_REMOVED) - 1));
 }
 
-/* Returns the names that value v of the TR_SET selects, as bits. TR_EVERY stands for all
-   names of the set, also those that do not apply, except for removed ones. */
+/* Returns the names that value v of the TR_SET selects, as bits. TR_EVERY selects all
+   names except the removed ones, including names that do not apply. */
 TR_DEF int tr_set_bits(const tr_opt *p, int v) {
     size_t len;
     int n = 0;
@@ -1062,7 +1063,7 @@ static const struct {
 
 /* Nonzero if exactly one of the names `got` and `name` is negated, that is, begins with
    "no-". If `name` is negated, a `got` that begins with "no" counts as negated, because
-   it may be a misspelt "no-". */
+   it may be a misspelled "no-". */
 TR_DEF int tr_is_opposite(const char *got, size_t n, const char *name) {
     if (tr_same(name, "no-", 3)) return !(n > 2 && tr_same(got, "no", 2));
     return n > 3 && tr_same(got, "no-", 3);
@@ -2035,8 +2036,8 @@ TR_DEF int tr_lock(int fd, long *pid) {
 #endif
 }
 
-/* Like tr_lock, for a file that was opened only for reading: the lock is shared, but
-   0 is also returned if another process has a shared lock. */
+/* Like tr_lock, but for a file that was opened only for reading. The lock is shared,
+   but the function also returns 0 if another process has a shared lock. */
 TR_DEF int tr_lock_read_only(int fd, long *pid) {
 #ifdef _WIN32
     (void)fd;
@@ -2390,8 +2391,8 @@ typedef struct {
     char *path;
 } tr_appender;
 
-/* Returns 1, or 0 if this is the first record that cannot be written; later records are
-   dropped. */
+/* Appends a record. Returns 0 and sets err for the first record that cannot be written,
+   and 1 otherwise. Later records are dropped. */
 TR_DEF int tr_append(tr_appender *a, const void *bytes, size_t n, char *err, size_t size) {
     int why;
     if (a->fd < 0) return 1;
@@ -2709,8 +2710,8 @@ TR_DEF void tr_rate_start(tr_rate *r, double now) {
     r->last = now;
 }
 
-/* Excludes from the rate the time since the last call of tr_rate_add or tr_rate_skip,
-   such as the time that an evaluation or a save took. */
+/* Excludes the time since the last call of tr_rate_add or tr_rate_skip from the rate,
+   for example the time of an evaluation or a save. */
 TR_DEF void tr_rate_skip(tr_rate *r, double now) {
     r->last = now;
 }
@@ -2845,7 +2846,7 @@ TR_DEF void tr_progress_live(char *out, size_t size, const tr_progress *p, size_
     if (width < size) out[width] = 0;
 }
 
-/* Replaces blanks by newlines so that a terminal of `width` columns does not split
+/* Replaces blanks with newlines so that a terminal of `width` columns does not split
    words. Does nothing if width is 0 (not a terminal). */
 TR_DEF void tr_fold(char *text, size_t width) {
     size_t column = 0;
@@ -3094,8 +3095,8 @@ TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, cha
 }
 
 /* Adds one point to the curve `tag`, such as "train/loss". The point is in the file
-   when the function returns. Returns 0 once, when writing fails for the first time;
-   b->err then says why. */
+   when the function returns. If it cannot be written, returns 0 with the reason in
+   b->err. After a failed write, later points are dropped and the function returns 1. */
 TR_DEF int tr_board_scalar(tr_board *b, const char *tag, uint64_t step, double x) {
     float f = (float)HUGE_VAL;
     uint32_t bits;
@@ -3645,8 +3646,8 @@ struct tr_lm {
     size_t       eval_window;   /* argument `window` for creating evaluation and
                                    generation states */
     int          eval_literal;  /* 1: evaluate like the reference code */
-    int          blocks_see_more;       /* 1: a token that is read in a block attends to
-                                           more of the past than a token that is read
+    int          blocks_see_more;       /* 1: a token attends to more of the past when
+                                           it is read in a block than when it is read
                                            singly, as in generation */
     uint64_t     log_every, eval_every, save_every;     /* intervals in steps; 0: never */
     uint64_t     eval_blocks;   /* number of blocks in an evaluation; 0: the whole text */
@@ -3667,7 +3668,8 @@ struct tr_lm {
     size_t       layers, recompute;     /* number of layers; the last `recompute` of them are
                                            recomputed */
     size_t       predicted;     /* with --recompute auto: predicted peak in bytes; otherwise 0 */
-    size_t       overhead;      /* memory outside the model and its training, in bytes */
+    size_t       overhead;      /* memory in the context that rehearsals do not include,
+                                   in bytes */
     void        *before_make;   /* a copy of this struct, made before the call of kind->make */
     int          rehearsal;     /* number of ranks in a rehearsal (tr_lm_rehearse); 0: a
                                    real run */
@@ -3792,7 +3794,8 @@ TR_DEF int tr_lm_lost(const tr_lm *t) {
     return t->lost || ferror(stdout);
 }
 
-/* Prints t->err and returns the exit code for invalid input (1 if output was lost). */
+/* Prints t->err and returns the exit code: 2 for invalid input, or 1 if output was
+   lost. */
 TR_DEF int tr_lm_refuse(const tr_lm *t) {
     return tr_lm_end(t, t->err, tr_lm_lost(t) ? 1 : 2);
 }
@@ -3980,7 +3983,7 @@ TR_DEF double tr_lm_metric(const tr_lm *t, int part, double nll) {
     return nll / log(2.0) * t->counts[part].tokens / t->counts[part].bytes;
 }
 
-/* Returns the mean training loss, converted to the run's unit. */
+/* Converts `loss`, a mean training loss in nats, to the run's unit. */
 TR_DEF double tr_lm_train_metric(const tr_lm *t, double loss) {
     const tr_lm_counts *c = &t->counts[0];
     return tr_lm_metric(t, 0, t->mean_of_all ? loss * c->all / c->tokens : loss);
@@ -4161,8 +4164,8 @@ TR_DEF uint64_t tr_lm_fingerprint(const stx_corpus *c) {
     return h;
 }
 
-/* Refuses text in UTF-16 or UTF-32, unless --tokens was given: it contains many zero
-   bytes, and was probably not meant to be read as bytes. */
+/* Refuses text in UTF-16 or UTF-32 unless --tokens was given. Such text contains many
+   zero bytes and was probably not meant to be read as bytes. */
 TR_DEF int tr_lm_check_encoding(tr_lm *t, const char *path) {
     const tr_lm_opt *o = t->opt;
     char first[4096];
@@ -4390,10 +4393,10 @@ TR_DEF int tr_lm_shrink_batch(tr_lm *t, double n) {
     }
 }
 
-/* Chooses sizes for the text, unless there is a preset. For a short text, the model is
-   smaller and dropout is higher, and the text is read up to 20 times, but no more than
-   5 million tokens in all. A longer text is read once, up to a total of 20 million
-   tokens. */
+/* Chooses the options that depend on the size of the text, unless a preset was given.
+   For a short text, the model is smaller and dropout is higher. The text is read up to
+   20 times, but no more than 5 million tokens in all. A longer text is read once, up to
+   a total of 20 million tokens. */
 TR_DEF int tr_lm_size(tr_lm *t) {
     static const char *const report[] = {
         "nlayers", "hid-sz", "dropout", "batch-sz", "block-sz", "steps"
@@ -4728,7 +4731,7 @@ TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
     return ok;
 }
 
-/* Checks that the file is a checkpoint of this program that this run can use. */
+/* Checks that the file is a checkpoint of this program and that this run can use it. */
 TR_DEF int tr_lm_check_format(tr_lm *t, const stx_file *f, const char *path) {
     const char *format = stx_file_meta(f, "format"), *config = stx_file_meta(f, "config");
     const stx_entry *vocab = stx_file_find(f, "vocab");
@@ -5957,7 +5960,7 @@ TR_DEF uint64_t tr_lm_sampling_seed(tr_lm *t) {
 /* Returns the length of the first word, character or byte of text, depending on the kind
    of the vocabulary, or 1 for a space between words. */
 TR_DEF size_t tr_lm_unit_length(const tr_lm *t, const char *text, size_t len) {
-    static const char space[] = " \t\r\n\v\f";      /* includes the terminating zero */
+    static const char space[] = " \t\r\n\v\f";      /* a zero byte also counts as a space */
     const int kind = stx_vocab_kind(t->vocab);
     size_t n = 0;
     if (kind == STX_TOK_WORDS)
@@ -5967,7 +5970,7 @@ TR_DEF size_t tr_lm_unit_length(const tr_lm *t, const char *text, size_t len) {
     return n == 0 || n > len ? 1 : n;
 }
 
-/* Reports up to eight words or characters of a text that became <unk>. */
+/* Reports up to eight words or characters of a text that were encoded as <unk>. */
 TR_DEF void tr_lm_report_unknown(tr_lm *t, const char *text, size_t len) {
     const int words = stx_vocab_kind(t->vocab) == STX_TOK_WORDS;
     const int32_t unk = stx_vocab_unk(t->vocab);
@@ -6202,7 +6205,7 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
 
 typedef struct tr_scorer {
     void           *state;              /* with --score-by file: the memory; otherwise NULL */
-    void           *gen;                /* with other --score-by: the generator; otherwise NULL */
+    void           *gen;                /* with --score-by file: NULL; otherwise the generator */
     const stx_real *scores;             /* (V): log p of the next token, up to a constant */
     int32_t        *in, *out;           /* with --score-by file: a block of T tokens, `held` of
                                            them filled */
@@ -6324,8 +6327,8 @@ TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len
 }
 
 /* Appends a newline (\r\n if crlf is 1) to a last line that has none, if the vocabulary
-   contains newlines. A text then has the same number of tokens in a separate file, as a
-   line, and as the last line. Returns 0 if memory runs out. */
+   contains newlines. A text then has the same number of tokens whether it is a separate
+   file, a line of a file, or the last line. Returns 0 if memory runs out. */
 TR_DEF int tr_lm_score_end(tr_lm *t, char **text, size_t *size, ssize_t *len, int crlf) {
     size_t n = (size_t)*len;
     if ((*text)[n - 1] == '\n') return 1;
@@ -6474,8 +6477,8 @@ TR_DEF int tr_lm_score(tr_lm *t) {
 
 // >>lm: program
 
-/* Returns a context in which a model allocates nothing, to read the model's resolved
-   desc. */
+/* Returns a dry context. A model that is created in it allocates no memory, but its
+   resolved desc can be read. */
 TR_DEF stx_ctx *tr_lm_dry_context(void) {
     stx_desc d;
     memset(&d, 0, sizeof d);
@@ -6720,9 +6723,9 @@ TR_DEF int tr_lm_count_texts(tr_lm *t) {
     return 1;
 }
 
-/* Appends to b the values, one per line, that must be equal on all ranks before the
-   ranks do anything else, so that all ranks perform the same operations in the same
-   order. Returns 0 if memory runs out. */
+/* Appends to b, one per line, the values that must be equal on all ranks before the
+   ranks do anything else. If they are equal, all ranks perform the same operations in
+   the same order. Returns 0 if memory runs out. */
 TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
     const tr_lm_opt *o = t->opt;
     const tr_opt *p;
@@ -7051,7 +7054,7 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     if (!ok) return tr_lm_failed(t);
 
     stop = tr_lm_stop(t);
-    /* a signal that arrived while only rank 0 was running */
+    /* a signal may have arrived while only rank 0 was running */
     if (!stop && !stx_rank(t->x)) stop = tr_stop_requested();
     if (stop && !stx_rank(t->x)) tr_lm_print_stopped(t);
     return stop ? 128 + stop : 0;

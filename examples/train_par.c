@@ -324,9 +324,10 @@ static tr_opt table[] = {
     "optim=adam eps=0.0000001 eps-hat lr=0.0001 schedule=reference lr-warmup=4000 " \
     "batch-sz=32 epochs=20 log-every=100 "
 
-/* Transformer-XL (1901.02860) as its authors ran it. batch-sz is the total over all GPUs.
-   Dropout is also applied to the sines, inside the feed-forward network and at the end.
-   Evaluation uses a longer memory, in which all large distances are treated as equal. */
+/* Transformer-XL (1901.02860) as its authors ran it. batch-sz is the total over all
+   GPUs. Dropout is also applied to the sines of the position encoding, inside the
+   feed-forward networks and to the last hidden states. Evaluation uses a longer memory,
+   in which all large distances are treated as equal. */
 #define XL BASE \
     "optim=adam lr=0.00025 schedule=xl-cosine grad-clip=0.25 " \
     "log-every=200 eval-every=4000 save-every=4000 "
@@ -450,7 +451,8 @@ typedef struct run {
     /* --arch-share */
     stx_batches   *gate_batches;
     void         **gate_state;  /* for each part of the batch, the memory for the gates' text */
-    size_t         gate_first;  /* position of the first token of that text */
+    size_t         gate_first;  /* position in the training text at which the gates'
+                                   text begins */
 } run;
 
 /* Returns the time that a Transformer-XL with the same number of blocks takes,
@@ -493,8 +495,8 @@ static void step(void *user) {
     if (r->gates_only) stx_params_zero_grad(stx_par_params(r->model));
 }
 
-/* Returns the learning rate of step n + 1. In the reference's schedule, it is the lower
-   of a ramp from 0 and a cosine. */
+/* Returns the learning rate of step n + 1. The reference's schedule is the minimum of a
+   linear ramp from 0 and a cosine. */
 static double rate(const tr_lm *t, uint64_t n) {
     const double warmup = (double)opt.lr_warmup, falling = (double)t->steps - warmup;
     const double since = (double)n - warmup;
@@ -858,7 +860,7 @@ static const char *short_form(const char *pattern, char out[PATTERN]) {
     return stx_par_format(out, PATTERN, pattern) ? out : pattern;
 }
 
-/* Appends a verbal description of the n characters at p, which are letters and counts
+/* Appends a description in words of the n characters at p, which are letters and counts
    without groups. */
 static void run_in_words(tr_buf *out, const char *p, size_t n) {
     const char *end = p + n;

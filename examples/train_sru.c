@@ -415,8 +415,9 @@ static int report_error(tr_lm *t) {
     return tr_lm_why_in(t, "stx_sru_lm_create: ", words);
 }
 
-/* Sets r->desc.sru.projs for --cell sru: as in version 2.6 of the authors' code, a
-   layer has a projection only if it is narrower than the layer's input and output. */
+/* Sets r->desc.sru.projs for --cell sru. As in version 2.6 of the authors' code, a
+   layer has a projection only if the projection is narrower than the layer's input and
+   output. */
 static int describe_projs(run *r) {
     const int same_width = opt.input_first || opt.adapt_io || !opt.emb_sz;
     size_t l;
@@ -628,7 +629,7 @@ static void plan(tr_lm *t) {
     t->save_every = opt.lm.save_every;
     t->eval_blocks = opt.lm.eval_blocks;
 
-    /* attention looks back equally far from every token of the block */
+    /* with this window, attention looks back equally far from every token of the block */
     t->eval_block = t->eval_window = opt.eval_unroll ? opt.eval_unroll : opt.block_sz;
 
     s->kind = kinds[opt.schedule];

@@ -1,5 +1,5 @@
-/* win.h - implements the POSIX functions that train.h uses on Windows, for MinGW (gcc or
-   clang): files, console, Ctrl-C, clocks, memory
+/* win.h - implements, for Windows with MinGW (gcc or clang), the POSIX functions that
+   train.h uses: files, console, Ctrl-C, clocks, memory
 
    Only train.h includes this file. Macros map POSIX names to the functions in this file,
    so that train.h is the same on all systems.

@@ -220,9 +220,9 @@ static inline int cuda_test_end(void) {
 
 // >>nodes
 
-/* The nodes that one layer adds to a step's graph: the nodes of a graph that has one
-   layer more than `layers` (k = 1), minus those of a graph that has `layers` layers (k
-   = 0). */
+/* The nodes that one layer adds to a step's graph, found by comparing two graphs. Graph
+   0 has `layers` layers, and graph 1 has one layer more. have[k] is the number of nodes
+   in graph k, and count[] is the difference per kind of node. */
 enum { CUDA_NODE_NAMES = 200 };
 
 typedef struct cuda_nodes {

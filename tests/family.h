@@ -71,7 +71,7 @@ static inline void limited_release(void *user, void *p) {
     free(p);
 }
 
-/* Returns a context of one thread whose allocations fail after the first *left ones, or
+/* Returns a single-threaded context whose allocations fail after the first *left, or
    NULL if stx_create itself fails. */
 static inline stx_ctx *limited_context(int *left) {
     stx_desc d;

@@ -6,9 +6,9 @@
 #include "inner.h"
 #include "values.h"
 
-/* With sanitizers, only every second case runs (in a pattern that keeps each size and
-   each layout), and one element in seven is compared, because stx_gemm_plain is slow
-   there. The other builds compare all elements of all cases. */
+/* With sanitizers (TEST_AMX_EMULATED), only half of the cases run, in a pattern that
+   keeps each size and each layout. One element in seven is compared, because sanitizers
+   make stx_gemm_plain slow. The other builds compare all elements of all cases. */
 #ifdef TEST_AMX_EMULATED
 enum { GEMM_HALF = 1, GEMM_EACH = 7 };
 #else
@@ -24,9 +24,9 @@ static int gemm_own(const stx_ctx *x) {
 
 /* Checks one GEMM or a batch. The gaps between rows and between matrices must stay
    unchanged. An element of C is a sum of K products that are less than 1 in magnitude.
-   Rounding changes it by at most K u times the sum (u is the unit roundoff), and by
-   about sqrt(K) u in practice. A tolerance of 2 (K + 4) u is safe, and far below the
-   effect of a missing or repeated term. */
+   Rounding changes it by at most K u times the sum of these magnitudes (u is the unit
+   roundoff), and by about sqrt(K) u in practice. A tolerance of 2 (K + 4) u is safe,
+   and far below the effect of a missing or repeated term. */
 static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, size_t M, size_t N,
                      size_t K, double alpha, double beta, size_t gap) {
     size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N;
@@ -88,8 +88,8 @@ static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, 
     return good;
 }
 
-/* Kernels may copy rows whose stride is a multiple of 4096 bytes. The stride must not
-   change a bit of the result. */
+/* Kernels may copy rows whose stride is a multiple of 4096 bytes. The result must be
+   bit-identical to that for a dense A. */
 static void gemm_stride(stx_ctx *x, size_t M, size_t N, size_t K, int tb) {
     size_t lda = (K + 1023) / 1024 * 1024, i, bad = 0;
     stx_real *A = random_values(M * lda), *dense = random_values(M * K);
@@ -149,10 +149,10 @@ static void gemm_small(stx_ctx *one, stx_ctx *many, size_t *turn) {
 
 /* Checks shapes for which the library has special cases. */
 static void gemm_large(stx_ctx *one, stx_ctx *many, size_t *turn) {
-    /* Shapes that are larger than the blocks of K (448), of N (877 at the largest K,
-       half of that with several threads) and of M (112); that have few rows, so that
-       nothing is packed and a long K is split; and that leave a thin remainder for the
-       last thread. */
+    /* Shapes that exceed the blocks of K (448), of N (877 at the largest K, half of
+       that with several threads) and of M (112). Shapes with few rows, for which
+       nothing is packed and a long K is split. Shapes that leave a thin remainder for
+       the last thread. */
     static const gemm_shape blocks[] = {
         {170, 257, 385}, {337, 33, 400}, {17, 17, 401}, {29, 29, 390}, {43, 31, 771},
         {1, 300, 500}, {3, 513, 390}, {400, 2, 385}, {169, 259, 97}, {65, 600, 31},

@@ -65,8 +65,8 @@ extern void inner_metric_accumulate(stx_ctx *x, double *metric, const stx_real *
 #define inner_cluster_log_probs_cuda stx__cluster_log_probs_cuda
 #define inner_metric_accumulate_cuda stx__metric_accumulate_cuda
 
-/* Returns a measure of recent signs that the machine had other work (pool.busy in
-   seqtx.h), or 0 if there are none. */
+/* Returns pool.busy (see seqtx.h), which increases with each sign that the machine is
+   busy with other work. 0 means that there were no recent signs. */
 extern uint32_t inner_busy(const stx_ctx *x);
 
 #ifdef SEQTX_CUDA
@@ -74,9 +74,9 @@ extern uint32_t inner_busy(const stx_ctx *x);
 
 /* Returns the number of GEMM plans of a context. */
 extern size_t inner_plans(const stx_ctx *x);
-/* Sets the algorithm for later plans: 0 is the heuristic's first one, 1 is the fastest
-   one, -1 is our kernel, and -2 is the heuristic's first one with bias and ReLU in a
-   separate pass. */
+/* Sets the algorithm for later plans: 0 is the heuristic's first choice, 1 is the
+   fastest algorithm, -1 is this library's kernel, and -2 is the heuristic's first
+   choice with bias and ReLU in a separate pass. */
 extern void inner_tune(stx_ctx *x, int tune);
 /* Sets the number of K slices for later GEMMs that can be split ("Split K" in
    seqtx_cuda.cu). If pieces is 0, the number depends on the size of the GEMM. */

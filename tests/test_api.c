@@ -291,8 +291,8 @@ static void descs(void) {
 
 /* >>errors: each error, and the names that its text must contain */
 
-/* The context in which all errors occur, a parameter list, and the only parameter in
-   that list. */
+/* The allocation counter, the context, the parameter list and the parameter that all
+   error tests share. */
 static counter ecount;
 static stx_ctx *ex;
 static stx_params *ep;
@@ -302,8 +302,8 @@ static stx_real zeros[4096];
 static const int32_t good_ids[6] = {0, 1, 2, 3, 4, 5}, high_ids[3] = {0, 7, 1},
                      negative_ids[3] = {0, 1, -1}, pad_flags[10] = {0, 1, 0, -1, 2, 7, 0, 0, 1, 1};
 
-/* Checks that a call failed: its result is NULL or 0, its text contains `op`, `got` and
-   `expected`, and a second error does not replace the first. */
+/* Checks that a call failed: the result is NULL or 0, the error text contains `op`,
+   `got` and `expected`, and a second error does not replace the first. */
 static void expect_error(const void *result, const char *what, int code, const char *op,
                          const char *got, const char *expected) {
     const char *t = stx_error(ex);
@@ -321,7 +321,7 @@ static void expect_error(const void *result, const char *what, int code, const c
 }
 
 #define EXPECT(expr, code, op, got, expected) expect_error(expr, #expr, code, op, got, expected)
-/* Like EXPECT, for calls with a result that does not show whether they failed. */
+/* Like EXPECT, for calls whose result does not show whether they failed. */
 #define EXPECT_OF(call, code, op, got, expected) \
   ((void)(call), expect_error(NULL, #call, code, op, got, expected))
 
@@ -834,8 +834,9 @@ static void errors_of_attention_cache(void) {
     }
 }
 
-/* Attention with queries from qkv and keys and values from kv, or from a range of kv's
-   rows. Neither tensor may require a gradient, and the range must lie within kv. */
+/* Tests errors of attention with queries from qkv, and with keys and values from kv or
+   from a range of its rows. Neither tensor may require a gradient, and the range must
+   lie within kv. */
 static void errors_of_attention_ranges(void) {
     enum { QKV_GRADIENT, FIRST_ROW, ROWS, KV_GRADIENT, NO_ROWS, NO_KV, CASES };
 
@@ -1040,8 +1041,7 @@ static void ops_in_error(stx_tensor *t, stx_tensor *t3, stx_tensor *one, stx_ids
           "adaptive ops in error");
 }
 
-/* After an error, all functions must fail without an effect until the error is
-   cleared. */
+/* Until an error is cleared, all functions must fail and have no effect. */
 static void nothing_in_error(void) {
     stx_tensor *t = T_(2, 4, 0, 0), *t3 = T_(2, 3, 8, 0), *one = T_(1, 0, 0, 0);
     stx_ids *ids = row_of_ids(good_ids, 2);
@@ -1143,7 +1143,7 @@ static int recompute_null(void) {
            && !stx_recompute(x, NULL, NULL, NULL, 0, NULL, 1);
 }
 
-/* Calls ops that must return NULL: the tensor o or the context c is NULL. */
+/* Calls ops that must return NULL because the tensor o or the context c is NULL. */
 static void null_ops(stx_ctx *c, stx_tensor *o, stx_tensor *t, stx_ids *ids, stx_real *r) {
     static const int32_t id[2] = {0, 1};
     stx_attention_in in;
@@ -1192,7 +1192,8 @@ static void null_ops(stx_ctx *c, stx_tensor *o, stx_tensor *t, stx_ids *ids, stx
     stx_block_free(c, NULL);
 }
 
-/* Calls all other functions without a context, a list or an optimiser. */
+/* Calls other functions with a NULL context, parameter list or optimiser. They must not
+   crash. */
 static void null_contexts(stx_real *r) {
     static const int32_t id[2] = {0, 1};
     CHECK(!stx_ok(NULL) && stx_error_code(NULL) == STX_ERR_MEMORY && strlen(stx_error(NULL)) > 5
@@ -1903,7 +1904,7 @@ static void nan_in_attention(stx_ctx *x, int part, size_t i, double eps) {
           names[part], at, ad.eps, stx_item(x, y), stx_error(x));
     stx_backward(x, y);
     stx_clear_error(x);
-    /* without persistent vectors, no weight remains */
+    /* without persistent vectors, a NaN span fraction leaves no attention weight */
     if (part == NAN_SPAN) {
         stx_begin(x, STX_TRAIN);
         memset(&in, 0, sizeof in);
@@ -2007,7 +2008,8 @@ static void skipped_step(int kind, double bad) {
     stx_destroy(x);
 }
 
-/* Compares Adagrad with fixed values. Gradients are clipped as in the references. */
+/* Compares Adagrad with precomputed results. Gradients are clipped as in the
+   references. */
 static void adagrad_reference(void) {
     static const double gp[5][3] = {{.3, -.4, 0},
                                     {.003, .001, -.002},
@@ -2054,7 +2056,7 @@ static void adagrad_reference(void) {
     stx_destroy(x);
 }
 
-/* Computes one SGD update of the parameters th by the formula. m: the momentum buffer. */
+/* Computes one SGD update of the parameters th in double. m: the momentum buffer. */
 static void sgd_formula(const stx_optim_desc *d, int n, const double *g, double *th, double *m) {
     int i;
     for (i = 0; i < 2; i++) {
@@ -2064,8 +2066,8 @@ static void sgd_formula(const stx_optim_desc *d, int n, const double *g, double 
     }
 }
 
-/* Computes one update by Adam, AdamW or LAMB. Weight decay is part of the gradient in
-   Adam, separate in AdamW, and part of the direction in LAMB. */
+/* Computes one Adam, AdamW or LAMB update in double. Weight decay is part of the
+   gradient in Adam, separate in AdamW, and part of the direction in LAMB. */
 static void adam_formula(const stx_optim_desc *d, int n, const double *g, double *th, double *m,
                          double *v) {
     double c1 = d->no_correction ? 1 : 1 - pow(0.9, n),
@@ -2162,7 +2164,8 @@ static void rule_make(rule_run *r, const stx_optim_desc *d) {
     r->o = stx_optim_create(r->p, d);
 }
 
-/* The state of RAdam, in double. r2: the square of the rectification factor. */
+/* The parameters and moments of RAdam, in double. radam_r2 below returns the square of
+   the rectification factor. */
 typedef struct radam_state {
     double th[3], m[3], v[3];
 } radam_state;
@@ -2177,7 +2180,7 @@ static double radam_r2(double b2, int t) {
     return (rho - 4) * (rho - 2) * inf / ((inf - 4) * (inf - 2) * rho);
 }
 
-/* Computes update t by the formula of stx_optim_desc. */
+/* Computes update t with the formula documented at stx_optim_desc. */
 static void radam_formula(radam_state *s, const stx_optim_desc *d, int t, const double *g,
                           double lr) {
     const double b2 = d->beta2 > 0 ? d->beta2 : 0.999, eps = d->eps > 0 ? d->eps : 1e-8,
@@ -2197,7 +2200,8 @@ static void radam_formula(radam_state *s, const stx_optim_desc *d, int t, const 
     }
 }
 
-/* A gradient that is not finite in update 4 must not change anything. */
+/* If the gradient in update 4 is not finite, neither the parameter nor the moments may
+   change. */
 static void radam_not_finite(rule_run *r) {
     stx_real keep[9];
     int i;
@@ -2257,8 +2261,8 @@ static void radam_resume(rule_run *r, const stx_optim_desc *d, int t) {
     stx_destroy(q.x);
 }
 
-/* Compares 12 updates at a falling learning rate with the formula. stop: the update
-   after which the run is saved and resumed; 0: none. */
+/* Checks 12 updates against the formula while the learning rate decreases. stop: the
+   update after which the run is saved and resumed; 0: none. */
 static void radam(stx_optim_desc d, int stop) {
     radam_state s = {{0.5, 0.5, 0.5}, {0, 0, 0}, {0, 0, 0}};
     rule_run r;
@@ -2319,8 +2323,8 @@ static void radams(void) {
 }
 
 /* LAMB must compute norms over a whole tensor, even if the tensor is divided into
-   chunks; tensors of zeros must move by the direction alone; and a saved run must
-   continue bit-identically. */
+   chunks; a tensor of zeros must have a trust ratio of 1; and a saved run must continue
+   bit-identically. */
 static void lambs(void) {
     stx_optim_desc d;
     stx_ctx *x[2];
@@ -2476,8 +2480,8 @@ static void check_lr(const char *what, const stx_schedule *s, uint64_t n, double
 
 static const double pi = 3.14159265358979323846;
 
-/* Tests the literal schedules of the references: the first update uses the full
-   learning rate, and the formulas use n - 1 for update n. */
+/* Tests the literal schedules of the references. Their formulas use n - 1 for update n,
+   except that the constant and cosine schedules start at the full learning rate. */
 static void literal_schedules(uint64_t W, uint64_t n) {
     const stx_schedule constant = {.kind = STX_LR_CONSTANT, .literal = 1, .lr = 2, .warmup = W},
                        cosine = {.kind = STX_LR_COSINE,
@@ -2791,8 +2795,8 @@ static void lifetimes(void) {
 
 static const size_t grads_size[3] = {7, 64, 130};
 
-/* Checks that the norm of the block g of all gradients equals the norm of the gradients
-   of the tensors t. */
+/* Checks that the block g of all gradients has the same norm as the gradients of the
+   tensors t together. */
 static void check_block_norm(const stx_real *g, size_t n, stx_tensor *const *t) {
     double sum = 0, want = 0;
     size_t e;
@@ -3098,7 +3102,7 @@ static double ulps(double a, double b) {
     return fabs(a - b) / ldexp(1, (e < least ? least : e) - digits + 1);
 }
 
-/* The normal distribution function and, below it, the density. */
+/* The standard normal distribution function; normal_density is its derivative. */
 static double normal_cdf(double v) {
     return 0.5 * erfc(-v * 0.70710678118654752440);
 }
@@ -3211,7 +3215,7 @@ static double slope_of(double v, int act) {
     }
 }
 
-/* Calls the private kernel with positional parameters. */
+/* Stores the arguments in a struct and calls the private kernel. */
 static void cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits,
                               size_t N, size_t V, size_t start, size_t size, size_t w, size_t K,
                               size_t c, int forward) {
@@ -3230,8 +3234,8 @@ static void cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const s
     inner_cluster_log_probs(x, &k);
 }
 
-/* Computes a mask by the definition of dropout: element e of a group of 8 uses 16 bits
-   of the group's Philox call. */
+/* Computes the dropout mask of one group of 8 elements from its definition: each
+   element uses 16 bits of the group's Philox call. */
 static void mask8(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16,
                   stx_real inv) {
     uint32_t r[4];
@@ -3244,8 +3248,8 @@ enum { WORDS = 7 };
 
 static const stx_real drop_rate = (stx_real)0.3, norm_eps = (stx_real)0.01;
 
-/* Test data for one shape. The functions below do not change a, b, c and dy, except for
-   kernels_update, which runs last. */
+/* Test data for one shape. Of the functions below, only kernels_update changes a, b, c
+   or dy; it runs last. */
 typedef struct kernel_data {
     stx_ctx *one, *many;                             /* contexts with one thread and with three */
     size_t N, C, n, size;                            /* n = N C elements; size: capacity
@@ -3342,7 +3346,8 @@ static void check_kernel(const kernel_data *f, const char *what, size_t count, d
     check_kernel(f, what, count, units); \
   } while (0)
 
-/* Returns the number of roundings in a sum of n terms. A float build sums in double. */
+/* Returns the number of roundings allowed for a sum of n terms: 0 in a float build,
+   which sums in double. */
 static double sum_units(size_t n) {
     return (double)(sizeof(stx_real) / 8 * n);
 }
@@ -3440,7 +3445,8 @@ static void kernels_act(kernel_data *f) {
     }
 }
 
-/* Sets s to the normalised rows, and q to 1 / their standard deviation. */
+/* Sets s to the normalised rows of a, and q to the reciprocal standard deviation of
+   each row. */
 static void normalise(kernel_data *f) {
     const size_t C = f->C;
     size_t r, j;
@@ -3718,7 +3724,8 @@ static double adam_step(double p, double g, double m, double v, int plain_) {
     return plain_ ? kept - step : kept - step / (sqrt((0.99 * v + 0.01 * e * e) / 0.25) + 1e-3);
 }
 
-/* Resets parameter y, its gradient dy, and the optimiser state in b and v0. */
+/* Selects y as the parameter, and restores its gradient sm from dy and the optimiser
+   states m and v from b and v0. */
 static void reset_update(kernel_data *f, stx_optim_chunk *p, stx_real *y) {
     p->p = y;
     memcpy(f->sm, f->dy, f->n * sizeof *f->sm);
@@ -4208,8 +4215,8 @@ static void draw(const stx_sampling *s, const stx_real *l, size_t V, int *hist) 
     free(work);
 }
 
-/* Checks the chi-square statistic of a histogram for the probabilities p. A word with p
-   = 0 must not occur. A correct sampler stays below the bound with probability 0.9999.
+/* Compares a histogram with the probabilities p by a chi-square test. A word with p = 0
+   must not occur. A correct sampler stays below the bound with probability 0.9999.
    Every run has the same draws, so the test either always passes or always fails. */
 static void fits(const char *what, const int *hist, const double *p, size_t V) {
     double chi = 0, total = 0, bound;
@@ -4230,7 +4237,7 @@ static void fits(const char *what, const int *hist, const double *p, size_t V) {
 
 enum { V7 = 7 };
 
-/* Seven logits, and the words in order of falling logits. */
+/* Seven logits, and the words in order of decreasing logits. */
 static const stx_real logits7[V7] = {(stx_real)0.3, (stx_real)2.1,  (stx_real)-1.0, (stx_real)1.2,
                                      (stx_real)0.9, (stx_real)-0.2, (stx_real)1.7};
 

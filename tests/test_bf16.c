@@ -98,8 +98,8 @@ static size_t choose(size_t n) {
 
 /* Nonzero if the current case runs with kernel k. The fast build runs each case with
    all kernels. In a slow build, each case runs with one f32 kernel and one bf16 kernel,
-   both chosen at random, and with the emulated kernel, which no other build runs. The
-   reference is always the fastest f32 kernel. */
+   both chosen at random, and with the emulated kernel if there is one. The reference is
+   always the fastest f32 kernel. */
 static int takes_part(const kernel *k, size_t chosen_f32, size_t chosen_bf16) {
     return !SLOW || k->emulated || k == f32s + chosen_f32 || k == bf16s + chosen_bf16;
 }
@@ -239,8 +239,8 @@ static void round_length(const kernel *k, const float *all, size_t total, size_t
 }
 
 static void rounding(void) {
-    /* lower halves of the bits: exact, next to exact, next to the tie, the tie, above
-       the tie, the largest, and others */
+    /* lower halves of the bits: exact, just above exact, just below the tie, the tie,
+       just above the tie, the largest, and others */
     static const uint16_t low[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff, 0x4000, 0xc123, 0x0040};
 
     enum { LOWS = sizeof low / sizeof *low };
@@ -458,8 +458,8 @@ static void gemm_small(size_t *turn) {
                 }
 }
 
-/* Tests matrices larger than one block along K (1024), N (768 at the largest K) and M;
-   with thin remainders; and of shapes that are divided among threads. */
+/* Tests matrices larger than one block along K (1024), N (768 at the largest K) and M,
+   matrices with thin remainders, and shapes that are divided among threads. */
 static void gemm_large(size_t *turn) {
     static const size_t shapes[][3] = {
         {170, 257, 385}, {337, 33, 800}, {17, 17, 1541}, {43, 31, 769}, {4, 513, 390},
@@ -690,7 +690,7 @@ static int same_bits(const attn *a, float **p, float **q) {
    whose errors change all terms of the row in the same direction. */
 static const double DENSE = 5e-6, F32 = 5e-6, THREADS = 1e-6, ROUNDED = 2e-2, KERNELS = 2e-3;
 
-/* The largest errors, which are printed at the end. */
+/* Indices of the largest errors seen, which are printed at the end. */
 enum {
     WORST_DENSE,
     WORST_F32,
@@ -799,7 +799,8 @@ static double ramp(double um) {
     return um > 1 ? 1 : um;
 }
 
-/* Adds a term to an element. size: the term's magnitude if its parts do not cancel. */
+/* Adds a term to an element. size: the magnitude that the term would have if its parts
+   did not cancel. */
 static void term(sums s, size_t at, double value, double size) {
     s.sum[at] += value;
     s.squares[at] += size * size;
@@ -915,7 +916,7 @@ static void dense_gradient(dense_work *d, dense_at p, size_t n, double G) {
     }
 }
 
-/* Handles all keys of one query. */
+/* Adds the contributions of all keys of one query to y and to the gradients. */
 static void dense_row(dense_work *d, dense_at p) {
     double G = 0;
     size_t n;
@@ -1007,7 +1008,7 @@ static void attn_case(attn *a) {
 static void attn_threads(attn *a, const kernel *k, double tol, int meter) {
     static const int counts[] = {1, 2, 3, 5};
     float **ref, **got, **again;
-    double units[OUT]; /* du and dvb cancel, because the ds of a query add up to 0 */
+    double units[OUT]; /* needed because du and dvb cancel: the ds of a query add up to 0 */
     size_t i;
     attn_open(a);
     ref = outputs(a);
@@ -1053,7 +1054,8 @@ static attn random_attn(size_t turn) {
     for (;;) {
         size_t T = Ts[SLOW ? pick(13) : turn % 17], D = Ds[pick(13)], B = 1 + pick(2),
                H = 1 + pick(4), S = T + more[pick(8)];
-        /* in separate statements, so that all compilers draw in the same order */
+        /* The sizes are not drawn in the arguments of this call, because compilers
+           evaluate arguments in different orders. */
         a = plain(B, T, S, H, D);
         if (a.B * a.H * a.T * a.S * (a.D + 20) <= (SLOW ? 1500000u : 12000000u)) break;
     }
@@ -1069,7 +1071,8 @@ static attn random_attn(size_t turn) {
     a.z = (int)pick(5);
     a.d.max_span = spans[pick(4)];
     a.d.ramp = ramps[pick(4)];
-    /* With a single key, the ds of a query is only a rounding error. */
+    /* A steeper ramp could leave a query only one key, whose ds is just a rounding
+       error. */
     if (a.z > Z_MIXED && a.d.ramp < 8) a.d.ramp = 8;
     a.d.delta_min = (int)pick(2);
     a.d.eps = epss[pick(4)];
@@ -1133,9 +1136,8 @@ static void attention_cut(void) {
     }
 }
 
-/* If the keys can be divided into whole tiles, there must be one work unit per part:
-   four for one head of 3072 keys on two threads, and one for a head shorter than a
-   tile. */
+/* Checks how keys are divided into work units: with two threads, one head of 3072 keys
+   must give four units, and one head shorter than a tile must give one. */
 static void attention_units(void) {
     stx_ctx *x = context_of(f32s, 2);
     stx_attention_args g;
@@ -1315,10 +1317,11 @@ static void attention_borders(void) {
 
 // >>red zones
 
-/* Calls the kernels directly, with gaps between rows and between batches. Each operand
-   is either in a block that ends where its values end, so that the address sanitizer
-   detects accesses beyond it, or between zones that must be neither read nor written.
-   Results must not depend on the zones or on the initial content of the work space. */
+/* The tests of this section call the kernels directly, with gaps between rows and
+   between batches. Each operand is either in a block that ends where its values end, so
+   that the address sanitizer detects accesses beyond it, or between zones that must be
+   neither read nor written. Results must not depend on the zones or on the initial
+   content of the work space. */
 enum { ZONE = 300 };
 
 enum { EXACT, ZONES_NAN, ZONES_ZERO, MODES }; /* what the zones and the work space contain */

@@ -352,8 +352,8 @@ static void steps_case(const char *name, const stx_comp_desc *d, int resets) {
     stepwise = by_steps(name, g, t, B, n, resets ? reset : NULL);
     e = max_difference(stepwise, whole, B * n * D);
     CHECK(e <= tol, "%s%s: steps differ from segments by %g", name, how, e);
-    if (d->recurrence != STX_COMP_STORE_ROTATE) { /* this form moves the memory even in
-                                                     a short call */
+    if (d->recurrence != STX_COMP_STORE_ROTATE) { /* ROTATE moves the memory even in a
+                                                     short call */
         e = states_differ(s, g->state);
         CHECK(e <= tol, "%s%s: memories differ by %g", name, how, e);
     }
@@ -635,8 +635,8 @@ static void ages_and_gradients(void) {
     CHECK(tried >= 6, "%d cases", tried);
 }
 
-/* A memory that needs more positions than fit in the context's memory limit is an
-   error, and the model must keep its table of positions. */
+/* A memory that needs more positions than fit in the context's memory limit must cause
+   an error, and the model must keep its table of positions. */
 static void limit(void) {
     const size_t most[LAYERS] = {1 << 20, 1 << 20, 1 << 20};
     stx_comp_desc d = small();
@@ -771,7 +771,8 @@ static void dropouts(void) {
 }
 
 /* Trains m, with evaluations between the steps, and m2 in another context, with
-   recomputation and without evaluations. With every dropout, the losses must be equal. */
+   recomputation and without evaluations. All kinds of dropout are enabled. The losses
+   must be equal. */
 static void steps_equal(const char *name, stx_comp *m, stx_comp_state *s, stx_comp *m2,
                         stx_comp_state *s2, const int32_t *t, size_t n) {
     stx_ctx *x = m->ctx, *x2 = m2->ctx;
@@ -1024,7 +1025,8 @@ static double pass_of(stx_lm *lm, stx_comp *m, stx_optim *o, void *s, const int3
     return mean;
 }
 
-/* Returns how many of tokens 1 to n - 1 of a text a generator predicts correctly. */
+/* Returns the number of tokens, among tokens 1 to n - 1 of a text, that a generator
+   predicts correctly. */
 static size_t predicted(stx_lm *lm, stx_comp *m, const int32_t *t, size_t n) {
     void *g = lm->gen_create(m, 1, 0);
     stx_sampling best;
@@ -1039,8 +1041,8 @@ static size_t predicted(stx_lm *lm, stx_comp *m, const int32_t *t, size_t n) {
     return right;
 }
 
-/* A model trained through stx_lm must be able to learn one batch by heart. The
-   compression loss must decrease as well. */
+/* A model trained through stx_lm must be able to overfit one batch. The compression
+   loss must decrease as well. */
 static void overfit(void) {
     static const int which[] = {0, 5, 13, 14, 20, 25};
     size_t k;
@@ -1379,7 +1381,7 @@ static void bad_descs(void) {
     stx_destroy(x);
 }
 
-/* Parameters can be counted without a model. Zeros in the desc must select the
+/* Counting parameters must not require a model, and zeros in the desc must select the
    defaults. */
 static void counts_and_defaults(void) {
     stx_comp_desc d;
@@ -1935,8 +1937,8 @@ static void pick(void) {
 }
 
 #ifndef SEQTX_DOUBLE
-/* A run that is repeated. With bf16 operands, the losses must be nearly the same as in
-   f32. With several threads, a repeated run must produce the same bits, whether or not
+/* The data of a training step. With bf16 operands, the losses must be nearly the same
+   as in f32. With several threads, a repeated run must be bit-identical, whether or not
    its steps are replayed. */
 typedef struct repeated {
     stx_comp *m;

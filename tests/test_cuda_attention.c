@@ -531,7 +531,7 @@ static void compare(const data *d, float **got, int half, int version, int forwa
 }
 
 static stx_ctx *cpu, *gpu[2]; /* float, bf16 */
-/* kernel versions, see stx_cuda_attention; versions 4 to 6 differ from version 2 only
+/* kernel versions (see stx_cuda_attention); versions 4 to 6 differ from version 2 only
    in bf16 */
 static const int versions[] = {1, 3, 2, 4, 5, 6};
 
@@ -978,7 +978,7 @@ static void cached_grads(stx_ctx *x, const data *d, stx_real **grad) {
     }
 }
 
-/* Runs a case in x. version: the kernel version on a GPU */
+/* Runs a case in context x. version: the kernel version, which is used only on a GPU. */
 static void on_cached(stx_ctx *x, data *d, int version, float **out) {
     const int cuda = stx_ctx_desc(x)->device == STX_CUDA;
     const size_t past = d->c->past;
@@ -1115,8 +1115,8 @@ static void unit_values(data *d) {
 }
 
 /* With unit vectors as values, y contains the attention weights. The GPU must drop
-   exactly the weights that the CPU drops, and the shift of the generator for a replayed
-   step must be equivalent to another random stream. */
+   exactly the weights that the CPU drops. Shifting the GPU's generator, as replayed
+   steps do, must have the same effect as changing the CPU's stream. */
 static void masks(int half) {
     static const attn cases[] = {
         {.B = 2, .T = 20, .S = 33, .H = 2, .D = 64, .drop = 0.5},
@@ -1358,10 +1358,10 @@ static void orders(int half) {
         }
 }
 
-/* The number of multiprocessors must not affect the bits, so it must not affect the
-   choice of tiles. Until a memory is full, first_key cuts off part of the windows,
-   which have up to 100 keys. In such windows, wide and narrow tiles start at different
-   keys and add the terms in different orders. */
+/* The number of multiprocessors must not change a bit of the results, so the choice of
+   tiles must not depend on it. Until a memory is full, first_key cuts off part of the
+   windows, which have up to 100 keys. In such windows, wide and narrow tiles start at
+   different keys and add the terms in different orders. */
 static uint64_t bits_of(stx_ctx *x, data *d, int version) {
     again g;
     uint64_t h = 14695981039346656037u;
@@ -1900,8 +1900,8 @@ static void kernels(void) {
 
 // >>main
 
-static int only = -1, brief; /* only: the one section to run; brief: the short form, for
-                                sanitizers */
+static int only = -1, brief; /* only: the one section to run, or -1; brief: whether to
+                                run the short form, for sanitizers */
 
 static int wanted(int section) {
     return only < 0 || only == section;

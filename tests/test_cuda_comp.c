@@ -83,7 +83,7 @@ static arr rows_of(const grouped *t) {
     return a;
 }
 
-/* Checks that, from rows without gaps, the CPU kernel computes the same n results y.
+/* Checks that the CPU kernel computes the same n results y from rows without gaps.
    kernel: 0 unfold, 1 mean, 2 max, 3 pick. */
 static void dense_check(const char *name, const grouped *t, const arr *rows, const arr *u,
                         size_t ldu, const float *y, size_t n, int kernel) {
@@ -1003,9 +1003,9 @@ static void test_models(void) {
             }
 }
 
-/* A replayed step must have the same bits as a launched one. Once the memory is full,
-   all steps must be replayed, except with STX_COMP_STORE_ROTATE, which swaps buffers in
-   every step. */
+/* The results of a replayed step must be bit-identical to those of a launched step.
+   Once the memory is full, all steps must be replayed, except with
+   STX_COMP_STORE_ROTATE, which swaps buffers in every step. */
 static void test_graph(void) {
     static const int models[] = {USED, BPTT, TIED, ROTATE};
     size_t k;

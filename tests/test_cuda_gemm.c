@@ -315,8 +315,8 @@ static void twin(stx_ctx *x) {
 
 // >>layers
 
-/* off: offset of the bias, so that it is not aligned. pad: the number of the O outputs
-   that are padding; see stx_linear_bwd_args. */
+/* A linear layer. off: offset of the bias, so that it is not aligned. pad: the number
+   of the O outputs that are padding; see stx_linear_bwd_args. */
 typedef struct layer {
     size_t N, I, O;
     int act, bias, pre, dx, accumulate;
@@ -653,9 +653,9 @@ static int slices_timed;     /* whether plans are chosen by timing, which at fir
                                 requires more calls */
 #endif
 
-/* slices: number of K slices; 0: chosen by size. late: whether sums are deferred.
-   times: number of passes, each with different rows. cut: number of batched matmuls per
-   pass that cublasLt must receive. */
+/* A weight gradient that is split along K. slices: number of K slices; 0: chosen by
+   size. late: whether sums are deferred. times: number of passes, each with different
+   rows. cut: number of batched matmuls per pass that cublasLt must receive. */
 typedef struct sliced {
     size_t N, I, O, pad;
     int slices, late, times, cut;
@@ -1104,7 +1104,7 @@ static void failing(int precision) {
 }
 #endif
 
-/* All runs must have the same bits, in every order of threads. */
+/* All runs must be bit-identical, in every order of threads. */
 static stx_ctx *again_ctx;
 
 static void again(void *user, uint64_t *hash) {

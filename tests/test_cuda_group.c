@@ -40,8 +40,8 @@ static int groups, first_port, gpus = MAX_RANKS;
 /* Values of job.uncaptured: how NCCL fails while train_job captures a step */
 enum { REFUSES = 1, REFUSES_RANK_1, ENDS };
 
-/* die: the rank that ends. family: in training jobs, 0 span, 1 SRU; in other jobs, the
-   variant of the job. */
+/* A job that every rank runs. die: the rank that ends early. family: 0 span or 1 SRU in
+   training jobs, the variant in other jobs. */
 typedef struct job {
     int family, precision, overlap, shard, ranks, rank, die, uncaptured;
     found *out;
@@ -110,7 +110,7 @@ static void together(const char *name, job_fn fn, job j, int absent, int killed)
         if (r == absent) continue;
         pid[r] = fork();
         if (pid[r]) continue;
-        alarm(1800); /* ends a hang, see tests/limit.sh */
+        alarm(1800); /* ends a hang; see tests/limit.sh */
         test_passed = test_failed = 0;
         j.rank = r;
         j.out = results + r;

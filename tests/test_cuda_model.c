@@ -34,8 +34,8 @@ static int32_t *ids_of(size_t n, size_t V, size_t salt) {
 
 
 // >>ops
-/* Runs the same computation on both devices and compares the outputs and the gradients
-   of all inputs. */
+/* Ops that run on both devices. Their outputs and the gradients of all inputs are
+   compared. */
 enum { MAX_IN = 6 };
 
 typedef stx_tensor *(*op_fn)(stx_ctx *x, stx_tensor **in);
@@ -749,7 +749,7 @@ static void evaluate(model *r) {
     free(id);
 }
 
-/* A replayed step must have the same bits as a launched step, including dropout and the
+/* A replayed step must be bit-identical to a launched step, including dropout and the
    optimiser's counters. */
 static void test_graph(void) {
     static const int models[] = {SMALL, DROP, PERS, RECOMPUTE, IO};
@@ -807,8 +807,8 @@ static void same_memory(stx_memory *a, stx_memory *b, const char *what) {
     }
 }
 
-/* Replays steps while the head groups change. The memories must also have the same bits
-   as without graphs. */
+/* Replays steps while the head groups change. The memories must be bit-identical to
+   those of a run without graphs. */
 static void test_groups(void) {
     enum { PHASES = 6, EACH = 6, S = 800 };
 
@@ -925,8 +925,8 @@ static void test_pieces(void) {
 }
 
 /* A step that reads one memory and writes another: from a to b and back, or through
-   three memories. A replayed step must have the same bits as a launched one, and the
-   same losses as a step that uses a single memory throughout. */
+   three memories. A replayed step must be bit-identical to a launched one, and must
+   have the same losses as a step that uses a single memory throughout. */
 typedef struct turning {
     model r;
     stx_span_state *s[3];
@@ -1077,8 +1077,8 @@ static void test_room(void) {
 }
 
 /* A step with scalars, which may be set between replays. Constants created after the
-   first replays must not stop the replays. The bits must be the same as without
-   graphs. */
+   first replays must not stop the replays. The results must be bit-identical to those
+   without graphs. */
 typedef struct scaled {
     stx_ctx *x;
     stx_params *p;
@@ -1170,7 +1170,7 @@ static void test_scalars(void) {
 }
 
 /* A model with adaptive input and softmax, and with ignored rows. Steps with equal
-   cluster sizes are replayed and must have the same bits as launched steps. blind: the
+   cluster sizes are replayed and must be bit-identical to launched steps. blind: the
    key does not contain the sizes, so a replayed step must not update anything if its
    ids do not match the sizes. */
 enum { CB = 4, CT = 16, CV = 41 };
@@ -1240,8 +1240,8 @@ static void clustered_step(void *user) {
     stx_optim_step(u->o, 0.01);
 }
 
-/* Returns the id at position k of a batch, from cluster 1, 2 or 0; `many` of the ids
-   are from cluster 1. */
+/* Returns the id at position k of a batch. The first `many` ids are from cluster 1, the
+   next 8 from cluster 2, and the rest from cluster 0. */
 static int32_t clustered_id(int i, int n, int k, int many) {
     if (k < many) return 11 + (i + n) % 14;
     if (k < many + 8) return 25 + (i * n) % 16;
@@ -1819,11 +1819,11 @@ static void status_of_replays(void) {
 #ifdef SEQTX_CUDA_HOST
 enum { REFUSED_STEPS = 14, ALL_STEPS = 20 };
 
-/* The capture's CUDA call number `call` fails. The run must continue with the same
-   bits, and the status must say why the step was not captured. After a parameter is
-   added, the step must be captured. loss, hash and index are the results of a run
-   without graphs: its losses, and the hash of its parameters and its step index after
-   REFUSED_STEPS steps. */
+/* Makes CUDA call number `call` of the capture fail. The run must continue
+   bit-identically, and the status must say why the step was not captured. After a
+   parameter is added, the step must be captured. loss, hash and index are the results
+   of a run without graphs: its losses, and the hash of its parameters and its step
+   index after REFUSED_STEPS steps. */
 static void status_of_refusal(int call, const double *loss, uint64_t hash, uint64_t index) {
     static const char *const name[CUDA_HOST_GRAPH_CALLS] = {"cudaErrorStreamCaptureUnsupported",
                                                             "cudaErrorStreamCaptureInvalidated",
@@ -2186,7 +2186,7 @@ static void two_gpus_run(int half, int turn, uint64_t hash[2], double loss[2]) {
     }
 }
 
-/* All three runs of a model must have the same bits. */
+/* All three runs of a model must be bit-identical. */
 static void test_two_gpus(void) {
     int half, turn, gpu;
     cuda_host_devices(2);

@@ -28,7 +28,7 @@ static int32_t *ids_to_gpu(const int32_t *ids, size_t n) {
 
 // >>flat: elementwise kernels and reductions of n values
 
-/* i and j have integer values; p is a parameter */
+/* Arrays of n elements. i and j contain integers; p is a parameter. */
 typedef struct flat {
     size_t n;
     arr y, a, b, p, i, j;
@@ -87,7 +87,7 @@ static void test_activation(const arr *pa, size_t n, int act) {
     arr_free(&g);
 }
 
-/* Tests dropout, and overwrites the array a of f with 1. */
+/* Tests dropout. Fills the array a of f with ones. */
 static void test_dropout(const flat *f) {
     const uint64_t seed = 0x9e3779b97f4a7c15u, stream = (uint64_t)1 << 63 | 5;
     const arr y = f->y, a = f->a, b = f->b;
@@ -116,8 +116,9 @@ typedef struct reduced {
     arr l, g, d, e;
 } reduced;
 
-/* Tests l + 0.3 (mean b + mean p + mean a). Gradients are added to d and e and not
-   requested for a. A second call overwrites d, and a third adds to it. */
+/* Tests l + 0.3 (mean b + mean p + mean a). The first backward pass adds the gradients
+   of b and p to d and e, and omits the gradient of a. The second pass overwrites d and
+   e, then adds the gradient of a to d. */
 static void test_add_means(const flat *f, const reduced *r) {
     const arr l = r->l, g = r->g, d = r->d, e = r->e;
     size_t n = f->n;
@@ -437,8 +438,8 @@ static double dbias_tol(size_t C) {
     return C < 4 ? 1e-3 : 8e-6;
 }
 
-/* Tests residual_norm with a bias. The kernel either adds to ds or, if ds is NULL,
-   omits it. */
+/* Tests residual_norm with a bias. The kernel adds to ds or, if ds is NULL, does not
+   compute it. */
 static void test_residual_norm_bias(const rows *r) {
     const arr *d = &r->a[R_D], *df = &r->a[R_DF], *dgain = &r->a[R_DGAIN],
               *dshift = &r->a[R_DSHIFT], *db = &r->a[R_DBIAS];
@@ -936,7 +937,8 @@ static void test_infinities(void) {
     free(v);
 }
 
-/* Tests an adaptive softmax: the head, with two gates, then a cluster. */
+/* Tests the log-probabilities of an adaptive softmax: first the head, which includes
+   the logits of two clusters, then one of the clusters. */
 static void test_cluster_log_probs(int forward) {
     const size_t N = 7, V = 900, K = 3, size0 = 300, size1 = 500;
     arr out = arr_of(N * V, 1, 0, N_), gate = arr_of(N * K, 1, 0, B_),

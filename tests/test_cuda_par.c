@@ -369,8 +369,9 @@ static void test_mix(void) {
     }
 }
 
-/* With a single branch, the results must have the same bits as stx_residual_norm. In
-   bf16, stx_residual_norm rounds h + b, because it stores the sum. */
+/* With a single branch, the results must be bit-identical to those of
+   stx_residual_norm. In bf16, stx_residual_norm rounds h + b, because it stores the
+   sum. */
 static void test_alone(void) {
     static const size_t wide[] = {4, 33, 36, 132, 260, 512, 516, 1028};
     size_t n;
@@ -746,7 +747,7 @@ static void test_models(void) {
             }
 }
 
-/* A replayed step must have the same bits as a launched one, although noise,
+/* A replayed step must be bit-identical to a launched step, although noise,
    temperature, learning rates and tokens change between steps. */
 static void test_graph(void) {
     static const int models[] = {SOFT, HARD, RUNS, AGAIN, FORMS};

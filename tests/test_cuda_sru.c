@@ -10,8 +10,8 @@ static int brief; /* whether "short" was given, as with sanitizers, which are sl
 
 typedef struct shape {
     size_t B, T, H, D, k;
-    /* pad: 1: some tokens are padded; 2: all are. dxr = 2: the kernel adds to the
-       gradient. c0 = 2: c0 is an activation */
+    /* pad: 1 if some tokens are padded, 2 if all are; dxr: 2 if the kernel adds to the
+       gradient; c0: 2 if c0 is an activation */
     int tanh, xr, v, V, c0, m, pad, dh, dlast, dxr, dv, dc0;
     int odd; /* the memory kind of u differs from that of the other inputs */
 } shape;
@@ -331,7 +331,8 @@ static void test_columns(void) {
 }
 
 /* A NaN in u0 at time 40 of column 5 of one direction must stay in that column and
-   spread only to later times. scan: there is no v, so that the forward pass is a scan. */
+   spread only to later times. scan: whether v is absent, so that the forward pass is a
+   scan. */
 static void nan_case(int backward, int scan) {
     const size_t column = (backward ? FEW : 0) + 5, O = 2 * FEW;
     shape few = columns;
@@ -388,7 +389,7 @@ static void bits(void *user, uint64_t *h) {
     stx_destroy(gx);
 }
 
-/* All runs must have the same bits, in every thread order. */
+/* All runs must be bit-identical, in every thread order. */
 static void test_bits(void) {
     static const shape s[] = {{2, 200, 72, 2, 3, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0},
                               {1, 300, 40, 1, 4, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0},

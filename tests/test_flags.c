@@ -272,7 +272,7 @@ static void masks(stx_ctx *x) {
     CHECK(zero, "a row without keys is not 0");
 }
 
-/* Returns whether any of n values is not NaN, judging by its bits. */
+/* Returns whether any of the n values is not NaN, judging by their bits. */
 static int lost(const stx_real *y, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {

@@ -369,8 +369,8 @@ static void curve(void) {
     stx_destroy(x);
 }
 
-/* After a prompt of t tokens, greedy decoding must return the expected 16 tokens. All
-   forms are literal, except that only full segments enter the memory. */
+/* After a prompt of t tokens, greedy decoding must return the expected 16 tokens. The
+   model uses all literal forms, except that only full segments enter the memory. */
 static void greedy(const char *name, size_t t, const char *expected) {
     stx_ctx *x = golden_ctx(1);
     stx_file *f = open_golden(x, name);

@@ -37,7 +37,8 @@ static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *name, size_t B
     return t;
 }
 
-/* Returns the sum of y G as a tensor, or NULL if y or G is NULL. */
+/* Returns the sum of the elementwise product y G as a tensor, or NULL if y or G is
+   NULL. */
 static stx_tensor *against(stx_ctx *x, stx_tensor *y, const stx_real *G) {
     stx_tensor *p, *g = G && y ? stx_input(x, G, y->dim[0], y->dim[1], y->dim[2], y->dim[3]) : NULL;
     p = g ? stx_mul(x, y, g) : NULL;

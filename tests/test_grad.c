@@ -990,7 +990,7 @@ static void row_dropout_replicated(void) {
 
 enum { DROPPED = 100003 };
 
-/* Returns dropout of `a` in context x, at step index `step`. */
+/* Applies dropout to `a` in context x, at step index `step`. */
 static stx_tensor *dropped(stx_ctx *x, const stx_real *a, double p, uint64_t step) {
     stx_set_step_index(x, step);
     stx_begin(x, STX_TRAIN);
@@ -1820,7 +1820,8 @@ static stx_tensor *make_several(stx_ctx *x, stx_tensor **in, void *user) {
     return y;
 }
 
-/* Recomputes a function with several results, of which `used` contribute to the loss. */
+/* Recomputes a function with several results. used: bit mask of the results that
+   contribute to the loss. */
 static void several_case(int what, int used) {
     block_user u;
     problem p = start(what ? "several results of an op" : "several results", make_several, &u);
@@ -2970,7 +2971,7 @@ static size_t adaptive_logits(const problem *p, size_t k, size_t c, const stx_re
     return n;
 }
 
-/* Returns -log softmax of logit `target` */
+/* Returns the negative log softmax of logit `target`. */
 static double nll_of(const double *logits, size_t n, size_t target) {
     double top = -1e300, s = 0;
     size_t v;
@@ -3316,8 +3317,8 @@ static stx_tensor *make_comp_gate(stx_ctx *x, stx_tensor **in, void *user) {
 }
 
 /* in: x, y, and the weights and biases of the linear layers that compute p0 from y and
-   p1 from x. The gate computes the bias gradients. d.glu: x is added to the result, so
-   that x already has a gradient. */
+   p1 from x. The gate computes the bias gradients. If d.glu is set, x is added to the
+   result, so that x has a gradient before the gate's backward pass. */
 static stx_tensor *make_comp_gate_biased(stx_ctx *x, stx_tensor **in, void *user) {
     stx_tensor *t[8] = {NULL}, *y;
     comp_user *u = (comp_user *)user;
@@ -3628,8 +3629,8 @@ static void attention_kv(void) {
     }
 }
 
-/* Sizes of an attention over m cached and T new rows. groups: number of head groups, or
-   0 without a learned span. P: whether there are positions; N: number of persistent
+/* Sizes of attention over m cached and T new rows. groups: number of head groups, or 0
+   without a learned span. P: whether there are positions; N: number of persistent
    vectors. */
 typedef struct cached_sizes {
     size_t B, T, m, H, D;
@@ -3973,10 +3974,10 @@ static void row_par_latency(void) {
 }
 
 
-/* >>passed: results of a recomputed function that are its inputs, views of them,
-   parameters, or one tensor twice. The results must be the same as without
-   recomputation, whichever of them contribute to the loss and whatever the chunk
-   size. */
+/* >>passed: recomputed functions that return their inputs, views of them, parameters,
+   or the same tensor twice. Loss and gradients must be the same as without
+   recomputation, whichever of the returned tensors contribute to the loss and whatever
+   the chunk size. */
 enum { PASSED_CASES = 9, PASSED_MOST = 40 * 4 };
 
 typedef struct passed {
@@ -4022,8 +4023,8 @@ static stx_tensor *passes(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **
     }
 }
 
-/* Computes the loss and its gradients. Bits of `used`: the results that contribute to
-   the loss. */
+/* Computes the loss and its gradients. Bit 0 of `used` is set if the returned tensor
+   contributes to the loss, and bit k + 1 if out[k] does. */
 static void passed_run(int what, int used, const size_t *rows, size_t chunk, int recompute,
                        double *result) {
     stx_desc desc;
@@ -4167,8 +4168,8 @@ static void output_is_parameter(void) {
     stx_destroy(x);
 }
 
-/* A second backward pass in a step must either add its gradients or be an error. It
-   must not be ignored. */
+/* A second backward pass in a step must either add its gradients or cause an error. It
+   must not be silently ignored. */
 static void second_backward(void) {
     stx_ctx *x = stx_create(NULL);
     stx_params *p = stx_params_create(x);

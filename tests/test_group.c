@@ -1,5 +1,5 @@
 /* test_group.c - data parallel training (>>api: group in seqtx.h). Every rank runs the
-   whole test, for example by
+   whole test. For example, run
 
        mpirun --oversubscribe -np 3 build/test_group [-v]
 
@@ -57,7 +57,8 @@ static void refused(stx_ctx *x, int code, const char *a, const char *b) {
     stx_clear_error(x);
 }
 
-/* Nonzero if n bytes equal the bytes of rank 0. Every rank must call this function. */
+/* Returns nonzero if the n bytes are identical to those on rank 0. Every rank must call
+   this function. */
 static int same_as_rank0(const void *bytes, size_t n) {
     void *rank0 = malloc(n ? n : 1);
     int same;
@@ -104,7 +105,8 @@ static int same_value(double a, double b) {
     return a >= b && a <= b;
 }
 
-/* Tests the sum of n values over the ranks. The value v[n] must not change. */
+/* Tests the sum of n values over the ranks. v[n], the element after the last one, must
+   not change. */
 static void sum(double *v, size_t n) {
     double worst = 0;
     size_t i;
@@ -159,7 +161,7 @@ static void maximum(double *v, size_t n) {
     CHECK(same_as_rank0(v, n * sizeof *v), "maximum of %zu: ranks differ", n);
 }
 
-/* Sends n values from one rank to another. */
+/* Tests sending n values from rank `from` to rank `to`. */
 static void sent(double *v, size_t n, int from, int to) {
     size_t i, bad = 0;
     for (i = 0; i <= n; i++) v[i] = hashed(i, (uint64_t)rank);
@@ -169,7 +171,7 @@ static void sent(double *v, size_t n, int from, int to) {
     CHECK(!bad, "%zu from %d to %d: %zu wrong", n, from, to, bad);
 }
 
-/* Broadcasts n values from every rank. */
+/* Tests broadcasts of n values from each rank, and sends between all pairs of ranks. */
 static void broadcasts(double *v, size_t n) {
     size_t i, bad;
     int from, to;
@@ -533,7 +535,7 @@ static void share_of_op(stx_ctx *x, stx_ctx *w, size_t k, const stx_real *a, con
           stx_error(x), stx_error(w));
 }
 
-/* A share that starts in the middle of a generator draw must be refused. */
+/* A share that would split a draw of 8 random values between ranks must be refused. */
 static void uneven_shares(stx_ctx *x, const stx_real *a) {
     CHECK(!stx_dropout(x, stx_input(x, a, 5, 7, 0, 0), 0.5) || !stx_ok(x), "35 elements");
     refused(x, STX_ERR_SHAPE, "stx_dropout: expected a multiple of 8", "got 35");
@@ -665,8 +667,8 @@ static stx_params *lossy_params(stx_ctx *x) {
     return p;
 }
 
-/* The parameter for which `apart` finds the largest deviation. Deviations are relative
-   to the largest value of a parameter. */
+/* The parameter for which `apart` found the largest deviation. Deviations are relative
+   to the largest magnitude in the parameter. */
 static const char *apart_at = "";
 
 static double apart(const stx_params *a, const stx_params *b) {
@@ -748,15 +750,14 @@ static void losses(void) {
     loss_in_evaluation();
 }
 
-/* Returns the number of elements of rank r in case i: different on each rank (i = 0),
-   nonzero only on the last rank, or zero on all ranks. */
+/* Returns rank r's number of elements in case i. Case 0: a different number on each
+   rank; case 1: nonzero only on the last rank; case 2: zero on all ranks. */
 static double part_of(int i, int r) {
     if (i == 0) return 3 + r;
     return i == 1 && r == ranks - 1 ? 7 : 0;
 }
 
-/* Computes a mean over the elements of all ranks, which have different numbers of
-   elements. */
+/* Tests stx_group_loss_scale with different numbers of elements on the ranks. */
 static void parts(void) {
     stx_ctx *x = context(9, 1, 0, 0), *alone = context(9, 0, 0, 0);
     int i, r;
@@ -795,8 +796,8 @@ static stx_params *small_params(stx_ctx *x) {
     stx_params *p = stx_params_create(x);
     stx_param(p, STX_NORMAL, 0.4, "w1", 72, D, 0, 0);
     stx_param(p, STX_NORMAL, 0.1, "b1", 72, 0, 0, 0);
-    stx_param(p, STX_NORMAL, 0.1, "w2", 72, 72, 0, 0); /* two chunks, so that shards can
-                                                          divide them */
+    stx_param(p, STX_NORMAL, 0.1, "w2", 72, 72, 0, 0); /* two chunks, so that it can be
+                                                          divided into shards */
     stx_param(p, STX_NORMAL, 0.1, "unused", 5, 0, 0, 0);
     return p;
 }
@@ -1053,7 +1054,7 @@ static void overlapped(void) {
     if (ranks > 1) after_overlap(x, o);
     stx_params_zero_grad(o->params);
     CHECK(stx_ok(x), "%s", stx_error(x));
-    /* complete steps after the errors, starting with a reset optimiser */
+    /* Complete steps must be possible after the errors. The optimiser is reset first. */
     o->update->step = 0;
     for (k = 0; k < 2 && o->state[k]; k++)
         for (i = 0; i < o->params->count; i++)
@@ -1186,9 +1187,9 @@ typedef struct family {
     stx_lm (*make)(stx_ctx *x, stx_params **arch);
     double clip;
     int passes; /* backward passes per update */
-    int ignore; /* 1: some targets are -1: in some passes all targets of some streams, in
-                   others random targets */
-    /* 1: streams restart at different times: sometimes all streams of one rank and none
+    int ignore; /* 1: some targets are -1: all targets of some streams in some passes,
+                   random targets in others */
+    /* 1: streams restart at different times, sometimes all streams of one rank and none
        of another */
     int resets;
 } family;
@@ -1525,7 +1526,7 @@ static double files_apart(const stx_file *a, const stx_file *b) {
     return worst;
 }
 
-/* A state as a file in memory */
+/* A state, saved as a file in memory. */
 typedef struct packed {
     void *bytes;
     size_t n;
@@ -1703,8 +1704,9 @@ static void share(run *w, int from) {
     packed_free(&p);
 }
 
-/* Runs a few steps in every way. Rounding errors have hardly accumulated by then, so
-   the tolerance is small. The run `plain` is continued later. */
+/* Runs a few steps with different bucket sizes, with and without overlap and shards.
+   Rounding errors have hardly accumulated by then, so the tolerance is small. The run
+   `plain` is continued later. */
 static void first_steps(const family *f, run *plain, const run *w) {
     enum { OVER, SMALL, SMALL_OVER, MIDDLE, SHARDED, WAYS };
 
@@ -1824,8 +1826,8 @@ int main(int argc, char **argv) {
         printf("%s\n0 passed, 1 failed\n", stx_error(group));
         return 1;
     }
-    /* Rank 0 can only add its own checks after the last context has left. If a later
-       check fails on another rank, the run ends with an error. */
+    /* Once the last context has left the group, rank 0 can add only its own checks to the
+       total. A later failure on another rank shows only in that rank's exit code. */
     stx_group_leave(group);
     if (ranks > 1) {
         long before = test_failed;

@@ -35,8 +35,8 @@
 
 static int skipped;
 
-/* Checks that there is an error with this code and that its text contains `part`.
-   Clears the error. */
+/* Checks that the context has an error with this code and that its text contains
+   `part`. Clears the error. */
 static int check_error(stx_ctx *x, int code, const char *part, int line) {
     int ok = !stx_ok(x) && stx_error_code(x) == code && strstr(stx_error(x), part) != NULL;
     if (!ok)
@@ -1808,7 +1808,7 @@ static void test_bad_blob(void) {
     ERROR(STX_ERR_FORMAT, "a piece that is invalid for its kind");
 }
 
-/* A vocabulary must be able to have more words than fit into 16 bits. */
+/* A vocabulary must be able to have more than 65,536 words. */
 static void test_large_vocab(void) {
     stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_COUNT_LATER);
     FILE *f = fopen(in_dir("large"), "wb");
@@ -1988,7 +1988,7 @@ static void test_wraps(void) {
 }
 
 /* Compares three epochs of records with a second implementation of the record rule:
-   blocks of T + 1 tokens do not overlap, and row b of record q is block q + b
+   blocks of T + 1 tokens do not overlap, and row b of record q is block number q + b *
    stride. */
 static void check_records(size_t first, size_t N, size_t B, size_t T) {
     size_t S = T + 1, blocks = N / S, stride = N / (B * S), records = stride + blocks - B * stride;
@@ -2047,8 +2047,8 @@ static void check_records(size_t first, size_t N, size_t B, size_t T) {
 static void test_records(void) {
     static const size_t shapes[][3] = {{103, 3, 5}, {40, 4, 3},   {8, 2, 3},
                                        {2, 1, 1},   {300, 7, 13}, {83, 4, 2}};
-    /* Token and record counts for WikiText-2, tokenised with the original's pieces, and
-       for a minimal corpus. */
+    /* Token and record counts for WikiText-2, tokenised with the original code's
+       pieces, and for a minimal corpus. */
     static const size_t size[3][2] = {{314913, 304}, {357981, 369}, {33 * 32, 1}};
     static int32_t one[1];
     size_t k;
@@ -2201,8 +2201,8 @@ static void test_pieces_errors(void) {
 #endif
 }
 
-/* Checks that a .vocab file of n pieces, with scores unless score is NULL, is read as
-   these pieces or, if `error` is not NULL, refused with this error. */
+/* Writes a .vocab file of n pieces, with scores unless `score` is NULL. It must be read
+   as these pieces or, if `error` is not NULL, refused with this error. */
 static void check_list(const char *mark, const char *const *piece, const char *const *score,
                        size_t n, const char *error) {
     stx_vocab_desc d = desc(STX_TOK_IDS, STX_ORDER_FIRST);

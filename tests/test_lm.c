@@ -180,7 +180,7 @@ typedef struct words_test {
 
 enum { WB = 2, WT = 40 };
 
-/* The largest value of a parameter must be below the bound of its distribution, but
+/* The largest magnitude in a parameter must be below the bound of its distribution, but
    close to it. */
 static void words_init(const words_test *s, const char *what, const stx_tensor *t, double bound) {
     stx_real *v = host_of(s->x, t);
@@ -532,8 +532,8 @@ static void words_limits(void) {
 
 enum { RB = 3, RW = 5, RMAX = 400 };
 
-/* All rows that were ever pushed to one stream, that is, the rows that a memory should
-   contain. */
+/* All rows that were ever pushed to one stream. The newest of them are the expected
+   rows of a memory. */
 typedef struct history {
     double row[RMAX][RW];
     int missing[RMAX]; /* whether a row is padding or was pushed before a reset */
@@ -555,7 +555,7 @@ static stx_memory *rows_of(stx_ctx *x, size_t B, size_t layers, int as_one, int 
 }
 
 /* Draws T random rows for each of B streams and appends them to their histories. pads:
-   some of the rows are padding. */
+   whether some of the rows are padding. */
 static stx_tensor *draw(stx_ctx *x, history *t, size_t B, size_t T, int pads, const stx_ids **pad) {
     stx_real *v = (stx_real *)calloc(B * T * RW, sizeof *v);
     int32_t *m = (int32_t *)calloc(B * T, sizeof *m);
@@ -1223,8 +1223,8 @@ static void rows_alternating(void) {
     }
 }
 
-/* Capacity must grow by half, up to a limit, or to the requested size. If it is
-   reserved beforehand, addresses must not change. */
+/* Capacity must grow by half, up to max_rows, or without max_rows to the size needed.
+   If capacity is reserved beforehand, addresses must not change. */
 static void rows_capacity(void) {
     stx_ctx *x = context(6);
     stx_memory *s = rows_of(x, RB, 1, 0, 0, 0, 12), *r = rows_of(x, RB, 1, 0, 0, 0, 0);

@@ -316,8 +316,9 @@ static void all_lengths(const char *name, stx_par *m, const int32_t *t, size_t B
     stx_par_state_free(s);
 }
 
-/* Nonzero if the model has a memory, so that a token affects the next call. The memory
-   may be short, because its rows in later blocks depend on earlier tokens. */
+/* Returns nonzero if a token affects the next call through the memory. The length of
+   the memory does not matter, because its rows in later blocks depend on earlier
+   tokens. */
 static int has_memory(stx_par *m, char letters[16]) {
     stx_par_argmax(m, letters, 16);
     if (m->desc.mem == STX_PAR_NO_ROWS) return 0;
@@ -391,7 +392,8 @@ static void resets(void) {
         stx_real *a, *r;
         double e;
         size_t l;
-        /* in this mode, positions depend on the number of keys of the batch */
+        /* Skip this mode, in which positions depend on the number of keys in the
+           batch. */
         if (d.pos_mode == STX_PAR_POS_REF) {
             free(t);
             stx_destroy(x);
@@ -494,7 +496,7 @@ static void generation_case(const char *name, stx_par_desc d, const int *reset, 
     size_t l;
     double top, e;
 
-    /* in this mode, positions depend on the number of keys of the batch */
+    /* Skip this mode, in which positions depend on the number of keys in the batch. */
     if (resets_too && d.pos_mode == STX_PAR_POS_REF) {
         free(t);
         stx_destroy(x);
@@ -1127,8 +1129,8 @@ static void by_hand(void) {
         CHECK(CLOSE(dal[k], da[k], 1e-6), "straight-through: dal[%d] = %g", k, (double)dal[k]);
 }
 
-/* Returns the expected latency of the two branches that have a cost, computed from p or
-   from the gates of the step. */
+/* Returns the expected latency of the two branches that have a cost. It is computed
+   from p or, with latency_w, from the gates of the step. */
 static double expected_latency(const stx_par *m, const double *p) {
     double lat = 0;
     size_t l, k;
@@ -1142,7 +1144,7 @@ static double expected_latency(const stx_par *m, const double *p) {
     return lat;
 }
 
-/* Returns the total loss, by its definition. */
+/* Returns the total loss according to its definition. */
 static double expected_total(int kind, double nll, double lat) {
     if (kind == STX_PAR_LATENCY_ADD) return nll + 0.4 * lat;
     if (kind == STX_PAR_LATENCY_HINGE) return nll + 0.4 * (lat > 2 ? lat / 2 - 1 : 0);
@@ -1256,7 +1258,8 @@ static void keys_of_evaluation(stx_par *m, const int32_t *t) {
     CHECK(k1 != stx_par_key(m, NULL, NULL, s, 1), "the key without the selected branch");
     stx_par_state_free(s);
 
-    /* without a memory, or before its first call, the step may be an evaluation */
+    /* Without a memory, or before its first call, the step may be an evaluation, so its
+       key must depend on the evaluation's gates. */
     s = stx_par_state_create(m, 2);
     for (l = 0; l < 2; l++) {
         key = stx_par_key(m, NULL, NULL, l ? s : NULL, 1);
@@ -1414,8 +1417,8 @@ static void format(void) {
     }
 }
 
-/* Tests the design rule: floor(L / p) evenly spaced attention blocks, all in the first
-   two thirds of the L blocks plus one. */
+/* Tests the design rule: floor(L / p) evenly spaced attention blocks, all of them among
+   the first floor(2 L / 3) + 1 of the L blocks. */
 static void rule(void) {
     char got[64];
     size_t L, p, i, n;
@@ -1536,8 +1539,8 @@ static double cost_of(const trial *t) {
     return cost;
 }
 
-/* Tries all values of the cutoffs k, k + 1, .. that are above `from`. If costs are
-   equal, the later cutoffs are kept. */
+/* Tries all values of the cutoffs k, k + 1, .. that are above `from`. Of two choices
+   with equal costs, it keeps the one whose last differing cutoff is larger. */
 static void try_all(trial *t, size_t k, size_t from) {
     size_t K = t->d.clusters, i;
     if (k + 1 == K) {

@@ -10,8 +10,8 @@
 enum { V = 29 };
 
 #ifdef TEST_AMX_EMULATED
-/* Under sanitizers, code paths are run with fewer steps and cases; the other builds
-   check results. */
+/* AMX emulation and sanitizers make this build slow. It covers the same code paths with
+   fewer steps and cases, and other builds check the results. */
 enum { SLOW = 1 };
 #else
 enum { SLOW = 0 };
@@ -316,7 +316,7 @@ static void dropout(void) {
     }
 }
 
-/* STX_SPAN_LITERAL must select those literal forms that the model can have. */
+/* STX_SPAN_LITERAL must select only the literal forms that apply to the model. */
 static void literal(void) {
     static const unsigned expected[4] = {2, 3, 2, 2};
     int k;
@@ -1609,7 +1609,7 @@ static void memory_errors(void) {
     CHECK(test_says(stx_error(x), "stx_span_state_get: .. reset; use"), "%s", stx_error(x));
     stx_clear_error(x);
 
-    /* the key for a memory of another model */
+    /* A step key for a memory of another model must be refused. */
     key = stx_span_key(m, NULL, NULL, other, 0);
     (void)key;
     CHECK(test_says(stx_error(x), "stx_span_key: expected a memory of this model"), "%s",

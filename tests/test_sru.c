@@ -431,8 +431,8 @@ static void recomputed_forward(void) {
         }
 }
 
-/* STX_SRU_LITERAL must select the literal forms that the model can have: here none or
-   one. */
+/* STX_SRU_LITERAL must select only the literal forms that apply to the model: here none
+   or one. */
 static void literal_none(void) {
     stx_ctx *x = context(1, 5);
     stx_sru_desc d;
@@ -628,8 +628,9 @@ static void chunks_case(int i, chunk_case k, int with_v, int slow) {
     free(k.pad);
 }
 
-/* The recurrence computed in parallel time chunks must equal the sequential one. If there
-   are enough columns for all threads, the number of threads must not change a bit. */
+/* The recurrence computed in parallel time chunks must equal the sequential one. If
+   there are enough columns for all threads, results must be bit-identical for any
+   number of threads. */
 static void chunks(void) {
     static const size_t size[][4] = {
         /* B, T, H, D */
@@ -1250,8 +1251,8 @@ static void kept_padding(void) {
     stx_destroy(x);
 }
 
-/* After the first steps, training must not allocate, and keys must depend on the
-   state. */
+/* After the first steps, training must not allocate memory. Step keys must depend on
+   the state. */
 static void steady(void) {
     const char *name;
     stx_sru_lm_desc d = model(6, &name);
@@ -1415,7 +1416,8 @@ static void initial_highway_bias(stx_ctx *x, double bias, int transform) {
           "alpha with highway_bias %g", bias);
 }
 
-/* With v_init = -1, v must be a parameter, unlike with v1, and must start as zeros. */
+/* With v_init = -1, v must start as zeros but must still be a parameter. (With v1, v is
+   not a parameter.) */
 static void initial_v(stx_ctx *x) {
     stx_sru_lm_desc d;
     stx_sru_lm *m;
@@ -1478,7 +1480,7 @@ static void rezero(void) {
     stx_destroy(x);
 }
 
-/* A custom transform. Without g, there is no V. */
+/* A custom transform. If g is NULL, it computes no V. */
 typedef struct own {
     stx_tensor *w, *g;
     int calls, fail, shape;
@@ -1730,10 +1732,10 @@ static stx_real *padded_run(const stx_sru_desc *d, const char *name, size_t wind
 }
 
 /* Tests padding before, between and after the tokens, and in whole rows, in the segment
-   and in the memory, with and without a window. Changing the input at padding, and with
-   it the queries, keys and values, must not change a bit of any output, state or
-   gradient. The gradient of padding must be 0. Therefore, queries that see only padding
-   need no mask. */
+   and in the memory, with and without a window. Different input at padding, which
+   changes queries, keys and values there, must leave all outputs, states and gradients
+   bit-identical. The gradient of padding must be 0. Therefore, queries that see only
+   padding need no mask. */
 static void padded_queries(void) {
     int k;
     size_t window;
@@ -1820,9 +1822,9 @@ static void nn_states(void) {
     stx_download(x, again, s->c, 48);
     CHECK(!memcmp(c, again, sizeof c) && stx_ok(x), "states that were got and set");
 
-    /* Tensors with the right number of elements but another order of dimensions, such
-       as batch first, and tensors of another size must be refused with the expected
-       shape, and the state must not change. */
+    /* Tensors of another size must be refused, and so must tensors of the right size
+       with another order of dimensions, such as batch first. The error must state the
+       expected shape, and the state must not change. */
     for (i = 0; i < 6; i++) {
         char pattern[64];
         for (j = 0; j < 48; j++) nn[j] = -1;

@@ -1,9 +1,10 @@
 /* test_threads.c - tests the threads of a context. Every iteration must run exactly
-   once, even if a thread is delayed. Results must be bit-exact on a busy machine.
-   Contexts can be created and destroyed at any time, and several can exist. A child
-   process must work after fork. Signals must be delivered only to threads of the
-   caller. Also compiled with the thread sanitizer. With the argument "short", tests are
-   repeated less often, for builds with slower code but the same threads. */
+   once, even if a thread is delayed. Results must be bit-exact even on a busy machine.
+   It must be possible to create and destroy contexts at any time and to use several at
+   once. A child process must work after fork. Signals must be delivered only to threads
+   of the caller. The test is also compiled with the thread sanitizer. The argument
+   "short" reduces the number of repetitions, for builds with slower code but the same
+   threads. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -186,9 +187,9 @@ static void *burn(void *unused) {
 }
 
 #if defined(__linux__) && !defined(TEST_TSAN)
-/* A thread that sleeps in its chunk must not count as other work, although a virtual
-   machine whose host uses the processor shows the same signs. Other threads on the same
-   processor must count. */
+/* A thread that sleeps in its chunk must not count as a sign of a busy machine,
+   although a virtual machine whose host is busy looks the same. Another thread that
+   runs on the same processor must count. */
 typedef struct uneven {
     int inside, nap_ms;
 } uneven;

@@ -497,9 +497,9 @@ static void test_changes(void) {
                "expected a whole number from 1 to 100, got '0'");
     SAME(adopted("", "{\"nlayers\":", 1), "refused");
     HOLDS(err, "malformed");
-    /* With an old checkpoint that lacks some options, every option that the checkpoint
-       lacks must be reported, whether or not the command line sets it. An option of a
-       later version must keep its default. */
+    /* If an old checkpoint lacks options, each of them must be reported, whether or not
+       the command line sets it. An option marked TR_LATER must not be reported and must
+       keep its default. */
     SAME(adopted("",
                  "{\"nlayers\":4,\"nheads\":2,\"adapt-span\":false,\"bias\":0,\"optim\":\"sgd\","
                  "\"prompt\":null}",
@@ -533,8 +533,8 @@ static void test_initial_weights(void) {
     CHECK(prompt == NULL);
 }
 
-/* Names of a set must be accepted as a list or one by one, and so must all names or
-   none. */
+/* The names of a set must be accepted in one list or one by one. It must also be
+   possible to select all names, or none, at once. */
 static void test_set(void) {
     CHECK(parse("") == 1 && literal == 0);
     CHECK(parse("--literal") == 1 && literal == TR_EVERY);
@@ -1165,8 +1165,8 @@ static void test_terminal(void) {
     CHECK(tr_rate_tokens(&r) > 0);
 }
 
-/* The progress line must never be longer than the terminal's width, and a narrow
-   terminal must omit the less important parts first. */
+/* The progress line must never be longer than the terminal's width. On a narrow
+   terminal, the less important parts must be omitted first. */
 static void test_live(void) {
     tr_progress p = progress();
     char line[512], wide[64];
@@ -1264,7 +1264,7 @@ static uint64_t le(const unsigned char *p, int n) {
     return x;
 }
 
-/* Returns the masked CRC-32C, computed with a table, which train.h does not use. */
+/* Returns the masked CRC-32C. Unlike train.h, this function computes it with a table. */
 static uint32_t crc_again(const unsigned char *p, size_t n) {
     uint32_t t[256], c, i, k;
     for (i = 0; i < 256; i++) {
@@ -1367,7 +1367,7 @@ static void test_board(const char *keep) {
     char where[1024];
     size_t n;
     CHECK(tr_crc32c("123456789", 9) == 0xE3069283u && tr_crc32c("", 0) == 0);
-    /* a test value of RFC 3720 */
+    /* a test value from RFC 3720 */
     CHECK(tr_crc32c("\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 32)
           == 0x8A9136AAu);
     CHECK(tr_crc32c_masked("123456789", 9) == crc_again((const unsigned char *)"123456789", 9));
@@ -1468,11 +1468,11 @@ static void interrupts(void) {
     if (!tr_signals(1, err, sizeof err)) _exit(1);
     raise(SIGINT);
     if (tr_stop_requested()) _exit(2);
-    /* The warning has expired, so the next Ctrl-C warns again. */
+    /* Let the warning expire, so that the next Ctrl-C warns again. */
     tr_asked.tv_sec -= TR_ASK_SECONDS + 1;
     raise(SIGINT);
     if (tr_stop_requested()) _exit(3);
-    /* The warning cannot expire, however slow this machine is. */
+    /* Keep the warning from expiring, however slow this machine is. */
     tr_asked.tv_sec += 100000;
     raise(SIGINT);
     if (tr_stop_requested() != SIGINT) _exit(4);

@@ -18,10 +18,11 @@ void predictor_free(predictor *p);
    model trains on it. */
 double predictor_learn(predictor *p, const char *text, size_t n);
 
-/* Writes up to n likely bytes that follow the prompt to out. Returns their number. */
+/* Writes to `out` up to n bytes that are likely to follow the prompt. Returns the
+   number of bytes written. */
 size_t predictor_continue(predictor *p, const char *prompt, char *out, size_t n);
 
-/* Returns the text of the first error, or "". */
+/* Returns the message of the first error, or "" if there is none. */
 const char *predictor_error(const predictor *p);
 
 #ifdef __cplusplus

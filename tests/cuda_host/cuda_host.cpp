@@ -167,8 +167,9 @@ static struct {
     word lo, next; /* lo: start of the device range; next: where the next search for space begins */
     int open;
     word open_lo, open_hi;
-    size_t unchecked; /* AT_ONCE per synchronisation since the last check; the next check
-                         runs when this reaches the number of live allocations */
+    size_t unchecked; /* increases by AT_ONCE per synchronisation since the last check;
+                         when it reaches the number of live allocations, the next check
+                         runs */
     int written;      /* whether a kernel has run since the last check of the canaries */
     int handler, in_callback;
     struct sigaction old_segv, old_bus;
@@ -640,8 +641,8 @@ void cuda_host_check_argument(const char *text, int number, const void *data, si
         word p;
         const char *what;
         memcpy(&p, (const char *)data + i, 8);
-        /* Two small integers, or one and padding, can look like an address, because
-           padding holds leftover data. */
+        /* A pair of small integers can look like an address, and so can an integer
+           followed by padding, because padding holds leftover data. */
         if (!exact && (p >> 32 == 0 || (uint32_t)p < 65536)) continue;
         const allocation *a = in_device((void *)p) ? find_device((void *)p, 0) : NULL;
         if (a && a->device != current_device) {
@@ -821,7 +822,7 @@ static void stop_block(void) {
     switch_to(G.self, NULL);
 }
 
-/* Performs the pending copies of f whose group is less than `before`. */
+/* Performs the pending copies of f whose group number is less than `before`. */
 static void finish_copies(fiber *f, long before) {
     int kept = 0;
     for (int i = 0; i < f->copies; i++) {
@@ -1699,7 +1700,8 @@ static std::set<CUgraphExec_st *> &execs(void) {
     return *s;
 }
 
-/* Returns the nodes of the graph that was instantiated last. */
+/* Returns the descriptions of the nodes (graph_node::what) of the graph that was
+   instantiated last. */
 static std::vector<const char *> &last_graph(void) {
     static auto *n = new std::vector<const char *>;
     return *n;
@@ -2160,7 +2162,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
         if (other != s && other->work > other->joined) joined = false;
     drop_capture(c);
     node_list nodes;
-    nodes.swap(c->nodes); /* an event may keep c alive */
+    nodes.swap(c->nodes); /* take the nodes, because an event may keep c alive */
     if (should_fail(CUDA_HOST_END_CAPTURE)) return fail(cudaErrorStreamCaptureInvalidated);
     if (!c->valid) return fail(cudaErrorStreamCaptureInvalidated);
     if (!joined) return fail(cudaErrorStreamCaptureUnjoined);
@@ -2387,9 +2389,8 @@ cudaError_t cudaDriverGetVersion(int *v) {
     return cudaSuccess;
 }
 
-/* Returns the address of `need` free bytes, found after the last allocation or, at the
-   end of the window, in the first hole from the start of the range. Returns 0 if none
-   fits. */
+/* Searches for `need` free bytes after the last allocation or, if the window ends
+   first, from the start of the range. Returns their address, or 0 if none are found. */
 static word find_hole(size_t need) {
     word end = G.lo + DEVICE_RANGE - 2 * HUGE, at = G.next;
     word window = std::max((word)64 << 20, 4 * (word)(G.in_use + need));
@@ -3080,7 +3081,7 @@ static bool lt_rows_unaligned(const lt_layout &l, const void *p) {
 struct lt_operand {
     const float *p;
     size_t ld, stride;
-    int trans; /* op transposes the row-major matrix */
+    int trans; /* whether op transposes the row-major matrix */
     std::vector<float> copy;
 
     lt_operand(const void *from, const lt_layout &l, bool t)
@@ -3470,7 +3471,7 @@ static bool lt_arguments_ok(const lt_call &call, const cublasLtMatmulAlgo_t *alg
     return true;
 }
 
-/* Returns whether all memory of the call is within device memory. */
+/* Returns whether all memory that the call accesses is device memory. */
 static bool lt_memory_ok(const lt_call &call, const void *workspace, size_t workspace_bytes) {
     const lt_desc &d = call.d;
     uint32_t e = d.epilogue;
@@ -3523,7 +3524,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
     if (!lt_arguments_ok(call, algo, workspace, workspace_bytes))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (lt_refuses(false, (int)call.D.batch, call.d.epilogue)) {
-        last_error = cudaErrorInvalidValue; /* as after an attempted launch */
+        last_error = cudaErrorInvalidValue; /* as after a failed launch */
         return lt_refuse_with;
     }
     if (workspace && ((word)workspace & 15)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -3641,12 +3642,12 @@ struct ncclComm {
     bool counted, complete, finalizing, gone, aborted; /* complete: whether all ranks
                                                           have joined */
     ncclResult_t state;
-    std::function<void()> deferred; /* the last call, run at the second query of its state */
+    std::function<void()> deferred; /* the last call; runs at the second query of the state */
     /* parts: number of parts so far; created, finished: numbers of exchanges, which run
        in the order of creation */
     uint64_t parts, created, finished;
     std::map<uint64_t, CUstream_st *> waiting; /* streams of the unfinished exchanges */
-    std::shared_ptr<int> captured;             /* shared with each captured exchange */
+    std::shared_ptr<int> captured;             /* shared with captured exchanges, to count them */
 };
 
 static std::set<ncclComm *> &comms(void) {

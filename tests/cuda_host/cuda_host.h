@@ -54,7 +54,7 @@ void cuda_host_reset_errors(void);
    cudaErrorNoDevice. */
 void cuda_host_devices(int n);
 void cuda_host_arch(int major, int minor); /* default 9.0 */
-/* The number of multiprocessors, by default 4. It is only reported, for kernels that
+/* The number of multiprocessors that the device reports, by default 4. Some kernels
    derive their grid from it. */
 void cuda_host_sms(int n);
 /* The number of registers per thread of every kernel, by default 255, because the host

@@ -282,8 +282,8 @@ void cuda_host_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2],
 void cuda_host_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2],
                         int line = __builtin_LINE());
 
-/* Computes n products, at most 8, in their order in the array. The result is that of n
-   separate calls, but the lanes of the warp synchronise only once. */
+/* Computes n products (at most 8) in array order. The results equal those of n separate
+   calls, but the lanes of the warp synchronise only once. */
 struct cuda_host_product {
     float *c;
     const uint32_t *a, *b;

@@ -88,8 +88,8 @@ template <class F> static void is_reported(const char *what, const char *word, F
     cudaGetLastError();
 }
 
-/* Checks that `body` ends a child process by a signal, an AddressSanitizer error or
-   exit status 99. */
+/* Checks that a child process that runs `body` fails, with a signal, an
+   AddressSanitizer error or exit status 99. */
 template <class F> static void kills(const char *what, F body) {
     int status;
     fflush(NULL);
@@ -969,8 +969,8 @@ void matmul_test::check_counters(void) {
           "an operand that is aligned less than requested is invalid");
 }
 
-/* If an algorithm that adds partial sums in place runs, this must be reported.
-   Overlapping results of a batch must be invalid. */
+/* A run of an algorithm that adds partial sums in place must be reported. Results of a
+   batch that overlap must be refused as invalid. */
 void matmul_test::check_in_place_scheme(void) {
     long reports = cuda_host_reports();
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
@@ -1173,7 +1173,7 @@ static __global__ void deep_kernel(float *y) {
     y[0] = big[0];
 }
 
-/* y: the device array of 64 floats that the kernels use. */
+/* y is the device array of 64 floats that the kernels use. */
 static void test_divergence(float *y) {
     static const struct {
         const char *name, *word;

@@ -1,7 +1,6 @@
-/* system.h - the declarations of Microsoft's C library and of <windows.h> that the
-   headers use, for tests/platforms.sh: it replaces every system header when a
-   compiler that is not Microsoft's reads seqtx in the way that Microsoft's would.
-   Nothing here is linked. */
+/* system.h - the declarations that seqtx's headers use from Microsoft's C library and
+   <windows.h>. tests/platforms.sh replaces all system headers by this file, so that
+   clang reads seqtx as Microsoft's compiler would. Nothing here is linked. */
 #ifndef SEQTX_TESTS_MSVC_SYSTEM_H
 #define SEQTX_TESTS_MSVC_SYSTEM_H
 #ifdef __cplusplus
@@ -88,7 +87,7 @@ char *strcpy(char *, const char *), *strcat(char *, const char *),
 #ifdef __cplusplus
 }
 
-/* there these take and give const, or do not: overloads */
+/* In C++, Microsoft's library has a const and a non-const overload of each of these. */
 const char *strchr(const char *, int);
 char *strchr(char *, int);
 const char *strrchr(const char *, int);
@@ -147,7 +146,7 @@ int *_errno(void);
 unsigned _mm_getcsr(void);
 void _mm_setcsr(unsigned);
 
-/* <windows.h>; WINAPI is another way to call in 32 bits */
+/* <windows.h>. WINAPI selects a different calling convention in 32-bit code. */
 #ifdef _M_IX86
   #define WINAPI __stdcall
 #else
