@@ -5533,8 +5533,9 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
    overlap. In all other cases, moving one result could overwrite another, and copies on
    a GPU must not overlap, so all results are first copied to memory above the
    memory that fn allocated. If fn returned an input or a view, it may have allocated less
-   memory than the results need, and their destinations would then overlap the copies. To prevent this, the first loop
-   allocates, but does not use, as much memory as the destinations need. */
+   memory than the results need, and their destinations would then overlap the copies. To
+   prevent this, the first loop allocates, but does not use, as much memory as the
+   destinations need. */
 static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, int count) {
     stx_tensor copy[1 + STX_MAX_MORE];
     const int copies = count > 1 || stx__on_gpu(x);

@@ -109,8 +109,9 @@
    captured step must not allocate, wait, or transfer data between host and device: such
    a step is marked as not repeatable and its graph is discarded. Values that change
    between replays are read from device memory: tokens, learning rate, scalars, and
-   g->shift, which is added to the stream number of every Philox call. Steps run once before
-   they are captured, so scratch memory, GEMM plans and kernel modules exist by then.
+   g->shift, which is added to the stream number of every Philox call. Steps run once
+   before they are captured, so scratch memory, GEMM plans and kernel modules exist by
+   then.
 
    Rules for all kernels
    - No atomics. Every sum has a fixed order, which depends on sizes alone, so a run
