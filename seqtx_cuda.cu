@@ -5412,12 +5412,12 @@ static __device__ __forceinline__ int stx__attn_dr_width(const stx__attn_params 
 }
 
 /* Writes the work list, with `tiles` tiles per head. Unless `place` is NULL, also
-   assigns the `room` columns of dR to the heads. `head` is shared memory for the
+   assigns `columns` columns of dR to the heads. `head` is shared memory for the
    windows of all heads. */
 static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_params &p,
                                                            uint32_t *list, int tiles, int bq,
                                                            int bk, stx__attn_dr_slot *place,
-                                                           int newest, int room,
+                                                           int newest, int columns,
                                                            stx__attn_window *head) {
     int h, e;
     for (h = (int)threadIdx.x; h < p.H; h += (int)blockDim.x) head[h] = stx__attn_window_of(p, h);
@@ -5429,8 +5429,8 @@ static __device__ __forceinline__ void stx__attn_make_list(const stx__attn_param
             const int other = stx__attn_dr_width(p, head[e], newest);
             if (other < width || (other == width && e < h)) at += other;
         }
-        place[h].at = at + width <= room ? (int)at : 0;
-        place[h].width = at + width <= room ? width : 0;
+        place[h].at = at + width <= columns ? (int)at : 0;
+        place[h].width = at + width <= columns ? width : 0;
     }
     e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (e < p.H * tiles) {
@@ -6124,13 +6124,13 @@ stx__attn_key_mask_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int 
 }
 
 static void stx__attn_make_key_mask(stx_ctx *x, const char *name, const stx_attention_args *a,
-                                    stx__attn_params *p, void *room) {
+                                    stx__attn_params *p, void *bits) {
     size_t words = stx__attn_key_words(a), n = words * stx__attn_key_word_rows(a);
     if (!n) return;
-    p->key_mask = (const uint32_t *)room;
+    p->key_mask = (const uint32_t *)bits;
     p->key_mask_stride = a->pad ? (int)words : 0;
     STX__RUN_KERNEL(x, name, stx__attn_key_mask_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0,
-                    (uint32_t *)room, a->pad, a->pad_batch_stride, p->S, p->first_key, words, n);
+                    (uint32_t *)bits, a->pad, a->pad_batch_stride, p->S, p->first_key, words, n);
 }
 
 /* The work of a block. It is kept in shared memory because registers are scarce. */
@@ -7856,7 +7856,7 @@ static __device__ __forceinline__ void stx__attn_bwd_store_part(float *to, size_
    tiles instead; l.blocks is 0 if no list is required. */
 typedef struct stx__attn_bwd_list {
     uint32_t *list;
-    int tiles, bq, bk, newest, room;
+    int tiles, bq, bk, newest, columns;
     stx__attn_dr_slot *place;
     unsigned blocks;
 } stx__attn_bwd_list;
@@ -7871,7 +7871,7 @@ stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, stx__array dy, s
     int lane = (int)threadIdx.x & 31, d;
     float s = 0;
     if (blockIdx.x < l.blocks) {
-        stx__attn_make_list(p, l.list, l.tiles, l.bq, l.bk, l.place, l.newest, l.room, head);
+        stx__attn_make_list(p, l.list, l.tiles, l.bq, l.bk, l.place, l.newest, l.columns, head);
         return;
     }
     if (row >= n) return;
@@ -9305,7 +9305,7 @@ static void stx__attn_bwd_run_prepare(stx_ctx *x, const stx_attention_args *a,
         list.bq = c->bq;
         list.bk = c->bk;
         list.newest = s->newest;
-        list.room = s->rows;
+        list.columns = s->rows;
         list.place = s->rows ? (stx__attn_dr_slot *)(work + s->place) : (stx__attn_dr_slot *)NULL;
         list.blocks = stx__blocks((size_t)p->p.H * s->tiles, 256, (size_t)1 << 30);
     }

@@ -350,14 +350,14 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
 /* The interface to the SentencePiece library, implemented in examples/spm.cpp. Compile
    that file as C++ and link with -lsentencepiece. If SEQTX_SENTENCEPIECE is defined,
    this header calls the first five functions. A function that fails writes the reason
-   to err, which has `room` bytes. */
+   to err, which has `err_size` bytes. */
 
 /* Types of pieces, which decode to their text, to nothing, to U+2047 and to one byte,
    respectively. */
 enum { STX_PIECE_TEXT, STX_PIECE_CONTROL, STX_PIECE_UNKNOWN, STX_PIECE_BYTE };
 
 /* Opens a model from the n bytes of its file. Returns NULL after an error. */
-void *stx_spm_open(const void *model, size_t n, char *err, size_t room);
+void *stx_spm_open(const void *model, size_t n, char *err, size_t err_size);
 void stx_spm_close(void *spm);
 
 /* stx_spm_size returns the number of pieces. It sets *eos and *unk to the ids of the
@@ -369,12 +369,12 @@ const char *stx_spm_piece(const void *spm, size_t id, size_t *len, int *type);
    not sample among segmentations. The ids are valid until the next call. Returns 1, or
    0 after an error. */
 int stx_spm_encode(void *spm, const char *line, size_t n, const int32_t **ids, size_t *count,
-                   char *err, size_t room);
+                   char *err, size_t err_size);
 
 /* Trains a model. names and values contain n options of the library's trainer, such as
    input, model_prefix and vocab_size. Returns 1, or 0 after an error. */
 int stx_spm_train(const char *const *names, const char *const *values, size_t n, char *err,
-                  size_t room);
+                  size_t err_size);
 
 #ifdef __cplusplus
 }
@@ -1004,13 +1004,13 @@ static stx_vocab *stx__pieces_build(stx_ctx *x, const stx_vocab_desc *d) {
     return v;
 }
 
-/* Encodes text line by line into *ids, a block with a capacity of *room elements that
+/* Encodes text line by line into *ids, a block with a capacity of *capacity elements that
    grows as needed, and sets *n to the number of ids. If `final` is set, a line end is
    added to a text that does not end with one. `where` and `base` are for error
    messages. Returns 0 after an error. */
 static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t len, int final,
                               const char *where, uint64_t base, int32_t **ids, size_t *n,
-                              size_t *room) {
+                              size_t *capacity) {
     size_t at = 0;
     *n = 0;
     if (!v->spm) {
@@ -1042,7 +1042,7 @@ static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t
         }
 #endif
         ended = i < len || final;
-        if (*room - *n < count + 1) {
+        if (*capacity - *n < count + 1) {
             size_t more = (*n + count + 1) * 2 > 1024 ? (*n + count + 1) * 2 : 1024;
             int32_t *wider = more < SIZE_MAX / 2 / sizeof *wider
                                  ? (int32_t *)stx_block(v->x, more * sizeof *wider)
@@ -1054,7 +1054,7 @@ static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t
             if (*n) memcpy(wider, *ids, *n * sizeof *wider);
             stx_block_free(v->x, *ids);
             *ids = wider;
-            *room = more;
+            *capacity = more;
         }
         if (count) memcpy(*ids + *n, got, count * sizeof *got);
         *n += count;
@@ -1247,8 +1247,8 @@ static size_t stx__encode(const stx_vocab *v, const unsigned char *text, size_t 
     int r;
     if (v->kind == STX_TOK_PIECES) {
         int32_t *ids = NULL;
-        size_t room = 0;
-        int done = stx__pieces_encode(v, text, len, 0, stx__to_encode, base, &ids, &n, &room);
+        size_t capacity = 0;
+        int done = stx__pieces_encode(v, text, len, 0, stx__to_encode, base, &ids, &n, &capacity);
         if (done && n && cap) memcpy(out, ids, (n < cap ? n : cap) * sizeof *out);
         stx_block_free(v->x, ids);
         return done ? n : STX_NPOS;
