@@ -1504,8 +1504,8 @@ struct stx_corpus {
 static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n,
                               const char *path, size_t base) {
     int32_t *ids = NULL;
-    size_t room = 0, i;
-    int ok = stx__pieces_encode(v, s, n, 1, path, base, &ids, &c->size, &room);
+    size_t capacity = 0, i;
+    int ok = stx__pieces_encode(v, s, n, 1, path, base, &ids, &c->size, &capacity);
     if (ok && v->d.n <= 65536) {
         c->tok16 = (uint16_t *)stx_block(c->x, (c->size + 1) * sizeof *c->tok16);
         for (i = 0; c->tok16 && i < c->size; i++) c->tok16[i] = (uint16_t)ids[i];

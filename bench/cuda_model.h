@@ -437,7 +437,7 @@ static inline double tiles_table(const tiles *t) {
 
 /* Returns the total number of dR columns that the heads of a layer may have, or 0 if no
    head has a dR, as stx__attn_bwd_plan_of decides. */
-static inline double tiles_room(const tiles *t, double batch, double heads) {
+static inline double tiles_capacity(const tiles *t, double batch, double heads) {
     double all = tiles_width(t, t->span) * heads,
            most = floor((256 << 20) / (batch * ceil(t->T / t->BQ) * t->BQ * 2));
     if (most >= all) return all;
@@ -468,12 +468,12 @@ enum { SWEEP_FORWARD, SWEEP_QUERIES, SWEEP_KEYS, SWEEP_TABLE, SWEEP_DIAGONALS, S
 
 static inline tiles attention_sweeps(const config *c, size_t l, int backward, double *units,
                                      double *bytes) {
-    double S = window_of(c, l), room;
+    double S = window_of(c, l), capacity;
     int wide = !backward && c->span >= 512 && c->block >= 128 && c->dim / c->heads <= 64
                && (double)(c->batch * c->heads * ((c->block + 127) / 128)) >= 264;
     tiles t = tiles_of(c, S, 0, wide);
     size_t h, k;
-    room = tiles_room(&t, (double)c->batch, (double)c->heads);
+    capacity = tiles_capacity(&t, (double)c->batch, (double)c->heads);
     *bytes = 0;
     for (k = 0; k < SWEEPS; k++) units[k] = 0;
     for (h = 0; h < c->heads; h++) {
@@ -493,11 +493,11 @@ static inline tiles attention_sweeps(const config *c, size_t l, int backward, do
         }
         units[SWEEP_QUERIES] += tiles_queries(&t);
         units[SWEEP_KEYS] += tiles_keys(&t);
-        if (before + width <= room)
+        if (before + width <= capacity)
             units[SWEEP_TABLE] += tiles_table(&t);
         else
             units[SWEEP_DIAGONALS] += tiles_diagonals(&t);
-        if (before + width <= room) *bytes += 4 * (double)c->batch * t.T * width;
+        if (before + width <= capacity) *bytes += 4 * (double)c->batch * t.T * width;
     }
     units[backward ? SWEEP_KEYS : SWEEP_FORWARD] += (double)c->heads
                                                     * tiles_vectors(&t, (double)c->pers, backward);

@@ -386,7 +386,7 @@ static void free_run(run *r) {
 static int read_log(runs *all, const char *path, const char *name, char err[TR_ERR]) {
     FILE *in = strcmp(path, "-") ? fopen(path, "rb") : stdin;
     char *line = NULL;
-    size_t room = 0, lines = 0, bad = 0, first_bad = 0, n0 = all->n, i;
+    size_t capacity = 0, lines = 0, bad = 0, first_bad = 0, n0 = all->n, i;
     ssize_t len;
     int got = 1, drawn = 0, tensors = 0;
     run *more = (run *)realloc(all->v, (all->n + 1) * sizeof *more);
@@ -406,7 +406,7 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
         all->n++;
         all->here = 1;
     }
-    while (got >= 0 && (errno = 0, len = getline(&line, &room, in)) > 0) {
+    while (got >= 0 && (errno = 0, len = getline(&line, &capacity, in)) > 0) {
         lines++;
         /* a safetensors file begins with the length of its header, in eight bytes */
         tensors |= lines == 1 && len > 9 && line[8] == '{' && !line[7];
@@ -630,11 +630,11 @@ static int falling(const void *a, const void *b) {
    outliers on up to 3 % of the width, such as those of the first steps, are cut off if
    the rest is then drawn much larger. Returns 0 if there is nothing to draw. */
 static int range(const panel *p, const svg_axis *x, bin *b, svg_axis *y) {
-    size_t room = 0, n = 0, i, k, m;
+    size_t capacity = 0, n = 0, i, k, m;
     weighted *v;
     double hi, most, least, all = 0, above = 0;
-    for (i = 0; i < p->n; i++) room += p->v[i].n < MOST_BINS ? p->v[i].n : (size_t)MOST_BINS;
-    v = (weighted *)malloc((2 * room + 1) * sizeof *v);
+    for (i = 0; i < p->n; i++) capacity += p->v[i].n < MOST_BINS ? p->v[i].n : (size_t)MOST_BINS;
+    v = (weighted *)malloc((2 * capacity + 1) * sizeof *v);
     no_memory |= !v;
     if (!v) return 0;
     for (i = 0; i < p->n; i++)

@@ -89,16 +89,16 @@ TR_DEF const char *svg_read(const char *p, double *x) {
     return p;
 }
 
-/* Reads the list of numbers "[..]" at p and stores up to `room` of them in `out`. Returns
-   the length of the whole list, or SIZE_MAX if p is not a list of numbers. */
-TR_DEF size_t svg_numbers(const char *p, double *out, size_t room) {
+/* Reads the list of numbers "[..]" at p and stores up to `capacity` of them in `out`.
+   Returns the length of the whole list, or SIZE_MAX if p is not a list of numbers. */
+TR_DEF size_t svg_numbers(const char *p, double *out, size_t capacity) {
     size_t n = 0;
     double x;
     if (*p++ != '[') return SIZE_MAX;
     for (p = tr_json_blank(p); *p != ']'; n++) {
         p = svg_read(p, &x);
         if (!p) return SIZE_MAX;
-        if (n < room) out[n] = x;
+        if (n < capacity) out[n] = x;
         p = tr_json_blank(p);
         if (*p != ',' && *p != ']') return SIZE_MAX;
         if (*p == ',') p = tr_json_blank(p + 1);

@@ -185,7 +185,7 @@ TR_DEF TR_PRINTF(3, 4) int tr_fail(char *err, size_t size, const char *fmt, ...)
 
 typedef struct {
     char  *s;           /* NULL until something is appended; zero-terminated from then on */
-    size_t n, room;     /* n: length in bytes; room: allocated bytes */
+    size_t n, capacity;     /* n: length in bytes; capacity: allocated bytes */
     int    oom;         /* an allocation failed: the content is incomplete */
 } tr_buf;
 
@@ -197,19 +197,19 @@ TR_DEF void tr_buf_free(tr_buf *b) {
 /* Reserves space for n more bytes and a terminating zero. Returns 0 if memory runs
    out. */
 TR_DEF int tr_buf_reserve(tr_buf *b, size_t n) {
-    size_t room = b->room ? b->room : 128;
+    size_t capacity = b->capacity ? b->capacity : 128;
     char *s;
-    while (room - b->n < n + 1) {       /* b->n is always less than room */
-        if (room > SIZE_MAX / 2) b->oom = 1;
+    while (capacity - b->n < n + 1) {       /* b->n is always less than capacity */
+        if (capacity > SIZE_MAX / 2) b->oom = 1;
         if (b->oom) return 0;
-        room *= 2;
+        capacity *= 2;
     }
-    if (room == b->room) return 1;
-    s = (char *)realloc(b->s, room);
+    if (capacity == b->capacity) return 1;
+    s = (char *)realloc(b->s, capacity);
     b->oom = s == NULL;
     if (b->oom) return 0;
     b->s = s;
-    b->room = room;
+    b->capacity = capacity;
     return 1;
 }
 
@@ -795,12 +795,12 @@ TR_DEF int tr_read_real(const char *s, double *out) {
     return 1;
 }
 
-/* Parses "3,5,8" into `out`, which has space for `room` numbers, and stores their count
-   in *n. Blanks and empty items are errors. */
-TR_DEF int tr_read_sizes(const char *s, size_t *out, size_t room, size_t *n) {
+/* Parses "3,5,8" into `out`, which has space for `capacity` numbers, and stores their
+   count in *n. Blanks and empty items are errors. */
+TR_DEF int tr_read_sizes(const char *s, size_t *out, size_t capacity, size_t *n) {
     char word[24];
     uint64_t v;
-    for (*n = 0; *n < room; s++) {
+    for (*n = 0; *n < capacity; s++) {
         size_t len = strcspn(s, ",");
         if (len >= sizeof word) return 0;
         memcpy(word, s, len);
@@ -1964,8 +1964,8 @@ TR_DEF size_t tr_name_max(const char *path) {
 TR_DEF char *tr_path_next_to(const char *path, const char *mark) {
     const char *name = tr_name_of(path);
     size_t dir = (size_t)(name - path), n = strlen(name), k = strlen(mark);
-    size_t most = tr_name_max(path), room = dir + n + k + 16;
-    char hash[16] = "", *out = (char *)malloc(room);
+    size_t most = tr_name_max(path), capacity = dir + n + k + 16;
+    char hash[16] = "", *out = (char *)malloc(capacity);
     if (out == NULL) return NULL;
     if (n + k > most && most > k + 16) {
         snprintf(hash, sizeof hash, "~%08" PRIx32, (uint32_t)tr_hash(TR_HASH_BEGIN, name, n));
@@ -1973,7 +1973,7 @@ TR_DEF char *tr_path_next_to(const char *path, const char *mark) {
         /* do not cut inside a UTF-8 sequence */
         while (n > 0 && ((unsigned char)name[n] & 0xC0) == 0x80) n--;
     }
-    snprintf(out, room, "%.*s%s%s", (int)(dir + n), path, hash, mark);
+    snprintf(out, capacity, "%.*s%s%s", (int)(dir + n), path, hash, mark);
     return out;
 }
 
@@ -1981,8 +1981,8 @@ TR_DEF char *tr_path_next_to(const char *path, const char *mark) {
    The caller frees it. Returns NULL with errno set on failure. (realpath is not in base
    POSIX.) */
 TR_DEF char *tr_resolve_links(const char *path) {
-    size_t room = strlen(path) + 4097, dir;
-    char *here = (char *)malloc(room), *next;
+    size_t capacity = strlen(path) + 4097, dir;
+    char *here = (char *)malloc(capacity), *next;
     char link[4096];
     ssize_t n;
     int hops;
@@ -1999,14 +1999,14 @@ TR_DEF char *tr_resolve_links(const char *path) {
         /* a relative target starts from the directory of the link */
         link[n] = 0;
         dir = link[0] != '/' ? (size_t)(tr_name_of(here) - here) : 0;
-        if (dir + (size_t)n >= room) {
+        if (dir + (size_t)n >= capacity) {
             next = (char *)realloc(here, dir + sizeof link);
             if (next == NULL) {
                 free(here);
                 return NULL;
             }
             here = next;
-            room = dir + sizeof link;
+            capacity = dir + sizeof link;
         }
         memcpy(here + dir, link, (size_t)n + 1);
     }
@@ -2491,7 +2491,7 @@ TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) 
     struct stat st;
     FILE *in;
     char *line = NULL;
-    size_t room = 0, dropped = 0;
+    size_t capacity = 0, dropped = 0;
     ssize_t n;
     tr_buf keep;
     int ok = 0;
@@ -2501,7 +2501,7 @@ TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) 
     in = fopen(path, "rb");
     if (in == NULL) return tr_log_unreadable(path, err, size);
 
-    while ((n = getline(&line, &room, in)) >= 0) {
+    while ((n = getline(&line, &capacity, in)) >= 0) {
         if (tr_log_is_stale(line, (size_t)n, step)) dropped++;
         else tr_buf_put(&keep, line, (size_t)n);
     }
@@ -3053,7 +3053,7 @@ TR_DEF int tr_board_close(tr_board *b) {
 TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, char *err,
                          size_t size) {
     char host[256], *path, *c;
-    size_t room;
+    size_t capacity;
     int i, ok = 0;
     memset(b, 0, sizeof *b);
     b->out.fd = -1;
@@ -3064,15 +3064,15 @@ TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, cha
     for (c = host; *c; c++)
         if (*c == '/') *c = '-';
 
-    room = strlen(dir) + sizeof host + 128;
-    path = (char *)malloc(room);
+    capacity = strlen(dir) + sizeof host + 128;
+    path = (char *)malloc(capacity);
     if (path == NULL)
         return tr_fail(err, size, "%s: out of memory: cannot create an event file", dir);
     /* if there is already a file from the same second, add a number to the name */
     for (i = 0; i < 1000; i++) {
-        int n = snprintf(path, room, "%s/events.out.tfevents.%010lld.%s.%ld", dir,
+        int n = snprintf(path, capacity, "%s/events.out.tfevents.%010lld.%s.%ld", dir,
                          (long long)time(NULL), host, (long)getpid());
-        if (i > 0) snprintf(path + n, room - (size_t)n, ".%d", i);
+        if (i > 0) snprintf(path + n, capacity - (size_t)n, ".%d", i);
         ok = tr_append_open(&b->out, path, O_EXCL, err, size);
         if (ok || errno != EEXIST) break;
     }

@@ -127,10 +127,10 @@ TR_WIN int tr_win_lock(int fd) {
 
 /* Always fails, because there are no links. Sets errno to EINVAL for an existing file,
    as readlink does if it is not a link. */
-TR_WIN ssize_t tr_win_readlink(const char *path, char *to, size_t room) {
+TR_WIN ssize_t tr_win_readlink(const char *path, char *to, size_t capacity) {
     struct tr_win_stat st;
     (void)to;
-    (void)room;
+    (void)capacity;
     if (tr_win_stat(path, &st) == 0) errno = EINVAL;
     return -1;
 }
@@ -152,19 +152,19 @@ TR_WIN int tr_win_truncate(int fd, int64_t size) {
 
 #define ftruncate tr_win_truncate
 
-TR_WIN ssize_t tr_win_getline(char **line, size_t *room, FILE *in) {
+TR_WIN ssize_t tr_win_getline(char **line, size_t *capacity, FILE *in) {
     size_t n = 0;
     int c;
     while ((c = getc(in)) != EOF) {
-        if (n + 2 > *room) {
-            size_t more = *room < 64 ? 128 : 2 * *room;
+        if (n + 2 > *capacity) {
+            size_t more = *capacity < 64 ? 128 : 2 * *capacity;
             char *grown = (char *)realloc(*line, more);
             if (grown == NULL) {
                 errno = ENOMEM;
                 return -1;
             }
             *line = grown;
-            *room = more;
+            *capacity = more;
         }
         (*line)[n++] = (char)c;
         if (c == '\n') break;

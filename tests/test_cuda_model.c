@@ -1040,7 +1040,7 @@ static void test_turns(void) {
 
 /* Tests memories with spare capacity. Ops either read the rows of a memory in place or
    copy them. From step 6 on, the rows must be at the same addresses in every step. */
-static void test_room(void) {
+static void test_padding(void) {
     stx_desc cd;
     stx_memory_desc d;
     stx_ctx *x;
@@ -2373,7 +2373,7 @@ int main(int argc, char **argv) {
         {"groups", test_groups},
         {"pieces", test_pieces},
         {"turns", test_turns},
-        {"room", test_room},
+        {"padding", test_padding},
         {"scalars", test_scalars},
         {"clusters", test_clusters},
         {"not repeatable", test_not_repeatable},
