@@ -799,8 +799,8 @@ static int stx__scratch_grow(stx_ctx *x, stx_gpu *g, size_t bytes, const char *w
         if (cudaMalloc(&p, size) != cudaSuccess) {
             (void)cudaGetLastError();
             stx_fail(x, STX_ERR_MEMORY,
-                     "%s: the GPU has no memory for %zu bytes of scratch memory: use a smaller "
-                     "batch, block or model",
+                     "%s: out of GPU memory: cannot allocate %zu bytes of scratch memory: use a "
+                     "smaller batch, block or model",
                      what, bytes);
             return 0;
         }
@@ -2776,10 +2776,10 @@ static void stx__gemm_close(stx_gpu *g) {
 
 static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
     stx_fail(x, STX_ERR_DEVICE,
-             "%s: cublasLt error %s for a batch of %zu GEMMs (%zu,%zu) x (%zu,%zu), %s inputs, %s "
-             "output, on %s: all results of this step are invalid; destroy the context and resume "
-             "from the last checkpoint",
-             what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
+             "%s: cublasLt error %s for a GEMM (%zu,%zu) x (%zu,%zu) with batch size %zu, %s "
+             "inputs and %s output, on %s: all results of this step are invalid; destroy the "
+             "context and resume from the last checkpoint",
+             what, cublasLtGetStatusName(s), k->M, k->K, k->K, k->N, k->batch,
              k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
 }
 
@@ -3412,9 +3412,9 @@ static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, co
     if (j.M > INT32_MAX || j.N > INT32_MAX || j.K > INT32_MAX || j.batch > INT32_MAX
         || (one_c && j.batch > INT32_MAX / j.K)) {
         stx_fail(x, STX_ERR_ARG,
-                 "%s: expected GEMM sizes of at most 2147483647 on a GPU, got a batch of %zu GEMMs "
-                 "(%zu,%zu) x (%zu,%zu): use smaller batches",
-                 what, j.batch, j.M, j.K, j.K, j.N);
+                 "%s: expected GEMM sizes of at most 2147483647 on a GPU, "
+                 "got (%zu,%zu) x (%zu,%zu) with batch size %zu: use smaller batches",
+                 what, j.M, j.K, j.K, j.N, j.batch);
         return STX__LT_DONE;
     }
     return stx__lt_run_job(x, what, &j, bias, relu, slices);
@@ -10174,8 +10174,8 @@ static int stx__sru_refused(stx_ctx *x, const stx_sru_args *a, const char *what)
         return 0;
     stx_fail(x, STX_ERR_SHAPE,
              "%s: expected k = 3 or 4, D = 1 or 2 and fewer than 2^31 blocks of 32 columns, got "
-             "k = %zu and D = %zu",
-             what, a->k, a->D);
+             "k = %zu, D = %zu and %zu blocks",
+             what, a->k, a->D, (a->H + 31) / 32 * a->D * a->B);
     return 1;
 }
 
@@ -12786,12 +12786,13 @@ static int stx__device_select(stx_ctx *x, stx_gpu *g) {
         stx_fail(x, STX_ERR_DEVICE,
                  "stx_create: no CUDA device (%s): use STX_CPU, or check that the driver is loaded "
                  "(nvidia-smi) and that CUDA_VISIBLE_DEVICES does not hide the device",
-                 e == cudaSuccess ? "none found" : cudaGetErrorString(e));
+                 e == cudaSuccess ? "the driver reports none" : cudaGetErrorString(e));
         return 0;
     }
     if (d->gpu < 0 || d->gpu >= count) {
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: desc.gpu is %d: expected 0 to %d", d->gpu,
-                 count - 1);
+        stx_fail(x, STX_ERR_DEVICE,
+                 "stx_create: gpu: expected at least 0 and below %d, the number of GPUs, got %d",
+                 count, d->gpu);
         return 0;
     }
     if (!stx__cuda_ok(x, g, cudaSetDevice(d->gpu), "stx_create")) return 0;
@@ -12905,8 +12906,8 @@ void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     if (g->capturing) {
         stx_fail(x, STX_ERR_MEMORY,
                  "stx_step_run: the captured step allocates %zu more bytes of GPU memory than the "
-                 "earlier step with the same key: the key must include everything that sizes "
-                 "depend on",
+                 "earlier step with the same key: the key must include everything that array "
+                 "sizes depend on",
                  bytes);
         return NULL;
     }

@@ -3838,7 +3838,7 @@ TR_DEF size_t tr_lm_reword(const tr_lm *t, char *out, size_t size, const char *t
 TR_DEF int tr_lm_why(tr_lm *t) {
     static const tr_word words[] = {
         {"raise desc.max_bytes", "raise it"},
-        {"desc.gpu is", "--gpu is"},
+        {"gpu: expected", "--gpu: expected"},
         {"the text to encode: ", ""},
         {"with min_count (--min-count) 2", "with --min-count 2"},
         {"or without compact", "or with --tokens bytes"},

@@ -2228,7 +2228,7 @@ static void errors_of_devices(void) {
     create_refused(&d, "no device", "no CUDA device", "");
     cuda_host_devices(1);
     d.gpu = 3;
-    create_refused(&d, "no fourth device", "desc.gpu is 3", "");
+    create_refused(&d, "no fourth device", "gpu: expected", "got 3");
     d.gpu = 0;
     cuda_host_arch(7, 5);
     create_refused(&d, "an old device", "sm_75", "-arch");

@@ -77,7 +77,7 @@ sample="--no-train --generate 40 --temperature 0 --prompt line"
 check "both generate the same text" \
     sh -c "tail -n 1 '$d/gen_cpu' > '$d/x'; tail -n 1 '$d/gen_gpu' | cmp -s - '$d/x'"
 "$t" --data "$d/text" $model $more --device cuda --gpu 77 --steps 1 > "$d/refused" 2>&1
-check "no such GPU: $(cat "$d/refused")" grep -q -e "--gpu is 77" "$d/refused"
+check "no such GPU: $(cat "$d/refused")" grep -q -e "--gpu: expected .* got 77" "$d/refused"
 "$t" --data "$d/text" $model $more --device cuda --max-memory 0.001 --steps 1 > "$d/refused" 2>&1
 check "too little memory: $(cat "$d/refused")" grep -q -e "--max-memory" "$d/refused"
 echo "$passed passed, $failed failed"
