@@ -2073,8 +2073,12 @@ static int stx__par_cuts_check(stx_ctx *x, const size_t *cut, size_t V,
     const size_t clusters = d->clusters;
     if (!clusters || clusters > STX_MAX_CLUSTERS)
         return stx__par_cuts_bad(x, "clusters", (double)clusters, "1 to 8");
-    if (clusters > 1 && !cut)
-        return stx__par_cuts_bad(x, "cut", 0, "an array of clusters - 1 elements");
+    if (clusters > 1 && !cut) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_cuts: cut: expected an array of length %zu (clusters - 1), got NULL",
+                 clusters - 1);
+        return 0;
+    }
     if (V >= UINT32_MAX)
         return stx__par_cuts_bad(x, "V", (double)V, "fewer than 2^32 - 1 words");
     if (V < clusters) {
@@ -2088,9 +2092,12 @@ static int stx__par_cuts_check(stx_ctx *x, const size_t *cut, size_t V,
     if (d->cost != STX_PAR_CUTS_REF && (!d->dim || d->dim > (size_t)1 << 29))
         return stx__par_cuts_bad(x, "dim", (double)d->dim, "1 to 2^29");
     if (!(d->factor >= 1 && d->factor < 1e6))
-        return stx__par_cuts_bad(x, "factor", d->factor, "1 or more");
-    if (d->cost == STX_PAR_CUTS_TIME && !d->time)
-        return stx__par_cuts_bad(x, "time", 0, "a function with STX_PAR_CUTS_TIME");
+        return stx__par_cuts_bad(x, "factor", d->factor, "1 or more and less than 1e6");
+    if (d->cost == STX_PAR_CUTS_TIME && !d->time) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_cuts: time: STX_PAR_CUTS_TIME requires a function, got NULL");
+        return 0;
+    }
     return 1;
 }
 
@@ -2299,7 +2306,7 @@ static int stx__par_check_padding(stx_ctx *x, const stx_par_desc *d) {
     const int valid = d->pads && d->pad_id > 0 && (size_t)d->pad_id < d->vocab;
     return stx__par_allowed_if(x, "pads", d->pads, d->vocab > 0, "0 if vocab is 0")
         && stx__par_allowed_if(x, "pad_id", d->pad_id, valid,
-                               "an id below vocab with pads, else 0");
+                               "an id below vocab if pads is set, otherwise 0");
 }
 
 static int stx__par_check_vocab(stx_ctx *x, stx_par_desc *d) {
@@ -2318,14 +2325,15 @@ static int stx__par_check_vocab(stx_ctx *x, stx_par_desc *d) {
                                 "dim unless the input or the output is adaptive")
         || !stx__par_allowed_if(x, "cutoffs", (double)d->cutoffs, adaptive,
                                 "0 unless the input or the output is adaptive")
-        || !stx__par_number(x, "div_val", d->div_val, 1, 1e6, "1 or more")
-        || !stx__par_number(x, "proj_factor", d->proj_factor, 1, 1e6, "1 or more")
+        || !stx__par_number(x, "div_val", d->div_val, 1, 1e6, "1 or more and less than 1e6")
+        || !stx__par_number(x, "proj_factor", d->proj_factor, 1, 1e6, "1 or more and less than 1e6")
         || !stx__par_allowed_if(x, "tie_words", d->tie_words, both,
                                 "0 unless input and output are adaptive")
         || !stx__par_allowed_if(x, "tie_projs", d->tie_projs, both && stx__par_projects(d),
                                 "0 unless input and output are adaptive and have projections")
         || !stx__par_allowed_if(x, "one_proj", d->one_proj, one_proj,
-                                "0 unless adaptive_in with div_val = 1 and emb other than dim")
+                                "0 unless adaptive_in is set, div_val is 1 and emb differs "
+                                "from dim")
         || !stx__par_number(x, "emb_scale", d->emb_scale, -1e30, 1e30, "a finite number"))
         return 0;
 
@@ -2366,7 +2374,7 @@ static int stx__par_check_latency(stx_ctx *x, stx_par_desc *d) {
         return stx__par_bad(x, "latency_weight", 0, "a number other than 0 if latency is set");
     if (hinge != (d->latency_target > 0))
         return stx__par_bad(x, "latency_target", d->latency_target,
-                            "more than 0 with latency = STX_PAR_LATENCY_HINGE, else 0");
+                            "more than 0 with latency = STX_PAR_LATENCY_HINGE, otherwise 0");
     if (!stx__par_allowed_if(x, "latency_power", d->latency_power, fbnet,
                              "0 unless latency = STX_PAR_LATENCY_FBNET"))
         return 0;
@@ -2395,7 +2403,7 @@ static int stx__par_check_search(stx_ctx *x, stx_par_desc *d) {
                                 "positive probabilities, or finite weights with STX_PAR_FORM_PI");
     }
     if (d->tau == 0) d->tau = 1;
-    if (!stx__par_number(x, "tau", d->tau, 1e-30, 1e30, "more than 0")) return 0;
+    if (!stx__par_number(x, "tau", d->tau, 1e-30, 1e30, "1e-30 to 1e30")) return 0;
     return stx__par_check_latency(x, d);
 }
 
@@ -2468,7 +2476,7 @@ static int stx__par_check_sizes(stx_ctx *x, stx_par_desc *d) {
     if (d->mem != STX_PAR_NO_ROWS && !stx__par_in_range(x, "mem", d->mem, 0, 30)) return 0;
     if (!d->head_dim && d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_par_create: heads: expected a divisor of dim %zu, or a head_dim, got %zu",
+                 "stx_par_create: heads: expected a divisor of dim %zu (or set head_dim), got %zu",
                  d->dim, d->heads);
         return 0;
     }
@@ -2849,8 +2857,8 @@ STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
     per_draw = 3 * m->desc.blocks;
     if (!count || count % per_draw || (one_draw && count != per_draw)) {
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_par_set_uniforms: count: expected %s3 L = %zu values, got %zu; count is the "
-                 "number of values, not of draws",
+                 "stx_par_set_uniforms: count: expected %s%zu values (3 per block), got %zu; count "
+                 "is the number of values, not of draws",
                  one_draw ? "" : "a multiple of ", per_draw, count);
         return;
     }
@@ -3427,8 +3435,8 @@ static int stx__par_latency_fits_group(stx_ctx *x, const stx_par_desc *d) {
     if (d->latency_w == STX_PAR_LATENCY_OF_P || stx_ranks(x) == 1) return 1;
     if (d->noise == STX_PAR_NOISE_STEP || d->latency == STX_PAR_LATENCY_ADD) return 1;
     stx_fail(x, STX_ERR_ARG,
-             "stx_par_segment: the latency of w needs the streams of all ranks, but each rank has "
-             "only some of them; use latency_w = STX_PAR_LATENCY_OF_P, "
+             "stx_par_segment: the latency of the gate weights w needs the streams of all ranks, "
+             "but each rank has only some of them; use latency_w = STX_PAR_LATENCY_OF_P, "
              "noise = STX_PAR_NOISE_STEP or latency = STX_PAR_LATENCY_ADD");
     return 0;
 }
@@ -3528,9 +3536,15 @@ static int stx__par_segment_fits(const stx_par *m, const stx_tensor *h, const st
     stx_ctx *x = m->ctx;
     const size_t B = h->dim[0], T = h->ndim == 3 ? h->dim[1] : 0, D = T ? h->dim[2] : 0;
     const stx_par_state *other = in && in->B != B ? in : out;
+    if (h->ndim != 3) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_par_segment: h: expected three dimensions, (B,T,%zu), got %d", m->desc.dim,
+                 (int)h->ndim);
+        return 0;
+    }
     if (!T || D != m->desc.dim) {
         stx_fail(x, STX_ERR_SHAPE, "stx_par_segment: expected h (B,T,%zu), got (%zu,%zu,%zu)",
-                 m->desc.dim, B, T, D);
+                 m->desc.dim, B, T, h->dim[2]);
         return 0;
     }
     if (pad && (pad->B != B || pad->T != T)) {
@@ -3869,7 +3883,7 @@ STX_DEF void stx_par_gen_reset_stream(stx_par_gen *g, size_t b) {
     if (!g || !stx_ok(g->model->ctx)) return;
     if (b >= g->B) {
         stx_fail(g->model->ctx, STX_ERR_ARG,
-                 "stx_par_gen_reset_stream: expected a stream below B = %zu, got %zu", g->B, b);
+                 "stx_par_gen_reset_stream: stream: expected less than %zu, got %zu", g->B, b);
         return;
     }
     for (i = 0; i < g->rows; i++) g->pad[b * g->M + g->M - 1 - i] = g->masked = 1;
@@ -4035,9 +4049,15 @@ STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h) {
                  "training step");
         return NULL;
     }
+    if (h->ndim != 3) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_par_gen_step: h: expected three dimensions, (%zu,T,%zu), got %d", g->B, D,
+                 (int)h->ndim);
+        return NULL;
+    }
     if (!T || h->dim[0] != g->B || h->dim[2] != D) {
         stx_fail(x, STX_ERR_SHAPE, "stx_par_gen_step: expected h (%zu,T,%zu), got (%zu,%zu,%zu)",
-                 g->B, D, h->dim[0], T, T ? h->dim[2] : 0);
+                 g->B, D, h->dim[0], T, h->dim[2]);
         return NULL;
     }
     for (at = 0; at < T; at += count) {

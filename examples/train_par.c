@@ -1320,7 +1320,8 @@ static int load_tau(run *r, const stx_file *f) {
     const char *tau = stx_file_meta(f, "tau");
     int i, changed = 0;
     if (tau && (!tr_read_real(tau, &r->tau) || !(r->tau > 0))) {
-        stx_fail(r->t.x, STX_ERR_FORMAT, "metadata \"tau\": expected a temperature above 0");
+        stx_fail(r->t.x, STX_ERR_FORMAT, "metadata \"tau\": expected a temperature above 0, got "
+                 "'%.40s': the file is damaged", tau);
         return 0;
     }
     for (i = 0; i < 4; i++) changed |= tr_given(&options, cooling[i]);
@@ -1376,12 +1377,12 @@ static int report_error(tr_lm *t) {
         {"sines = STX_PAR_SINES_REF", "--sines reference"},
         {"words_out = STX_PAR_OUT_REF", "--words-out reference"},
         {"STX_PAR_FORM_PI", "--arch pi"},
-        {"an id below vocab with pads, else 0", "an id of the vocabulary, or -1"},
-        {"adaptive_in with div_val = 1 and emb other than dim",
-         "--adaptive-in with --div-val 1 and --emb-sz other than --hid-sz"},
+        {"an id below vocab if pads is set, otherwise 0", "an id of the vocabulary, or -1"},
+        {"adaptive_in is set, div_val is 1 and emb differs from dim",
+         "--adaptive-in is set, --div-val is 1 and --emb-sz differs from --hid-sz"},
         {"divisor of dim", "divisor of --hid-sz"},
         {"dim unless the input", "--hid-sz unless the input"},
-        {"or a head_dim", "or a --head-sz"},
+        {"or set head_dim", "or set --head-sz"},
         {"mem is 2 or more", "--mem is 2 or more"},
         {"pre_norm = 1", "--norm-before"},
         {NULL, NULL}};
@@ -1777,7 +1778,8 @@ static int check_model(tr_lm *t) {
                        split, split);
     if (!opt.head_sz && opt.hid_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR,
-                       "--nheads: expected a divisor of --hid-sz %llu, or a --head-sz, got %llu",
+                       "--nheads: expected a divisor of --hid-sz %llu (or set --head-sz), got "
+                       "%llu",
                        (unsigned long long)opt.hid_sz, (unsigned long long)opt.nheads);
     if (opt.adaptive_in && opt.words_out != WORDS_ADAPTIVE)
         return tr_fail(t->err, TR_ERR, "--adaptive-in requires --words-out adaptive");
@@ -1841,7 +1843,7 @@ static int check_search(tr_lm *t) {
     const int samples = t->training && opt.lm.sample_every;
     if (opt.derive && t->opt->no_train)
         return tr_fail(t->err, TR_ERR, "--derive and --no-train cannot be combined: --derive "
-                       "evaluates networks");
+                       "evaluates networks, but --no-train only generates text");
     if (opt.gate_eval == STX_PAR_EVAL_NOISE && (by_token || samples))
         return tr_fail(t->err, TR_ERR,
                        "--%s with --gate-eval noise: the model cannot read token by token if its "
@@ -1850,9 +1852,9 @@ static int check_search(tr_lm *t) {
     if (opt.inherit) return tr_fail(t->err, TR_ERR, "--inherit is only for a fixed --pattern");
     if (opt.arch_until && opt.arch_until <= opt.arch_from)
         return tr_fail(t->err, TR_ERR,
-                       "--arch-until %llu: the gates would never learn: expected more than "
-                       "--arch-from %llu",
-                       (unsigned long long)opt.arch_until, (unsigned long long)opt.arch_from);
+                       "--arch-until: expected more than --arch-from %llu, got %llu: the gates "
+                       "would never learn",
+                       (unsigned long long)opt.arch_from, (unsigned long long)opt.arch_until);
     if (opt.latency == STX_PAR_LATENCY_HINGE && !(opt.latency_target > 0))
         return tr_fail(t->err, TR_ERR,
                        "--latency hinge requires --latency-target, a fraction of "

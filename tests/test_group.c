@@ -1791,7 +1791,8 @@ static void refusals(void) {
         y = lm.loss(lm.model, stx_tokens(x, ids, 1, T), stx_tokens(x, ids, 1, T), NULL, NULL);
         CHECK((y != NULL) == can, "case %d: %s", k, stx_error(x));
         if (!can)
-            refused(x, STX_ERR_ARG, "stx_par_segment: the latency of w", "STX_PAR_NOISE_STEP");
+            refused(x, STX_ERR_ARG, "stx_par_segment: the latency of the gate weights w",
+                    "STX_PAR_NOISE_STEP");
         done(x);
     }
 }

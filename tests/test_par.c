@@ -782,7 +782,7 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
         if (i < 4) v[5] = (stx_real)bad[i];
         stx_par_set_uniforms(m, v, i < 4 ? 48 : counts_[i - 4]);
         fails(x, i < 4 ? "stx_par_set_uniforms: u[5]: expected a value above 0"
-                       : "stx_par_set_uniforms: count: expected a multiple of 3 L = 12 values");
+                       : "stx_par_set_uniforms: count: expected a multiple of 12 values");
         h = stx_par_forward(m, token_block(x, t, 2, 2 * S, 0, S), NULL, NULL);
         CHECK(h && !memcmp(first, m->w[0]->data, sizeof first), "the noise changed: %s",
               stx_error(x));
@@ -800,7 +800,7 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
     step.blocks = 2;
     other = model(x, &step);
     stx_par_set_uniforms(other, u, 12);
-    fails(x, "count: expected 3 L = 6 values, got 12");
+    fails(x, "count: expected 6 values (3 per block), got 12");
 }
 
 /* Checks the variance of dal_0 at several temperatures against the manual, for dw =
@@ -1649,7 +1649,7 @@ static void bad_cuts(void) {
     d = cuts_desc();
     d.cost = 2;
     d.time = NULL;
-    cut_refused("time: expected .. got 0", n, 3, &d);
+    cut_refused("time: STX_PAR_CUTS_TIME requires a function, got NULL", n, 3, &d);
     d = cuts_desc();
     cut_refused("do not fit", many, 3, &d);
     cut_refused("do not fit", many, 2, &d);
@@ -2035,7 +2035,7 @@ static void errors(void) {
     CHECK(!stx_par_gen_set(g, o), "different numbers of rows");
     fails(x, "expected the same number of rows in all blocks, got 0 in block 2, but 2 in earlier");
     stx_par_gen_reset_stream(g, 2);
-    fails(x, "expected a stream below B = 2, got 2");
+    fails(x, "stream: expected less than 2, got 2");
     CHECK(!stx_par_gen_step(g, stx_input(x, v, 1, 1, D, 0)), "one stream of two");
     fails(x, "expected h (2,T,16), got (1,1,16)");
     CHECK(!stx_par_inherit(wide, bare), "weights of another width");

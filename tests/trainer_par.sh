@@ -423,7 +423,8 @@ family_bad() {
         --checkpoint good.st --score t.txt --score-by lines --gate-eval noise
     refused "--inherit and --init-from" $t $new --init-from good.st --inherit good.st
     refused "--pattern: expected letters .*, got ''" $t $tiny $new --pattern ""
-    refused '--arch-until 5: ' $t $tiny $new --pattern search --arch-from 5 --arch-until 5
+    refused '--arch-until: expected more than --arch-from 5, got 5' \
+        $t $tiny $new --pattern search --arch-from 5 --arch-until 5
     refused '--pos-mode: expected dist unless --sines reference, got fixed' \
         $t $tiny $new --pos-mode fixed
     refused '--proj-dims: expected .*, got 99999999999' \
@@ -442,7 +443,7 @@ family_bad() {
     done
     refused '--one-proj has no effect: it applies only to --adaptive-in' $t $tiny $new --one-proj
     refused '--no-final-norm has no effect: .*--norm-before' $t $tiny $new --no-final-norm
-    refused '--one-proj: expected off unless --adaptive-in with --div-val 1 and --emb-sz other than --hid-sz' \
+    refused '--one-proj: expected off unless --adaptive-in .* 1 and --emb-sz differs from --hid-sz' \
         $t $tiny $new \
         --words-out adaptive --adaptive-in --cutoffs 5,12 --div-val 2 --one-proj
     refused '--inherit has no effect' \
