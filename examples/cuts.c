@@ -135,7 +135,7 @@ static int measure(gemm_time *g, char err[TR_ERR]) {
     x = stx_create(&d);
     ok = x && data;
     if (!ok) {
-        tr_fail(err, TR_ERR, "--cost time: out of memory: cannot measure");
+        tr_fail(err, TR_ERR, "--cost time: out of memory: cannot time matrix multiplications");
     } else {
         for (i = 0; i < most; i++)
             data[i] = (stx_real)((double)(i * 2654435761u % 1000) / 500 - 1);
@@ -263,7 +263,8 @@ static int read_text(counts *c, stx_ctx *x, char err[TR_ERR]) {
     if (stat(opt.text, &st) != 0)
         return tr_fail(err, TR_ERR, "--text %.300s: %s", opt.text, strerror(errno));
     if (!S_ISREG(st.st_mode))
-        return tr_fail(err, TR_ERR, "--text %.300s: expected a file", opt.text);
+        return tr_fail(err, TR_ERR, "--text %.300s: expected a regular file, got %s", opt.text,
+                       S_ISDIR(st.st_mode) ? "a directory" : "a pipe or a device");
     memset(&d, 0, sizeof d);
     d.kind = opt.tokens ? STX_TOK_CHARS : STX_TOK_WORDS;
     d.order = STX_ORDER_COUNT_EARLIER;

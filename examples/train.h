@@ -4245,7 +4245,8 @@ TR_DEF int tr_lm_find_texts(tr_lm *t, tr_lm_source *from) {
 
     size = (uint64_t)st.st_size;
     if (!S_ISREG(st.st_mode))
-        return tr_fail(t->err, TR_ERR, "--data %s: expected a file or a directory", data);
+        return tr_fail(t->err, TR_ERR, "--data %s: expected a regular file or a directory, got a "
+                       "pipe or a device", data);
     if (size < 64)
         return tr_fail(t->err, TR_ERR, "--data %s: expected at least 64 bytes, got %llu", data,
                        (unsigned long long)size);
@@ -6718,7 +6719,8 @@ TR_DEF int tr_lm_count_texts(tr_lm *t) {
                            "it has no loss: give another text or id", (long)t->pad_id);
         if (words) c->words = tr_lm_word_count(t, text);
         if (t->unit == TR_WORD_PPL && !(c->words > 0))
-            return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text contains no words");
+            return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text contains no words: use "
+                           "another unit");
     }
     return 1;
 }

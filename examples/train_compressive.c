@@ -595,8 +595,8 @@ static int read_memory_layers(run *r) {
         for (k = 0; k < i; k++)
             if (r->memory_layers[k] == layer)
                 return tr_fail(r->t.err, TR_ERR,
-                               "--memory-layers %.200s: expected each layer once, got %zu twice",
-                               text, layer);
+                               "--memory-layers %.200s: expected each layer at most once, got "
+                               "%zu twice", text, layer);
     }
     d->memory_layers = r->memory_layers;
     return 1;

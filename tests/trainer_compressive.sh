@@ -355,7 +355,7 @@ family_bad() {
         $t $tiny $new --memory-layers 3
     refused '--memory-layers 0: expected layers from 1 to 2 .--nlayers., got 0' \
         $t $tiny $new --memory-layers 0
-    refused '--memory-layers 2,1,2: expected each layer once, got 2 twice' \
+    refused '--memory-layers 2,1,2: expected each layer at most once, got 2 twice' \
         $t $tiny $new --memory-layers 2,1,2
     refused '--memory-layers some: expected all' $t $tiny $new --memory-layers some
     refused '--memory-layers 1,,2: expected all' $t $tiny $new --memory-layers 1,,2
