@@ -4401,8 +4401,8 @@ static stx_tensor *stx__tensor_padded(stx_ctx *x, int where, int ndim, const siz
     for (i = 0; i < ndim; i++) {
         if (dim[i] && n > (SIZE_MAX - padding) / sizeof(stx_real) / dim[i]) {
             stx_fail(x, STX_ERR_MEMORY,
-                     "a tensor with %d dimensions (the first is %zu) exceeds the address space: "
-                     "use smaller dimensions", ndim, dim[0]);
+                     "a tensor (ndim %d, first dimension %zu) exceeds the address space: use "
+                     "smaller dimensions", ndim, dim[0]);
             return NULL;
         }
         n *= dim[i];
@@ -5150,8 +5150,8 @@ static int stx__loses_gradient(stx_ctx *x, const stx_tensor *t) {
             if (after_mark || (at_mark && (size_t)(p - c->base) >= mark->chunk_used[0])) return 0;
             stx_fail(x, STX_ERR_ARG,
                      "stx_recompute: fn uses a tensor of shape %s that requires a gradient but is "
-                     "not among its inputs: pass it in `in`, detach it with stx_detach, or call "
-                     "fn without stx_recompute", stx__shape(t, s));
+                     "not an input of stx_recompute: pass it in `in`, detach it with stx_detach, "
+                     "or call fn without stx_recompute", stx__shape(t, s));
             return 1;
         }
         after_mark |= at_mark;
@@ -5171,8 +5171,9 @@ static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *f
     if (t->op_removed) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_backward: the gradient of a tensor would be lost, because an earlier "
-                 "backward pass of this step removed the tensor's op: call stx_backward once per "
-                 "step, on the sum of the losses (stx_add), or detach the tensor (stx_detach)");
+                 "backward pass of this step removed the tensor's op from the tape: call "
+                 "stx_backward once per step, on the sum of the losses (stx_add), or detach the "
+                 "tensor (stx_detach)");
         return NULL;
     }
     if (!t->grad) {
@@ -5234,7 +5235,8 @@ static int stx__check_record(stx_ctx *x, stx_tensor *const *in, int count, stx_b
         stx_fail(x, STX_ERR_ARG, "stx_record: count: expected 0 to %d inputs, got %d",
                  (int)STX_MAX_INS, count);
     } else if (count && !in) {
-        stx_fail(x, STX_ERR_ARG, "stx_record: in: expected %d inputs, got NULL", count);
+        stx_fail(x, STX_ERR_ARG, "stx_record: in: expected an array of length %d, got NULL",
+                 count);
     } else if (!back) {
         stx_fail(x, STX_ERR_ARG, "stx_record: back: expected a function, got NULL");
     }
@@ -5349,9 +5351,9 @@ static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     }
     if (!n && !y->is_leaf) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_backward: a backward pass of this step has already removed the op of this "
-                 "tensor: call stx_backward once per step, on the sum of the losses (stx_add), or "
-                 "begin a new step");
+                 "stx_backward: an earlier backward pass of this step removed the tensor's op from "
+                 "the tape: call stx_backward once per step, on the sum of the losses (stx_add), "
+                 "or begin a new step");
         return 0;
     }
     if (!stx__grads_at_rest(x, "stx_backward")) return 0;
@@ -5392,8 +5394,8 @@ STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real 
     }
     if (!any) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_backward_many: none of the %d tensors depends on a parameter or variable, or "
-                 "nothing was recorded: call stx_begin(x, STX_TRAIN) before the ops", count);
+                 "stx_backward_many: no tensor in y depends on a parameter or variable, or "
+                 "nothing was recorded: call stx_begin(x, STX_TRAIN) before the ops");
         return;
     }
     stx__run_backward(x);
@@ -5575,9 +5577,10 @@ static int stx__check_recompute(stx_ctx *x, stx_recompute_fn fn, stx_tensor **in
     } else if (!fn) {
         stx_fail(x, STX_ERR_ARG, "stx_recompute: fn: expected a function, got NULL");
     } else if (!in && count) {
-        stx_fail(x, STX_ERR_ARG, "stx_recompute: in: expected %d inputs, got NULL", count);
+        stx_fail(x, STX_ERR_ARG, "stx_recompute: in: expected an array of length %d, got NULL",
+                 count);
     } else if (!out && more) {
-        stx_fail(x, STX_ERR_ARG, "stx_recompute: out: expected space for %d results, got NULL",
+        stx_fail(x, STX_ERR_ARG, "stx_recompute: out: expected an array of length %d, got NULL",
                  more);
     }
     return stx_ok(x);
@@ -7865,9 +7868,9 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
     size_t dim[2];
     int32_t *copy, *device;
     if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, n && idx && n <= SIZE_MAX / sizeof *copy, STX_ERR_ARG,
-              "stx_gather: idx: expected at least one row index, got %s",
-              idx ? "none" : "NULL");
+    STX__NEED(x, idx, STX_ERR_ARG, "stx_gather: idx: expected row indices, got NULL");
+    STX__NEED(x, n && n <= SIZE_MAX / sizeof *copy, STX_ERR_ARG,
+              "stx_gather: n: expected 1 to SIZE_MAX / 4 row indices, got %zu", n);
     copy = (int32_t *)stx_step_host_bytes(x, n * sizeof *copy);
     if (!copy || !stx__ids_fit(x, "stx_gather", idx, n, stx__rows(a), "idx")) return NULL;
     memcpy(copy, idx, n * sizeof *copy);
@@ -11251,8 +11254,9 @@ static int stx__matmul_sizes(stx_ctx *x, const stx_tensor *a, const stx_tensor *
     }
     if (!ok) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "stx_matmul: expected equal leading dimensions, or b with two dimensions, got a "
-                 "%s and b %s", stx__shape(a, t), stx__shape(b, u));
+                 "stx_matmul: a and b must have two or more dimensions, and equal leading "
+                 "dimensions unless b has two dimensions, but a is %s and b is %s",
+                 stx__shape(a, t), stx__shape(b, u));
         return 0;
     }
 
@@ -11262,7 +11266,8 @@ static int stx__matmul_sizes(stx_ctx *x, const stx_tensor *a, const stx_tensor *
     s->sb = b->ndim == 2 ? 0 : s->K * s->N;
     if (s->K != b->dim[b->ndim - (tb ? 1 : 2)]) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "stx_matmul: expected equal inner dimensions, got a %s%s and b %s%s",
+                 "stx_matmul: a and b must have equal inner dimensions, but "
+                 "a is %s%s and b is %s%s",
                  stx__shape(a, t), ta ? "^T" : "", stx__shape(b, u), tb ? "^T" : "");
         return 0;
     }
@@ -11513,7 +11518,8 @@ static int stx__linears_fit(stx_ctx *x, const char *op, stx_tensor *const *W, st
         if (!b) continue;
         if (!b[0] != !b[i]) {
             stx_fail(x, STX_ERR_SHAPE,
-                     "%s: bias %d: expected a bias for each weight or for none", op, i);
+                     "%s: bias %d: expected a bias for each weight or for none, got %s", op, i,
+                     b[i] ? "a tensor, but bias 0 is NULL" : "NULL, but bias 0 is a tensor");
             return 0;
         }
         if (b[i] && b[i]->size != W[i]->dim[0]) {
@@ -11657,8 +11663,8 @@ STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, i
     int i;
     if (!stx_ok(x) || !W || (parts && !past)) return NULL;
     STX__NEED(x, B && parts >= 0 && parts <= STX_MAX_CACHED, STX_ERR_ARG,
-              "%s: expected 0 to %d arrays of cached rows and at least one stream, got %d arrays "
-              "and %zu streams", op, (int)STX_MAX_CACHED, parts, B);
+              "%s: expected 0 to %d arrays of cached rows and at least one stream, got parts = %d "
+              "and B = %zu", op, (int)STX_MAX_CACHED, parts, B);
     if (!stx__linears_fit(x, op, W, b, count, 0)) return NULL;
 
     memset(&s, 0, sizeof s);
@@ -11825,15 +11831,15 @@ static int stx__linear_heads_ok(stx_ctx *x, const stx_cached_rows *past, size_t 
                                 stx_tensor *wv, size_t heads, const stx_head_groups *g) {
     const char *op = "stx_linear_heads";
     stx_tensor *w[2];
+    char s[96], t[96];
     w[0] = wk;
     w[1] = wv;
     if (!stx__linears_fit(x, op, w, NULL, 2, 0)) return 0;
     if (!B || !heads || heads > 256 || wk->dim[0] % heads || !stx__same(wk, wv)) {
         stx_fail(x, STX_ERR_SHAPE,
                  "%s: expected at least one stream, and wk and wv of equal shape whose rows divide "
-                 "equally into 1 to 256 heads, got %zu streams, %zu heads, wk with %zu rows and "
-                 "wv with %zu rows", op, B, heads,
-                 wk->dim[0], wv->dim[0]);
+                 "equally into 1 to 256 heads, got B = %zu, heads = %zu, wk %s and wv %s", op, B,
+                 heads, stx__shape(wk, s), stx__shape(wv, t));
         return 0;
     }
     if (g->count < 1 || g->count > STX_HEAD_GROUPS) {
@@ -13107,11 +13113,12 @@ static int stx__attention_check_cached(stx_ctx *x, const stx_attention_in *in,
     }
     for (g = 0; g < groups; g++) {
         const stx_tensor *t = in->cached[g];
-        STX__CHECK(x,
-                   t && t->ndim == 3 && t->dim[0] == B && t->dim[2] == 2 * D * heads[g] && heads[g],
+        STX__CHECK(x, heads[g], STX_ERR_SHAPE,
+                   "stx_attention: groups: expected at least one head in group %zu, got none", g);
+        STX__CHECK(x, t && t->ndim == 3 && t->dim[0] == B && t->dim[2] == 2 * D * heads[g],
                    STX_ERR_SHAPE,
-                   "stx_attention: cached[%zu]: expected (%zu,m,%zu), the keys and values of the "
-                   "group's %zu heads, got %s", g, B, 2 * D * heads[g], heads[g],
+                   "stx_attention: cached[%zu]: expected (%zu,rows,%zu), the keys and values of "
+                   "all heads of the group, got %s", g, B, 2 * D * heads[g],
                    t ? stx__shape(t, shape) : "NULL");
     }
     return 1;
@@ -14921,8 +14928,7 @@ static int stx__attn_start(stx_ctx *x, const char *op, stx__attn *A, const stx_a
                            int backward, stx__attn_work *w) {
     const size_t threads = (size_t)stx_threads(x);
     STX__CHECK(x, a->H <= STX__MAX_HEADS, STX_ERR_SHAPE,
-               "%s: number of heads H: expected at most %d, got %zu", op,
-               (int)STX__MAX_HEADS, a->H);
+               "%s: heads: expected at most %d, got %zu", op, (int)STX__MAX_HEADS, a->H);
     stx__attn_plan(A, x, a);
     if (!backward && stx__attn_is_few(a)) return 1;
     stx__attn_layout(A, threads, backward, stx__align64(a->work), w);
@@ -15731,7 +15737,9 @@ static int stx__adaptive_check_cluster(stx_ctx *x, const char *op, const stx_ada
     STX__CHECK(x, T && T->ndim == 2 && T->dim[0] == a->end[c] - start, STX_ERR_SHAPE,
                "%s: table[%zu]: expected (%zu,width), got %s", op, c, a->end[c] - start,
                T ? stx__shape(T, s) : "NULL");
-    STX__CHECK(x, !P || (P->ndim == 2 && P->dim[1] == T->dim[1] && (!d || P->dim[0] == d)),
+    STX__CHECK(x, !P || d || (P->ndim == 2 && P->dim[1] == T->dim[1]), STX_ERR_SHAPE,
+               "%s: proj[%zu]: expected (dim,%zu), got %s", op, c, T->dim[1], stx__shape(P, s));
+    STX__CHECK(x, !P || !d || (P->ndim == 2 && P->dim[1] == T->dim[1] && P->dim[0] == d),
                STX_ERR_SHAPE, "%s: proj[%zu]: expected (%zu,%zu), got %s", op, c, d, T->dim[1],
                stx__shape(P, s));
     STX__CHECK(x, P || !d || T->dim[1] == d, STX_ERR_SHAPE,
@@ -16220,8 +16228,7 @@ static int stx__mirror_add(stx_ctx *x, const stx_tensor *t) {
     if (i == STX__MIRRORS || t->size > STX__MIRROR_VALUES - values) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_param_mirror: expected at most %d parameters with %d elements in total, got "
-                 "%zu parameters with %zu elements",
-                 (int)STX__MIRRORS, (int)STX__MIRROR_VALUES, i + 1,
+                 "%zu with %zu elements", (int)STX__MIRRORS, (int)STX__MIRROR_VALUES, i + 1,
                  stx_size_add(values, t->size, 1));
         return 0;
     }
@@ -20219,11 +20226,20 @@ static int stx__same_shape(const stx_entry *e, const stx_tensor *t) {
     return same;
 }
 
+/* Writes the shape of a tensor in a file to buf, as stx__shape does. Returns buf. */
+static const char *stx__entry_shape(const stx_entry *e, char *buf) {
+    stx_tensor t;
+    memset(&t, 0, sizeof t);
+    t.ndim = e->ndim;
+    memcpy(t.dim, e->dim, sizeof t.dim);
+    return stx__shape(&t, buf);
+}
+
 /* Loads tensors. If `copy` is 0, only checks that the file has all of them, with the
    right shapes and types. */
 static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const *name,
                              size_t count, const stx_file *f, const char *prefix, int copy) {
-    char full[STX__FULL_NAME], expected[96];
+    char full[STX__FULL_NAME], expected[96], got[96];
     size_t i;
     for (i = 0; i < count; i++) {
         const char *s = stx__join(full, sizeof full, prefix, name[i]);
@@ -20238,9 +20254,8 @@ static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const
         if (!stx__same_shape(e, t[i]) || stx__is_integer(e->dtype)) {
             stx_fail(x, STX_ERR_FORMAT,
                      "tensor \"%s\": the model expects shape %s and a floating-point type, but the "
-                     "file has %d dimensions, the first of size %zu, and dtype %s: use the options "
-                     "of the run that saved it", full, stx__shape(t[i], expected), e->ndim,
-                     e->ndim ? e->dim[0] : 1, e->kind);
+                     "file has shape %s and dtype %s: use the options of the run that saved it",
+                     full, stx__shape(t[i], expected), stx__entry_shape(e, got), e->kind);
             return 0;
         }
         if (copy && !stx_entry_upload(e, t[i]->data, e->count)) return 0;
@@ -21019,8 +21034,8 @@ STX_DEF stx_memory *stx_memory_create(stx_ctx *x, const stx_memory_desc *d) {
     size_t l;
     if (!stx_ok(x) || !d) return NULL;
     STX__NEED(x, d->B && d->layers, STX_ERR_ARG,
-              "stx_memory_create: expected at least one stream and one layer, got %zu and %zu",
-              d->B, d->layers);
+              "stx_memory_create: expected at least one stream and one layer, got B = %zu and "
+              "layers = %zu", d->B, d->layers);
     STX__NEED(x, !d->is_state || !d->widths, STX_ERR_ARG,
               "stx_memory_create: is_state requires one width for all layers: set width instead "
               "of widths");
@@ -21163,14 +21178,14 @@ static int stx__memory_fits(const stx_memory *s, const char *op, size_t l, const
     char shape[96];
     if (!stx__memory_layer_ok(s, op, l)) return 0;
     width = s->layer[l].width;
-    if (h->dim[0] == s->B && h->size == s->B * T * width
-        && (h->ndim == 3 || (h->ndim == 2 && s->all)) && (!s->all || T == 1)
-        && (!pad || (pad->B == s->B && pad->T == T)))
-        return 1;
-    stx_fail(s->ctx, STX_ERR_SHAPE, "%s: rows: expected (%zu,%s%zu)%s, got %s%s", op, s->B,
-             s->all ? "" : "T,", width, pad ? " and padding (B,T)" : "", stx__shape(h, shape),
-             pad ? " or padding of another shape" : "");
-    return 0;
+    if (h->dim[0] != s->B || h->size != s->B * T * width
+        || (h->ndim != 3 && (h->ndim != 2 || !s->all)) || (s->all && T != 1))
+        stx_fail(s->ctx, STX_ERR_SHAPE, "%s: rows: expected (%zu,%s%zu), got %s", op, s->B,
+                 s->all ? "" : "T,", width, stx__shape(h, shape));
+    else if (pad && (pad->B != s->B || pad->T != T))
+        stx_fail(s->ctx, STX_ERR_SHAPE, "%s: padding: expected (%zu,%zu), got (%zu,%zu)", op, s->B,
+                 T, pad->B, pad->T);
+    return stx_ok(s->ctx);
 }
 
 /* Adds n to the number of rows that this step writes after the existing rows of the
@@ -21259,8 +21274,8 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
         && (in->ctx != x || l >= in->desc.layers || in->B != out->B
             || in->layer[l].width != out->layer[l].width || !in->all != !out->all)) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_memory_push: in: expected a memory with layer l and the context, number of "
-                 "streams, width and is_state of out");
+                 "stx_memory_push: in: expected a memory that has layer %zu and the same context, "
+                 "number of streams, width and is_state as out", l);
         return 0;
     }
     o = &out->layer[l];
@@ -21586,7 +21601,7 @@ STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real 
         return 0;
     }
     if (n && !in) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_set: in: expected %zu rows, got NULL", n);
+        stx_fail(x, STX_ERR_ARG, "stx_memory_set: in: expected n = %zu rows, got NULL", n);
         return 0;
     }
     if (s->all) {
@@ -21852,8 +21867,8 @@ STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t 
     stx_cache *c;
     if (!stx_ok(x)) return NULL;
     STX__NEED(x, layers && B && V, STX_ERR_ARG,
-              "stx_cache_create: expected layers, B and V of at least 1, got %zu, %zu and %zu",
-              layers, B, V);
+              "stx_cache_create: expected layers, B and V of at least 1, got layers = %zu, "
+              "B = %zu and V = %zu", layers, B, V);
     c = (stx_cache *)stx_block(x, sizeof *c);
     if (!c) return NULL;
     c->ctx = x;
@@ -21980,7 +21995,8 @@ static size_t stx__cache_tokens(const stx_cache *c, size_t l, const stx_attentio
     }
     if (d->not_causal || d->first_key > 0) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_cache_attention: expected causal attention with first_key at most 0");
+                 "stx_cache_attention: expected causal attention with first_key at most 0, got "
+                 "not_causal = %d and first_key = %ld", d->not_causal, (long)d->first_key);
         return 0;
     }
     if (in->cached[0] || (in->qkv && (in->q || in->k || in->v || in->kv))) {
@@ -21995,9 +22011,9 @@ static size_t stx__cache_tokens(const stx_cache *c, size_t l, const stx_attentio
         return t;
     if (in->qkv) name = "qkv";
     stx_fail(x, STX_ERR_SHAPE,
-             "stx_cache_attention: %s: expected shape (%zu,t,%zu) for t <= %zu queries, got %s "
-             "for %zu queries", name, c->B,
-             stx__cache_row(y, in), c->chunk, stx__shape(k, shape), t);
+             "stx_cache_attention: %s: expected shape (%zu,T,%zu) for T queries with T from 1 to "
+             "%zu, got %s for T = %zu", name, c->B, stx__cache_row(y, in), c->chunk,
+             stx__shape(k, shape), t);
     return 0;
 }
 

@@ -1151,9 +1151,8 @@ STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out)
     if (!s || !stx_ok(s->model->ctx)) return 0;
     if (l < s->model->desc.layers && s->memory->layer[l].masked) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
-                 "stx_span_state_get: streams have different numbers of rows in layer %zu, "
-                 "because some were reset; use stx_span_state_save or stx_span_state_copy "
-                 "instead", l);
+                 "stx_span_state_get: some streams lack rows in layer %zu, because they were "
+                 "reset; use stx_span_state_save or stx_span_state_copy instead", l);
         return 0;
     }
     return stx_memory_get(s->memory, l, out);

@@ -2542,8 +2542,8 @@ static int stx__comp_state_positions(const stx_comp_state *s) {
     const size_t reach = stx__comp_reach(m, s->M, s->C);
     if ((m->desc.literal & STX_COMP_LITERAL_ROWS) && reach > m->key_pe->dim[0]) {
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_comp_state_create: expected memories no larger than the model's with "
-                 "STX_COMP_LITERAL_ROWS, got %zu rows in total, but the model has %zu",
+                 "stx_comp_state_create: with STX_COMP_LITERAL_ROWS, expected memories no larger "
+                 "than the model's, got %zu rows in total, but the model has %zu",
                  reach - m->desc.segment, m->key_pe->dim[0] - m->desc.segment);
         return 0;
     }
@@ -2710,8 +2710,8 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
 static int stx__comp_has_layer(const stx_comp_state *s, size_t l, const char *op) {
     const size_t layers = s->model->desc.layers;
     if (l >= layers)
-        stx_fail(s->model->ctx, STX_ERR_ARG, "%s: expected layer 0 to %zu, got layer %zu", op,
-                 layers - 1, l);
+        stx_fail(s->model->ctx, STX_ERR_ARG, "%s: layer: expected less than %zu, got %zu", op,
+                 layers, l);
     return l < layers;
 }
 
@@ -2768,7 +2768,7 @@ STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const ch
     if (!s || !prefix || !stx_ok(s->model->ctx)) return 0;
     if (strlen(prefix) > 64) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
-                 "stx_comp_state_save: prefix: expected at most 64 characters, got %zu",
+                 "stx_comp_state_save: prefix: expected at most 64 bytes, got %zu",
                  strlen(prefix));
         return 0;
     }
@@ -3835,7 +3835,8 @@ static int stx__comp_segment_fits(const stx_comp *m, const stx_tensor *h, const 
     const size_t S = m->desc.segment, D = m->desc.dim, B = h->dim[0];
     const stx_comp_state *state = in && in->B != B ? in : out;
     if (h->ndim != 3)
-        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: h: expected (B,T,%zu), got %d dimensions", D,
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_comp_segment: h: expected three dimensions, (B,T,%zu), got %d", D,
                  (int)h->ndim);
     else if (!h->dim[1] || h->dim[1] > S || h->dim[2] != D)
         stx_fail(x, STX_ERR_SHAPE,
@@ -4475,6 +4476,12 @@ STX_DEF stx_tensor *stx_comp_gen_step(stx_comp_gen *g, stx_tensor *h) {
         stx_fail(x, STX_ERR_SHAPE,
                  "stx_comp_gen_step: expected a step that began with stx_begin(x, STX_EVAL), got a "
                  "training step");
+        return NULL;
+    }
+    if (h->ndim != 3) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_comp_gen_step: h: expected three dimensions, (%zu,T,%zu), got %d", g->B,
+                 g->model->desc.dim, (int)h->ndim);
         return NULL;
     }
     if (!T || h->dim[0] != g->B || D != g->model->desc.dim) {

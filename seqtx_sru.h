@@ -2756,8 +2756,9 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
     rows = d->layers * (d->bidirectional ? 2 : 1);
     if (d0 != rows || d1 != s->B || d2 != d->hidden) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "stx_sru_state_set_nn: expected shape (%zu,%zu,%zu), that is (layers D, B, H), "
-                 "got (%zu,%zu,%zu); the elements may be in another order",
+                 "stx_sru_state_set_nn: expected shape (%zu,%zu,%zu), that is "
+                 "(layers x directions, B, hidden), got (%zu,%zu,%zu); transpose an array whose "
+                 "dimensions are in another order",
                  rows, s->B, d->hidden, d0, d1, d2);
         return 0;
     }

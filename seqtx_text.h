@@ -661,7 +661,8 @@ static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n) {
     stx__piece *p;
     size_t at;
     if ((uint64_t)n > 0xFFFFFFFFu) {
-        stx_fail(d->x, STX_ERR_FORMAT, "a vocabulary cannot have a piece of %zu bytes", n);
+        stx_fail(d->x, STX_ERR_FORMAT,
+                 "a piece of a vocabulary: expected less than 2^32 bytes, got %zu", n);
         return -1;
     }
     if (d->n >= d->nslot / 2 && !stx__dict_grow(d)) return -1;
@@ -1234,7 +1235,8 @@ static int stx__can_encode(const stx_vocab *v, const char *who, const char *text
                            const int32_t *out, size_t cap) {
     if (!v || !stx_ok(v->x)) return 0;
     if ((!len || text) && (!cap || out)) return 1;
-    stx_fail(v->x, STX_ERR_ARG, "%s: text or out is NULL", who);
+    stx_fail(v->x, STX_ERR_ARG, "%s: %s: expected a buffer, got NULL", who,
+             len && !text ? "text" : "out");
     return 0;
 }
 
@@ -1289,7 +1291,8 @@ STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n
     size_t i, k, at = 0;
     if (!v || !stx_ok(v->x)) return STX_NPOS;
     if ((n && !ids) || (cap && !out)) {
-        stx_fail(v->x, STX_ERR_ARG, "stx_vocab_decode: ids or out is NULL");
+        stx_fail(v->x, STX_ERR_ARG, "stx_vocab_decode: %s: expected a buffer, got NULL",
+                 n && !ids ? "ids" : "out");
         return STX_NPOS;
     }
     for (i = 0; i < n; i++) {
@@ -1812,7 +1815,8 @@ STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y) {
     int fresh;
     if (!b || !stx_ok(b->x)) return STX_BATCH_END;
     if (!x || !y) {
-        stx_fail(b->x, STX_ERR_ARG, "stx_batches_next: x or y is NULL");
+        stx_fail(b->x, STX_ERR_ARG, "stx_batches_next: %s: expected a buffer, got NULL",
+                 x ? "y" : "x");
         return STX_BATCH_END;
     }
     if (!stx__batches_read(b, (size_t)b->s.p, b->T, 0, x, y)) return STX_BATCH_END;
@@ -1860,10 +1864,14 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
     size_t p, T, end;
     if (T_this) *T_this = 0;
     if (!b || !stx_ok(b->x)) return STX_BATCH_END;
-    if (!x || !y || !T_this || b->rule < STX_EVAL_ALL || b->rule > STX_EVAL_LITERAL) {
+    if (!x || !y || !T_this) {
+        stx_fail(b->x, STX_ERR_ARG, "stx_batches_next_eval: x, y and T_this must not be NULL");
+        return STX_BATCH_END;
+    }
+    if (b->rule < STX_EVAL_ALL || b->rule > STX_EVAL_LITERAL) {
         stx_fail(b->x, STX_ERR_ARG,
-                 "stx_batches_next_eval: expected x, y, T_this and a rule STX_EVAL_.., got a NULL "
-                 "pointer or rule %d",
+                 "stx_batches_next_eval: rule: expected STX_EVAL_ALL or STX_EVAL_LITERAL, got %d: "
+                 "call stx_batches_rewind with one of them",
                  b->rule);
         return STX_BATCH_END;
     }

@@ -1726,7 +1726,7 @@ static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
         memcpy(grads + size, u.p->tensor[i]->grad, u.p->tensor[i]->size * sizeof *grads);
     code = stx_error_code(x);
     if (code)
-        CHECK(code == STX_ERR_ARG && strstr(stx_error(x), "not among its inputs"),
+        CHECK(code == STX_ERR_ARG && strstr(stx_error(x), "not an input of stx_recompute"),
               "op %d mode %d: %s", op, mode, stx_error(x));
     stx_destroy(x);
     return code;
@@ -1946,7 +1946,7 @@ static void recompute_outside(const stx_real *a, const stx_real *dy) {
         stx_backward_from(ctx1, y, dy);
         if (kind == LEAF || kind == OP_RESULT) {
             CHECK(stx_error_code(ctx1) == STX_ERR_ARG
-                      && strstr(stx_error(ctx1), "not among its inputs"),
+                      && strstr(stx_error(ctx1), "not an input of stx_recompute"),
                   "outside tensor of kind %d: %s", kind, stx_error(ctx1));
             continue;
         }

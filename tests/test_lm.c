@@ -1734,8 +1734,8 @@ static void cache_errors(void) {
     stx_cache *c;
     stx_attention_in a;
     stx_attention_desc ad;
-    static const char *const part[] = {"no window", "STX_EVAL", "causal", "expected shape (2,t,8)",
-                                       "first_key at most 0", "t <= 64"};
+    static const char *const part[] = {"no window", "STX_EVAL", "causal", "expected shape (2,T,8)",
+                                       "first_key at most 0", "T from 1 to 64"};
     stx_real *v = random_values(2 * 80 * 8);
     int32_t id[2] = {1, 2};
     int k;

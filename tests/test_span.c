@@ -877,7 +877,7 @@ static void loads_refused(const stx_span_desc *d, const char *path) {
     for (k = 0; k < 6; k++) {
         static const char *const expected[] = {"layers.2",  "streams",    "optimiser",
                                                "no tensor", "an unsigned 64-bit integer",
-                                               "dimensions"};
+                                               "the file has shape"};
         stx_span_desc e = *d;
         stx_optim_desc od;
         stx_ctx *x = context(1, 1);
