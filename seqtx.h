@@ -8161,7 +8161,7 @@ STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1,
     dim[3] = d3;
     for (i = 0; i < stx__count_dims(dim); i++) n = stx_bytes_of(n, dim[i], 1);
     STX__NEED(x, d0 && n == a->size, STX_ERR_SHAPE,
-              "stx_reshape: expected a shape with the %zu elements of %s, got (%zu,%zu,%zu,%zu)",
+              "stx_reshape: expected a shape with %zu elements, like %s, got (%zu,%zu,%zu,%zu)",
               a->size, stx__shape(a, s), d0, d1, d2, d3);
     y = stx__view(x, a);
     if (!y) return NULL;

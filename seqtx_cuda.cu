@@ -461,7 +461,7 @@ struct stx_gpu {
     int index;          /* CUDA device number */
     char name[96];      /* name and architecture, such as "NVIDIA H200, sm_90" */
     int sms, major, minor;      /* sms: multiprocessors; major, minor: compute capability */
-    size_t shared_max;  /* limit of dynamic shared memory per block, in bytes */
+    size_t shared_max;  /* limit on dynamic shared memory per block, in bytes */
     cudaStream_t stream;        /* runs all of the context's work in order */
 
     /* options */

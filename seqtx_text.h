@@ -1714,8 +1714,8 @@ STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c,
         size_t T1 = d->T + 1;
         if (!T1 || d->B > SIZE_MAX / T1)
             stx_fail(x, STX_ERR_ARG,
-                     "the data are too short: %zu tokens, but B (T + 1) overflows with B = %zu and "
-                     "T = %zu; use a smaller batch size or block length",
+                     "the data are too short: %zu tokens, but B (T + 1) tokens are needed, which "
+                     "overflows with B = %zu and T = %zu; use a smaller batch size or block length",
                      tokens, d->B, d->T);
         else
             stx_fail(x, STX_ERR_ARG,

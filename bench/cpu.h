@@ -43,8 +43,8 @@ static const char shared_usage[] =
     "  --append FILE      also append the tables to this file\n";
 
 /* Parses the command line into opt and into the variables of the options in `more`.
-   Returns 0 to continue; otherwise the program must end with the returned value minus
-   1. */
+   Returns 0 to continue. Otherwise, the program must exit with the returned value minus 1
+   as its status. */
 static inline int parse(int argc, char **argv, const char *usage, const option *more) {
     int i, taken;
     opt.self = argv[0];

@@ -440,8 +440,8 @@ static inline void lm_summary(int column, const lm_found *f) {
 // >>main
 
 /* Parses the command line of a benchmark. configs lists the names of its models.
-   Returns 0 to continue; otherwise the program must end with the returned value minus
-   1. */
+   Returns 0 to continue. Otherwise, the program must exit with the returned value minus 1
+   as its status. */
 static inline int lm_parse(int argc, char **argv, const char *usage, const char *configs) {
     int ended = parse(argc, argv, usage, lm_options);
     if (ended) return ended;

@@ -220,9 +220,10 @@ typedef struct exchange {
     double wire, exposed;
 } exchange;
 
-/* Computes the exchange of all buckets. They are sent one after the other, from the end
-   of the list. Each is sent when all its gradients are complete. `wire` is the total time
-   of the transfers, and `exposed` the part of it after the end of the backward pass. */
+/* Computes the timing of the gradient exchange. Buckets are sent one at a time, starting
+   at the end of the parameter list. Each is sent as soon as all its gradients are
+   complete and the previous bucket has arrived. `wire` is the total transfer time;
+   `exposed` is the part of it after the end of the backward pass. */
 static exchange overlap(const gradients *g, const phases *p, int gpus, const net *w,
                         double bucket) {
     exchange e = {0, 0};

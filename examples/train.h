@@ -7131,7 +7131,7 @@ TR_DEF int tr_lm_check_alone(tr_lm *t, const char *name, int evaluating, const i
         if (p->type == TR_T_FLAG && requests && *(const int *)p->to)
             return tr_fail(t->err, TR_ERR, "--%s and --%s cannot be combined", name, p->name);
     }
-    return tr_fail(t->err, TR_ERR, "--%s and an evaluation cannot be combined", name);
+    return tr_fail(t->err, TR_ERR, "--%s cannot be combined with an evaluation", name);
 }
 
 #ifdef _WIN32

@@ -566,8 +566,8 @@ static int check_attention(tr_lm *t) {
     if (tr_lm_by_token(t) && opt.literal && opt.norm == STX_SRU_NORM_BEFORE
         && !(tr_set_removed(opt.literal) & STX_SRU_LITERAL_NORM))
         return tr_fail(t->err, TR_ERR,
-                       "--%s and --literal norm cannot be combined: a key would depend on where "
-                       "its block began; leave --%s out", tr_lm_by_token(t), tr_lm_by_token(t));
+                       "--%s and --literal norm cannot be combined: keys would depend on where "
+                       "blocks begin; omit --%s", tr_lm_by_token(t), tr_lm_by_token(t));
     return 1;
 }
 
