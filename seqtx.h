@@ -149,8 +149,8 @@
    Floating point. The library rounds to nearest, masks all exceptions and, in its loops,
    flushes denormals to zero, whatever the settings of the calling thread. The thread's
    rounding mode, traps and status flags are restored when a function returns. Callbacks
-   (ops, stx_recompute, stx_param_apply) run in the library's environment. The threads of
-   a BLAS use their own settings. In C code built by a compiler that lacks
+   (ops, stx_recompute, stx_param_apply, stx_part) run in the library's environment. The
+   threads of a BLAS use their own settings. In C code built by a compiler that lacks
    __attribute__((cleanup)), such as Microsoft's, only loops are protected in this way.
 
    Adding an op. An op checks its inputs, allocates its result, computes it and records a
@@ -790,35 +790,46 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 #define STX_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define STX_MAX(a, b) ((a) > (b) ? (a) : (b))
 
-/* Returns the number of threads that run loops, including the calling thread; 1 if x is
-   NULL. */
+/* Returns desc.threads, the largest number of threads that run a loop, including the
+   calling thread; 1 if x is NULL. In a context on a GPU, the calling thread alone runs
+   all loops of the host. */
 STX_DEF int stx_threads(const stx_ctx *x);
 
 /* Returns the instruction set that inner loops use on this processor; see STX_CALL. */
 STX_DEF int stx_isa(const stx_ctx *x);
 
-/* A range [begin, end) of the iterations of a parallel loop. */
+/* One chunk of a parallel loop: the iterations [begin, end). */
 typedef struct stx_share {
     stx_ctx *x;             /* can be NULL, as in any kernel */
     size_t   begin, end;
     size_t   thread;        /* index below stx_threads(x), to select per-thread scratch
-                               memory */
+                               memory; 0 is the thread that called stx_parallel */
 } stx_share;
 
-/* Runs the iterations of a range. `job` is the pointer passed to stx_parallel. Each
-   iteration must write a separate part of the output, so that results depend neither on
-   the number of threads nor on which thread runs an iteration. */
+/* Runs one chunk. It is called once per chunk, so several times per thread, and must
+   accept any range that is not empty. `job` is the pointer passed to stx_parallel. Each
+   iteration must write a separate part of the output, so that results do not depend on
+   which thread runs it. Results depend on the number of threads only if n or the job
+   does, as in the backward pass of attention.
+
+   A part may read the context, but must not allocate memory from it, set an error, or
+   call ops or kernels. */
 typedef void (*stx_part)(const stx_share *s, const void *job);
 
-/* Runs `part` for all iterations [0, n), in parallel if there is enough work; `work` is
-   the approximate number of additions and multiplications in the whole loop. Returns
-   when the loop is complete. Threads start with contiguous ranges, which are the same
-   in every loop, so that each thread finds its rows in its caches; idle threads take
-   over work from others. Must not be called from within `part`. */
+/* Runs `part` for all iterations [0, n) and returns when the loop is complete. `work` is
+   the approximate cost of the whole loop: 1 for each multiply-add or copied element,
+   about 8 for an exponential. With work < 32768, or with one thread, part runs [0, n) in
+   one call. Otherwise, each thread starts with a contiguous range, and idle threads take
+   over chunks from others. Loops with equal n and work have equal ranges, so that each
+   thread finds its rows in its caches.
+
+   Does not check for errors, desc.dry or the device; see STX_RUN. Must not be called
+   from within `part`. */
 STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job);
 
-/* Like stx_parallel, for a few iterations of unequal cost, which are handed out in order,
-   one at a time. Put the longest ones first. */
+/* Like stx_parallel, for a few iterations of unequal cost; put the longest ones first.
+   Threads take the iterations in order, one at a time (several if n > 65535), and
+   sleeping threads are always woken. With one thread, part runs [0, n) in one call. */
 STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void *job);
 
 /* Declares a kernel that only the library calls. Its CPU version is static. */
@@ -831,16 +842,17 @@ STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void 
 /* y (n) = value */
 STX_KERNEL(stx_fill, (stx_ctx *x, stx_real *y, size_t n, stx_real value))
 
-/* y (n) = s a, or y += s a with accumulate */
+/* y (n) = s a, or y += s a with accumulate. On a CPU, `a` must not overlap y. */
 STX_KERNEL(stx_axpy, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s,
                       int accumulate))
 
 /* y (rows,cols) = a (rows,cols), or y += a with accumulate, with row strides ldy and
-   lda */
+   lda. `a` must not overlap y. */
 STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda,
                         size_t rows, size_t cols, int accumulate))
 
-/* y (rows,wa+wb) = [a b], a (rows,wa) and b (rows,wb) with row strides lda and ldb */
+/* y (rows,wa+wb) = [a b], a (rows,wa) and b (rows,wb) with row strides lda and ldb.
+   Neither `a` nor b may overlap y. */
 STX_KERNEL(stx_concat2d, (stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa,
                           const stx_real *b, size_t ldb, size_t wb, size_t rows))
 
@@ -3003,7 +3015,9 @@ struct stx__fp_scope {
    nor -O3 is needed: gcc at -O2 vectorises only loops of known length, but STX_VECTOR
    enables vectorisation of all loops. The first argument of fn, `fma`, is added by
    STX_EACH_ISA. It is 1 if the processor has fused multiply-adds; see STX_FMA. Pointers
-   that do not alias are marked with STX_RESTRICT in the parameters of STX_EACH_ISA.
+   that do not alias are marked with STX_RESTRICT in the parameters of STX_EACH_ISA. In
+   an STX_LOOP, which gets its pointers from the job, they are marked in the parameters
+   of an inlined function; see >>shares.
 
    Without -O, nothing is forced inline: this would only make compilation six times
    slower. */
@@ -5639,10 +5653,11 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 
 /* The threads of a context. A loop of n iterations is divided into chunks, and each
    thread is assigned a range of chunks. A thread takes chunks from the front of its
-   range until that is empty, and then from the back of the other threads' ranges. This
-   way, no loop waits for a thread that was preempted before it took a chunk: the caller
-   does the work that no other thread takes, closes the loop, and waits only for threads
-   that are still inside a chunk.
+   range until that is empty, and then from the back of the other threads' ranges. Each
+   chunk is one call of the loop's stx_part, with the chunk as its stx_share. This way,
+   no loop waits for a thread that was preempted before it entered the loop. The caller
+   runs the chunks that no other thread takes, closes the loop, and waits only for
+   threads that are still inside.
 
    stx_parallel_units instead makes one chunk per iteration (several iterations per
    chunk if there are more than 65535). All chunks are in one range, and every thread
@@ -5668,13 +5683,19 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 
    stx_create creates the pool, the first divided loop starts the threads, and
    stx_destroy joins them. Loops do not nest: a loop opened inside a chunk would
-   overwrite the job of the threads inside. After a fork, the child process has no
-   workers, and the calling thread computes alone. The child must not lock the mutex,
-   because a thread of the parent may have held it.
+   overwrite the job of the threads inside.
+
+   After a fork, the child process has no workers, and the calling thread computes alone.
+   pool.running still counts the workers of the parent, so the child starts none. Between
+   loops no thread is inside, so the child never waits for one. It must not lock the
+   mutex, because a thread of the parent may have held it. pool.process identifies the
+   parent.
 
    The epoch wraps around after 2^15 loops. A thread can then mistake a new loop for the
    last one that it saw and skip it. This is harmless, because the other threads do its
-   work. */
+   work. The compare-and-swap by which a thread enters can also succeed with a word of
+   2^15 loops ago. This is harmless too, because the thread reads the job only after it
+   has entered. */
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
 
 /* Durations in microseconds. */
@@ -5730,7 +5751,8 @@ static void stx__wake(stx__cond *c) {
 }
 
 /* Returns the time in microseconds. -std=c99 hides CLOCK_MONOTONIC on some systems, and
-   _POSIX_C_SOURCE hides gettimeofday. */
+   _POSIX_C_SOURCE hides gettimeofday. The time of gettimeofday can be set back, so a
+   thread that spins also stops if the measured duration is negative. */
 static int64_t stx__now(void) {
     #ifdef CLOCK_MONOTONIC
     struct timespec t;
@@ -5803,13 +5825,13 @@ typedef struct stx__chunk_range {
 typedef struct stx__worker {
     stx_ctx *x;
     struct stx__pool *pool;
-    size_t index;
+    size_t index;       /* stx_share.thread: i + 1 for pool.worker[i] */
     stx__handle handle;
 } stx__worker;
 
 /* Returns whether another thread has preempted this one since the last call. *count
-   holds the number of preemptions at that call and is updated. Always returns 1 if the
-   system does not report preemptions. */
+   holds the number of times that this thread had been preempted at that call, and is
+   updated. Always returns 1 if the system does not report preemptions. */
 static int stx__preempted(uint32_t *count) {
   #if defined(STX__PTHREADS) && defined(__linux__)
     struct rusage use;
@@ -5825,20 +5847,31 @@ static int stx__preempted(uint32_t *count) {
 }
 
 typedef struct stx__pool {
-    stx_part part; /* the loop body; valid while the loop is open or a thread is inside */
+    /* The job. The caller writes these fields while no thread is inside, and then stores
+       `word`, which publishes them. */
+    stx_part part;
     const void *job;
     size_t n, chunk;          /* iterations in the loop; iterations per chunk */
     int one_range;            /* 1: all threads take chunks from the front of ranges[0] */
+
+    /* Read and written by all threads, atomically. `word` is described above. `asleep`
+       counts the workers that wait for `work` and changes under the mutex.
+       caller_asleep is 1 while the caller waits for `done`. `quit` ends the workers. */
     uint32_t word, asleep, caller_asleep, quit;
     uint32_t busy;            /* how busy the machine is: see STX__BUSY */
-    uint32_t preemptions;     /* preemptions seen during or just before slow chunks */
-    stx__chunk_range *ranges; /* (threads): chunks of each thread, the caller first */
+    uint32_t preemptions;     /* how often a preempted worker spent more than STX__DELAY
+                                 inside a loop */
+    stx__chunk_range *ranges; /* (threads): chunks of each thread, the caller first; can
+                                 be empty */
+
+    /* written only by the caller, except for the mutex and the conditions */
     stx__mutex mutex;
     stx__cond work, done;
     size_t threads;           /* maximum threads per loop, including the caller */
     size_t running;           /* threads started, excluding the caller */
     long process;             /* the process that started the threads */
-    stx__worker *worker;      /* (threads): arguments of each thread */
+    stx__worker *worker;      /* (threads): arguments of each worker; the last element
+                                 is unused */
 } stx__pool;
 
 /* Records a sign that the machine is busy. A concurrent update may be lost, which is
@@ -5849,7 +5882,9 @@ static void stx__seen_busy(stx__pool *q) {
 }
 
 /* Takes a chunk from the front or, if `front` is 0, from the back of a range. *chunk
-   receives the chunk's index. Returns 0 if the range is empty. */
+   receives the chunk's index. Returns 0 if the range is empty. The swap cannot succeed
+   with an outdated value: ranges only shrink during a loop, and no loop is opened while
+   a thread is inside. */
 static int stx__take(stx__chunk_range *r, int front, size_t *chunk) {
     uint32_t have = STX__LOAD(&r->left), rest;
     do {
@@ -5883,7 +5918,8 @@ static int stx__new_loop(uint32_t word, uint32_t seen) {
 }
 
 /* Runs chunks of the loop that the thread has entered, then leaves the loop. The last
-   thread to leave a closed loop wakes the caller. */
+   thread to leave a closed loop wakes the caller. *preemptions is the thread's count for
+   stx__preempted. */
 static void stx__work_in_loop(stx__worker *w, uint32_t *preemptions) {
     stx__pool *q = w->pool;
     const int64_t begun = stx__now();
@@ -5910,6 +5946,14 @@ static void stx__sleep_until_loop(stx__pool *q, uint32_t seen) {
     stx__unlock(&q->mutex);
 }
 
+/* Enters each loop that opens, until `quit`. Between loops, the thread spins and reads
+   the clock at every 16th pause. It sleeps if no loop opens for STX__SPIN us, or at the
+   first reading if the machine is busy. idle_since is the end of the last loop or sleep,
+   and `last` is the previous reading of the clock.
+
+   After a loop, the preemption count is updated, so that preemptions in this loop are
+   not attributed to a later delay. As this is a system call, `polled` limits it to one
+   per STX__POLL us. */
 static void stx__work(stx__worker *w) {
     stx__pool *q = w->pool;
     uint32_t word, seen = 0, preemptions = 0;
@@ -6007,7 +6051,7 @@ static void stx__pool_clear(stx__pool *q) {
 
 /* Returns the number of processors that this process may use. Unless `which` is NULL,
    *which receives a hash of the set of these processors. Processes with equal sets get
-   equal hashes. */
+   equal hashes. On systems other than Linux, the hash is 0. */
 static int stx__processors(uint64_t *which) {
     long n = 0;
     uint64_t key = 0;
@@ -6091,6 +6135,8 @@ static void stx__start_all(stx_ctx *x, stx__pool *q) {
     if (!q->running) q->threads = 1;
 }
 
+/* Creates the pool, unless there is one. Its memory remains allocated until the context
+   is freed, even if stx_group_join replaces the pool by a smaller one. */
 static void stx__pool_make(stx_ctx *x) {
     size_t threads = (size_t)x->desc.threads;
     stx__pool *q;
@@ -6130,7 +6176,7 @@ static void stx__open_loop(stx__pool *q, size_t n, size_t chunks, size_t work, i
     q->job = job;
     q->n = n;
     q->one_range = one_range;
-    q->chunk = (n + chunks - 1) / chunks;
+    q->chunk = (n + chunks - 1) / chunks; /* rounded up, so fewer chunks can suffice */
     chunks = (n + q->chunk - 1) / q->chunk;
     for (i = 0; i < q->threads; i++) {
         size_t first = chunks * i / q->threads, end = chunks * (i + 1) / q->threads;
@@ -6202,8 +6248,8 @@ static void stx__pool_free(stx_ctx *x) {
 }
 #endif
 
-/* Runs a loop in the given number of chunks. If `chunks` is 0 or 1, the calling thread
-   runs the whole loop. */
+/* Runs a loop in at most the given number of chunks. If n or `chunks` is 0 or 1, or the
+   context has no pool, the calling thread runs the whole loop in one call. */
 static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int one_range,
                           stx_part part, const void *job) {
     stx__fp was = stx__fp_enter(1);
@@ -6240,7 +6286,8 @@ STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void 
 }
 
 /* Allocates the scratch memory and creates the thread pool. A context on a GPU needs
-   neither, because its host computes nothing. */
+   neither, because its host computes nothing. If the allocation fails in stx_create,
+   stx_begin tries again. */
 static void stx__make_scratch(stx_ctx *x) {
     if (stx__on_gpu(x)) return;
     x->threads.scratch =
@@ -6254,14 +6301,19 @@ static void stx__make_scratch(stx_ctx *x) {
 
 /* Conventions for the loops of the simple kernels. The job of a loop is the kernel's args
    struct or another struct with the kernel's parameters. For an operation op, stx__op_n
-   computes the formula in a plain loop over n elements or over one row. stx__op_loop
-   applies it to the elements or rows of a share. STX_LOOP compiles stx__op_loop for each
-   instruction set and defines stx__op_loop_run, which calls the version for the
-   processor. Arrays that do not overlap are STX_RESTRICT parameters of stx__op_n, because
-   gcc honours restrict on parameters of inlined functions but not on local pointers. */
+   computes the formula in a plain loop over n elements or over one row.
+   stx__sum_rows_n is an exception: it covers all rows of a few columns. stx__op_loop
+   applies the formula to the elements or rows of a share. STX_LOOP compiles stx__op_loop
+   for each instruction set and defines stx__op_loop_run, which calls the version for the
+   processor. >>loops explains this and the argument `fma`. Arrays that do not overlap
+   are STX_RESTRICT parameters of stx__op_n, because gcc honours restrict on parameters
+   of inlined functions but not on local pointers. Loops that only move data are not
+   compiled for each instruction set; they are plain functions stx__op_part. */
 
-/* Loops over elements are divided into blocks of this many elements. A share consists
-   of whole blocks; the last block of the array may be shorter. */
+/* Loops over elements are divided into blocks of this many elements, and one block is an
+   iteration for stx_parallel. A share consists of whole blocks; the last block of the
+   array may be shorter. With one operation per element, the smallest chunk (16384
+   operations) is four blocks. */
 enum { STX__BLOCK_ELEMENTS = 4096 };
 
 /* Returns the number of elements of an n-element array that belong to a share. *first
@@ -6278,7 +6330,8 @@ static void stx__for_elements(stx_ctx *x, size_t n, size_t work, stx_part part, 
 
 /* A sum over an array is divided into this many blocks, regardless of the number of
    threads. One thread sums each block, and then the block sums are added in order. The
-   result therefore does not depend on the number of threads. */
+   result therefore does not depend on the number of threads. 64 blocks are four chunks
+   per thread for 16 threads. */
 enum { STX__SUM_BLOCKS = 64 };
 
 /* Returns the number of elements in block k of an array of n elements. *first receives
@@ -6289,8 +6342,8 @@ static size_t stx__sum_block(size_t n, size_t k, size_t *first) {
     return STX_MIN(each, n - *first);
 }
 
-/* Runs `part`, which stores the sum of block k in sums[k], for all blocks. Returns the
-   total. */
+/* Runs `part`, which stores the sum of block k in sums[k], for all blocks. `part` gets
+   `sums` from the job. Returns the total. */
 static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, const void *job,
                               double *sums) {
     STX__FP_SCOPE;
@@ -6364,8 +6417,8 @@ STX_INNER void stx__sum_loop(int fma, const stx_share *s, const void *job) {
 
 STX_LOOP(stx__sum_loop)
 
-/* Returns the largest element. The result is unspecified if an element is NaN; callers
-   that must propagate NaN do so through the exponentials. */
+/* Returns the largest of n >= 1 elements. The result is unspecified if an element is NaN;
+   callers that must propagate NaN do so through the exponentials. */
 STX_INNER stx_real stx__max(const stx_real *a, size_t n) {
     stx_real lane[16], max = a[0];
     size_t i, e;
@@ -6415,6 +6468,8 @@ STX_INNER void stx__sum_rows_loop(int fma, const stx_share *s, const void *job) 
 
 STX_LOOP(stx__sum_rows_loop)
 
+/* One thread sums all rows of 64 columns, so that the result does not depend on the
+   number of threads. With C <= 64, only one thread has work. */
 static void stx__sum_rows(stx_ctx *x, stx_real *d, const stx_real *dy, const stx_real *f, size_t N,
                           size_t C) {
     stx__sum_rows_job j;
@@ -16517,7 +16572,8 @@ static void stx__spread_params(stx_optim *o) {
     x->group.ops->wait(x, NULL, 0);
 
     /* Kernels that write parameters also update the bf16 copies of these parameters, but
-       a broadcast by the back end does not. Computing p = 1 * p updates the copies. */
+       a broadcast by the back end does not. Computing p = 1 * p updates the copies. Only
+       a GPU stores bf16, and there the input of stx_axpy may be its output. */
     for (i = 0; i < p->count && stx__stores_bf16(x); i++)
         STX_RUN(x, stx_axpy, (x, p->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size, 1, 0));
     STX_RUN(x, stx_fill, (x, p->grads, p->grads_size, 0));
