@@ -1090,8 +1090,9 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
                                     const stx_real *A, const stx_real *B, stx_real *C);
 STX_KERNEL(stx_gemm, (stx_ctx *x, const stx_gemm_args *g))
 
-/* The definition of stx_gemm, for readers and tests: returns element (i,j) of op(A)
-   op(B) for matrix e of the batch, summed in double. */
+/* The definition of stx_gemm, for readers and tests: returns element (i,j) of op(A) op(B)
+   for matrix e of the batch, summed in double. With sc = 0, e must be 0, and the result
+   is the sum over the batch. */
 STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j);
 
 /* act(in W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). act is STX_ACT_.. */
@@ -8272,27 +8273,42 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
        KR             k is padded to a multiple of KR in packed blocks: 1 in f32, 2 or 32
                       in bf16
        MC, KC, NC     capacity of a thread's scratch memory: MC KC units of op(A) and KC
-                      NC units of op(B). Blocks can be smaller: see stx__block_k and
-                      stx__block_n
+                      NC units of op(B). A block with fewer than KC steps can have more
+                      than NC columns: see stx__block_k and stx__block_n
        mc, kc, nc     size of the current block
        rs, ks         strides of a block of op(A), in elements of its type: the unit of
-                      row i and step k is at a[i rs + k ks]
+                      row i and step s is at a[i rs + s ks]
        unit           the data that a micro-kernel reads from each row of op(A) and each
                       column of op(B) in one step: one element or, in bf16, two elements
-                      with adjacent k in 4 bytes
+                      with adjacent k in 4 bytes. A unit has the size of stx_real, so
+                      buffers of units are declared as stx_real *, in bf16 too
        step           one iteration of a micro-kernel, over one unit of k
+       part           rows or columns of C that a thread computes at a time. A thread can
+                      compute several parts
 
-   The loops of a thread (stx__gemm_blocked):
+   The calls, down to the loops:
 
+       stx__gemm_fused            the entry: stx_gemm and stx_linear_fwd call it
+         stx__gemm_run            stx__gemm_plan_of chooses the path and the parts
+           stx__gemm_parts        runs on every thread, for some of the parts
+             stx__gemm_blocked    one part, by the loops below
+
+   The loops of a part (stx__gemm_blocked):
+
+       C = beta C, unless beta is 0
        for blocks of nc columns of C
            for blocks of kc
                pack op(B) (kc,nc) into strips of NR columns             stays in L3
+               f32: multiply the packed op(B) by alpha
                for blocks of mc rows of C
                    pack op(A) (mc,kc), in a form listed below           stays in L2
                    for groups of strips of op(B)                        stay in L2
                        for strips of op(A)                              stays in L1
                            for strips of op(B) in the group
-                               micro-kernel: one tile of C, in registers
+                               micro-kernel: one tile, in registers
+                               bf16: multiply the tile by alpha
+                               store the tile in C, or add it if beta is not 0 or this is
+                               not the first block of k
                    epilogue, after the last block of k
 
    These cache levels apply to NR > 16. With a smaller NR, a group is a single strip of
@@ -8303,14 +8319,16 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
        f32, A       in place, or copied if its rows collide in L1 (STX__L1_ALIAS)
        f32, A^T     strips (k,MR)
        bf16, A      rounded rows (m,k)
-       bf16, A^T    rows of units (k/2,m) or, with KR = 32, tiles
+       bf16, A^T    rows of units (k/2,m) or, with KR = 32, pieces of 32 rows of 16 units
 
    C is split among the threads by rows, or by columns if C has more columns than rows.
-   Column splits are at multiples of NR, so only the last strip of C is padded. Rows can
-   be split anywhere, because a row is computed in the same way in a tile of any height.
-   K is split identically for all parts. Therefore, the order of every sum, and hence
-   every bit of C, depends on the arguments of the matmul, the presence of an epilogue,
-   the precision and the micro-kernel, but not on the number of threads.
+   SKINNY and packed weights are always split by columns, and a batch only into its
+   matrices. Column splits of blocked matmuls are at multiples of NR, so only the last
+   strip of C is padded. The bits of C depend on this, because AMX adds up a padded strip
+   in another order. Rows can be split anywhere, because a row is computed in the same way
+   in a tile of any height. K is split identically for all parts. Therefore, the order of
+   every sum, and hence every bit of C, depends only on what stx__gemm_plan_of lists, not
+   on the number of threads.
 
    With bf16 (STX_PREC_BF16), operands are rounded while they are packed; sums and C are
    float. Matmuls of at most STX__GEMV_ROWS rows stay in f32.
@@ -8325,7 +8343,8 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
 
    The code is in this order: definition, micro-kernel interface, portable
    micro-kernels, packing, blocked matmul, matrix-vector kernels, transposed matmul,
-   paths and plan, driver, instruction sets. */
+   paths and plan, driver, instruction sets. >>loops explains the macros STX_EACH_ISA and
+   STX_CALL and the parameter `fma`. */
 
 /* The definition of the result, which the rest of the section computes faster. For
    matrix e of the batch,
@@ -8372,10 +8391,12 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
 /* Parameters of a micro-kernel. A call computes one tile, C (h,NR) = op(A) op(B), or
    C += op(A) op(B) if `add` is set, with 1 <= h <= MR.
        steps   number of steps, each over one unit of k
-       av      op(A): the unit of row i and step k is at av[i rs + k ks]. With KR = 32
-               and A^T, this is only true for k % 16 = 0; the 16 units that begin at such
-               a k are contiguous
-       bv      op(B): row k is the NR units at bv + k ldb. In bf16, ldb counts units */
+       av      op(A): the unit of row i and step s is at av[i rs + s ks]. With KR = 32
+               and A^T, this is only true for s % 16 = 0; the 16 units that begin at such
+               a step are contiguous. AMX reads a multiple of 16 rows: the rows after h
+               must be readable, but can have any contents
+       bv      op(B): the NR units of step s begin at unit s ldb. Here, ldb is the stride
+               of the steps: NR if op(B) is packed in strips */
 #define STX__MICRO_PARAMS \
   size_t h, size_t steps, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, \
       stx_real *c, size_t ldc, int add
@@ -8442,11 +8463,11 @@ enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
     if ((n) > 13) f(13, __VA_ARGS__); \
   } while (0)
 
-/* Portable micro-kernel, 4 x 8. With GNU C, the sums are vectors of 16 bytes, because
-   gcc would keep the sums of a plain loop in memory. Vector types are used only if the
-   compiler evaluates expressions in the precision of their type. If h < 4, the missing
-   rows repeat row 0, so a tile costs the same for every h; matmuls with few rows use
-   stx__gemv instead. */
+/* Portable micro-kernel, 4 x 8. With GNU C, the sums are vectors of 16 bytes, because gcc
+   would keep the sums of a plain loop in memory. Vector types are not used if the
+   compiler evaluates expressions in a wider type (FLT_EVAL_METHOD 1 or 2). If h < 4, the
+   missing rows repeat row 0, so a tile costs the same for every h; matmuls with few rows
+   use stx__gemv instead. */
 #if (defined(__GNUC__) || defined(__clang__)) \
     && (!defined(__FLT_EVAL_METHOD__) || __FLT_EVAL_METHOD__ < 1 || __FLT_EVAL_METHOD__ > 2)
 typedef stx_real stx__lanes __attribute__((vector_size(16)));
@@ -8516,7 +8537,7 @@ STX_INNER stx_real stx__from_bf16(uint16_t v) {
     return stx__float_of_bits((uint32_t)v << 16);
 }
 
-/* Interleaves two bf16 rows of adjacent k into a row of units. */
+/* Interleaves two bf16 rows of adjacent k into a row of units. Used in >>attention. */
 STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t *STX_RESTRICT r0,
                              const uint16_t *STX_RESTRICT r1, size_t n) {
     size_t i;
@@ -8613,14 +8634,14 @@ static size_t stx__unit_elements(const stx__micro *mk) {
 
 /* Returns the number of k values per block: a multiple of KR and of 16 (the number of
    floats in a cache line), at most 448 in f32 and 1024 in bf16. These limits gave the
-   best speed in measurements. */
+   best speed in measurements. Because of the rounding, the result can exceed K. */
 static size_t stx__block_k(const stx__micro *mk, size_t K) {
     return stx__equal_blocks(K, stx__unit_elements(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8,
                              STX_MAX((size_t)16, mk->kr));
 }
 
 /* Returns the number of columns in a block: as many whole strips as fit in a thread's
-   scratch memory. A block therefore has more columns if K is small. */
+   scratch memory. With fewer than KC steps, a block can have more than NC columns. */
 static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
     size_t steps = stx__round_up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit_elements(mk);
     return stx__equal_blocks(N, STX__NC * STX__KC / steps, mk->nr);
@@ -8668,11 +8689,11 @@ static void stx__pack_strips(const stx__micro *mk, stx_real *to, size_t stride, 
         }
 }
 
+enum { STX__TRANSPOSE_PIECE = 128 };    /* columns of B per pass of stx__pack_bt_bf16 */
+
 /* Packs one strip of op(B) = B^T in bf16, with B (n,k) and n <= NR. Rounds the rows, in
    which the two elements of a unit are already adjacent, and then transposes the
    units. */
-enum { STX__TRANSPOSE_PIECE = 128 };    /* columns of B per pass */
-
 static void stx__pack_bt_bf16(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb,
                               size_t k, size_t n) {
     uint32_t units[(size_t)STX__NR_MAX * STX__TRANSPOSE_PIECE / 2];
@@ -8728,8 +8749,8 @@ typedef struct stx__a_block {
     size_t rs, ks;
 } stx__a_block;
 
-/* Packs op(A) = A^T, with A (k,m), into strips (k,MR). The missing rows of the last
-   strip are not written, because no micro-kernel reads them. */
+/* Packs op(A) = A^T in f32, with A (k,m), into strips (k,MR). The missing rows of the
+   last strip are not written, because no f32 micro-kernel reads them. */
 static void stx__pack_at(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda,
                          size_t m, size_t k) {
     size_t i0, i, p;
@@ -8767,7 +8788,8 @@ static stx__a_block stx__pack_a_f32(const stx__micro *mk, stx_real *to, const st
     return a;
 }
 
-/* Packs op(A) = A in bf16 as rounded rows (m,k), with k padded to a multiple of KR. */
+/* Packs op(A) = A in bf16 as rounded rows (m,k), with k padded to a multiple of KR. AMX
+   also reads rows after the last one; their contents do not matter. */
 static stx__a_block stx__pack_a_bf16(const stx__micro *mk, stx_real *to, const stx_real *A,
                                      size_t lda, size_t m, size_t k) {
     const size_t padded = stx__round_up(k, mk->kr);
@@ -8807,9 +8829,10 @@ static stx__a_block stx__pack_at_bf16(const stx__micro *mk, stx_real *to, const 
     return a;
 }
 
-/* Packs op(A) = A^T in bf16 with KR = 32 (AMX), with A (k,m), into [m/32][k/32] tiles,
-   each with 32 rows of 16 units. Packs each tile as 16 rows of 32 units and then
-   transposes it. */
+/* Packs op(A) = A^T in bf16 with KR = 32 (AMX), with A (k,m), into [m/32][k/32] pieces of
+   op(A), each with 32 rows of 16 units. Half a piece fills a tile register. Packs each
+   piece as 16 rows of 32 units and then transposes it. Missing rows are not written; see
+   stx__pack_a_bf16. */
 static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const stx_real *A,
                                        size_t lda, size_t m, size_t k) {
     const size_t padded = stx__round_up(k, 32);
@@ -8819,7 +8842,7 @@ static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const
     a.data = (const char *)to;
     a.row_bytes = padded * sizeof(uint16_t);
     a.rs = 32;
-    a.ks = 64; /* 16 steps span a tile of 1024 elements */
+    a.ks = 64; /* 16 steps span a piece of 1024 elements */
     if (mk->pack_at) {
         mk->pack_at(to, A, lda, m, k);
         return a;
@@ -8917,10 +8940,12 @@ enum { STX__L1_ALIAS = 4096 / sizeof(stx_real) };
 typedef struct stx__blocked {
     const stx__micro *mk;
     const stx_gemm_args *g;
-    const stx_real *packed_b;
-    int copy_a;
-    int scale_tile;     /* 1: scales result tiles by alpha, because op(B) is in bf16 */
-    size_t mc_max, nc_max, kc_max, group;
+    const stx_real *packed_b;       /* the packed op(B) of the current block */
+    int copy_a;                     /* 1: A is copied, because its rows collide in L1 */
+    int scale_tile;                 /* 1: tiles are multiplied by alpha, because op(B) is
+                                       in bf16 */
+    size_t mc_max, nc_max, kc_max, group; /* the largest mc, nc and kc; columns of op(B)
+                                             per group of strips */
 
     size_t jc, nc;              /* columns of C: jc .. jc + nc - 1 */
     size_t pc, kc, steps;       /* summation indices pc .. pc + kc - 1 */
@@ -8964,7 +8989,9 @@ static void stx__blocked_pack_b(const stx__blocked *w, stx_real *to) {
     for (i = 0; i < n; i++) to[i] *= g->alpha;
 }
 
-/* Computes the tile that begins at row ir and column jr of the current block. */
+/* Computes the tile that begins at row ir and column jr of the current block. The
+   micro-kernel always computes NR columns. It writes them directly to C, unless the tile
+   is narrower or must be multiplied by alpha. */
 static void stx__blocked_tile(const stx__blocked *w, size_t ir, size_t jr) {
     const stx__micro *mk = w->mk;
     const size_t ldc = w->g->ldc, nr = mk->nr;
@@ -8996,7 +9023,7 @@ static void stx__blocked_tiles(const stx__blocked *w) {
                 stx__blocked_tile(w, ir, jr);
 }
 
-/* The blocked matmul of one thread. The start of the section explains the loops. */
+/* Computes one part by the loops that the start of the section explains. */
 static void stx__gemm_blocked(const stx__gemm_part *p) {
     const stx_gemm_args *g = &p->g;
     stx_real *packed_a = p->scratch, *packed_b = p->scratch + STX__MC * STX__KC;
@@ -9027,8 +9054,9 @@ static void stx__gemm_blocked(const stx__gemm_part *p) {
 /* Matmuls of at most this many rows use GEMV (see stx__gemm_path). */
 enum { STX__GEMV_ROWS = 3 };
 
-/* Matmuls with few rows, as in generation, are limited by the memory bandwidth for B,
-   so the kernels below read B only once and in place.
+/* Matmuls with few rows, as in generation, are limited by the memory bandwidth for B, so
+   the kernels below read B in place. They use four rows of B for all rows of A in turn,
+   so B is loaded from memory only once.
 
    Memory is fastest in address order: reading four rows interleaved loses up to two
    thirds of the bandwidth. The kernels therefore process four rows at a time, but
@@ -9066,6 +9094,7 @@ STX_INNER void stx__row_prefetch_next(stx__row_prefetch *a) {
 #endif
     a->p += 256;
     if (a->p < a->end) return;
+    /* continues with the next row; contiguous rows are prefetched as one */
     if (a->stride != a->bytes) a->p = a->end - a->bytes + a->stride;
     a->end += a->stride;
 }
@@ -9096,6 +9125,8 @@ STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const 
     out[3] = t3 + stx_fast_lanes(s3);
 }
 
+/* Like stx__dot4_ahead, with a new prefetch per call. It starts where the prefetch of the
+   previous four rows ended. */
 STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb,
                          size_t k) {
     stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
@@ -9196,7 +9227,7 @@ STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
 /* Computes a C with few columns as the transpose of op(B)^T op(A)^T. Without the
    transposition, most of each strip would be padding. Each block of the transpose holds
    `rows` rows of C and is transposed back into C. The scratch memory holds the packed
-   op(B)^T, strips of op(A)^T with KC elements per row of C, and the block of the
+   op(B)^T, strips of op(A)^T with KC units per row of C, and the block of the
    transpose. */
 static void stx__gemm_transposed(const stx__gemm_part *p) {
     const stx_gemm_args *g = &p->g;
@@ -9218,7 +9249,9 @@ static void stx__gemm_transposed(const stx__gemm_part *p) {
         stx_real *c = g->C + at * g->ldc;
         q.g.B = g->A + (g->ta ? at : at * g->lda);
         q.g.N = q.g.ldc = STX_MIN(rows, g->M - at);
-        if (g->N <= STX__GEMV_ROWS && p->mk->kr == 1 && g->tb) /* reads B in place */
+        /* GEMV reads op(A) in place, in f32. Without tb, q.g.ta is set, which GEMV
+           computes slowly if q.g.tb is also set */
+        if (g->N <= STX__GEMV_ROWS && p->mk->kr == 1 && g->tb)
             STX_CALL(p->x, stx__gemv, (&q.g));
         else
             stx__gemm_blocked(&q);
@@ -9233,17 +9266,20 @@ static void stx__gemm_transposed(const stx__gemm_part *p) {
    stx__gemm_plan_of try them. A gain of 1.4 means 1.4 times the speed of BLOCKED,
    unless stated otherwise; the measurements are in docs/speed.md. */
 typedef enum stx__gemm_path {
-    /* Used if SEQTX_CBLAS is defined: an external BLAS computes the matmul. */
+    /* Used if SEQTX_CBLAS is defined, for f32 matmuls with K > 0 and sizes that fit in an
+       int, except those with packed weights. An external BLAS computes the matmul, so the
+       result may depend on the number of threads. */
     STX__GEMM_CBLAS,
 
     /* Used if M <= STX__GEMV_ROWS (generation), if K or alpha is 0, or if there is no
-       context and therefore no scratch memory. Reads B or its packed copy once, in
-       place, and computes in f32 even with STX_PREC_BF16. Prefetching makes this path
-       1.4 to 3.3 times as fast. */
+       context and therefore no scratch memory. Reads B or its packed copy in place, and
+       only once from memory. Computes in f32 even with STX_PREC_BF16. Prefetching makes
+       this path 1.4 to 3.3 times as fast. */
     STX__GEMM_GEMV,
 
-    /* GEMV for C = A B (ta = tb = 0) if K >= 2 STX__K_PART_MIN, batch = 1 and there is
-       no epilogue. K is split so that each thread reads contiguous memory, and the
+    /* GEMV for C = A B (ta = tb = 0) if K >= 2 STX__K_PART_MIN, alpha is not 0, batch = 1
+       and there is no epilogue. N is limited, because the partial sums must fit in
+       scratch memory. K is split so that each thread reads contiguous memory, and the
        partial sums are added in a fixed order. The number of parts depends only on the
        shape. */
     STX__GEMM_K_SPLIT,
@@ -9253,8 +9289,9 @@ typedef enum stx__gemm_path {
        only. Gain: 1.1 to 2.7. */
     STX__GEMM_SKINNY,
 
-    /* Used if C has few columns: computes the transpose of C. Gain: 1.4 to 2.9, and 12
-       if C has only one column. */
+    /* Used if C has few columns: computes the transpose of C; in f32 with tb and up to
+       STX__GEMV_ROWS columns, by stx__gemv. Gain: 1.4 to 2.9, and 12 if C has only one
+       column. */
     STX__GEMM_TRANSPOSED,
 
     /* If several parts of C need the same op(B), all threads pack a block of it
@@ -9283,8 +9320,10 @@ typedef struct stx__gemm_plan {
 enum { STX__INT8_GROUP = 32 };
 
 /* Returns the packed weights that contain all of B. *at receives the index of B's first
-   element in the packed weights. Returns NULL if there are none, or if B begins inside
-   a group of STX__INT8_GROUP weights. */
+   element in the packed weights. Returns NULL if there are none, if the kernels for
+   packed weights cannot compute g, or if B begins inside a group of STX__INT8_GROUP
+   weights. The matrix itself is then read; stx_params_pack has rounded it to the same
+   values. */
 static const stx__packed *stx__packed_weights(const stx_ctx *x, const stx_gemm_args *g,
                                               size_t *at) {
     const size_t rows = g->tb ? g->N : g->K, cols = g->tb ? g->K : g->N;
@@ -9375,14 +9414,14 @@ static size_t stx__part_multiple(const stx__micro *mk, const stx__gemm_plan *p) 
     return mk->mr > 8 ? 4 : mk->mr;
 }
 
-/* Matmuls with fewer multiplications than this are not split. */
+/* Matmuls with fewer multiplications than this are one part, except with K_SPLIT. */
 enum { STX__GEMM_SPLIT_MIN = 100000 };
 
-/* Decides how g is computed. The result does not depend on the number of threads: the
-   thread count affects only the choice between SHARED_B and BLOCKED, whose results are
-   bit-identical. Otherwise, the path depends on the arguments of the whole matmul
-   (shape, ta, tb, batch, alpha, beta), the presence of an epilogue and of packed
-   weights, the precision and the micro-kernel. */
+/* Decides how g is computed. Except with CBLAS, the result does not depend on the number
+   of threads. The thread count affects only the choice between SHARED_B and BLOCKED,
+   whose results are bit-identical. Otherwise, the path depends on the arguments of the
+   whole matmul (shape, ta, tb, batch, alpha, beta), the presence of an epilogue and of
+   packed weights, the precision and the micro-kernel. */
 static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g, int epilogue) {
     const size_t threads = (size_t)stx_threads(x), work = g->M * g->N * g->K;
     const stx__micro *mk = stx__micro_kernel(x);
@@ -9503,7 +9542,8 @@ static void stx__gemm_all_parts(stx_ctx *x, const stx__gemm_job *j) {
     stx_parallel(x, g->batch * j->plan.parts, work, stx__gemm_parts, j);
 }
 
-/* K_SPLIT: computes the partial sums of parts [begin,end) of K in scratch memory. */
+/* K_SPLIT: computes the partial sums of parts [begin,end) of K. All parts are in the
+   scratch memory of the first thread, (parts,M,N). */
 static void stx__k_split_part(const stx_share *s, const void *job) {
     const stx__gemm_job *j = (const stx__gemm_job *)job;
     size_t i;
@@ -9565,7 +9605,9 @@ static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
     stx__gemm_job j = *job;
     stx_gemm_args block = *g;
     size_t p;
-    if (!j.plan.by_rows) {  /* each part is one matmul of a batch, with all M rows */
+    /* only in a batch, where each part is a whole matmul. A block has fewer columns than
+       `extent`, so the part becomes all M rows of the block */
+    if (!j.plan.by_rows) {
         j.plan.by_rows = 1;
         j.plan.extent = j.plan.per_part = g->M;
     }
@@ -9630,9 +9672,10 @@ static void stx__gemm_run(stx_ctx *x, stx__gemm_job *j) {
 }
 
 /* Computes the matmul that g describes and, unless `epilogue` is NULL, applies the
-   epilogue to C. If all matmuls of a batch are added to the same C (sc = 0, for weight
-   gradients), they run one after another, so that the number of threads does not affect
-   the order of the additions. */
+   epilogue to C. An epilogue requires batch = 1 or sc = 0, because only the first C would
+   be handled correctly. If all matmuls of a batch are added to the same C (sc = 0, for
+   weight gradients), they run one after another, so that the number of threads does not
+   affect the order of the additions. */
 static void stx__gemm_fused(stx_ctx *x, const stx_gemm_args *g, const stx__epilogue *epilogue) {
     stx_gemm_args one = *g;
     stx__gemm_job j;
