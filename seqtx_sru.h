@@ -2147,12 +2147,12 @@ static stx_tensor *stx__sru_param(stx_params *params, const char *prefix, size_t
    half. With rescale, it multiplies plane 3 by alpha, because the cell multiplies the
    highway by alpha only if k = 3. */
 static void stx__sru_scale_w3(stx_ctx *x, const stx_sru_desc *d, size_t l,
-                              const stx_sru_layer *y) {
+                              const stx_sru_layer *p) {
     const size_t O = stx__sru_columns(d);
     double plane[4], all;
     size_t i;
     if (d->transform == STX_SRU_ATTENTION) {
-        stx_param_scale(x, y->w3, 0, y->k * O, sqrt(1 - d->dropout));
+        stx_param_scale(x, p->w3, 0, p->k * O, sqrt(1 - d->dropout));
         return;
     }
     if (d->init_xavier) return;
@@ -2160,57 +2160,57 @@ static void stx__sru_scale_w3(stx_ctx *x, const stx_sru_desc *d, size_t l,
     plane[0] = sqrt(1 - (l + 1 < d->layers ? d->dropout : 0));
     plane[1] = plane[2] = d->v1 ? 1 : sqrt(0.5);
     plane[3] = d->rescale ? sqrt(1 + 2 * exp(d->highway_bias)) : 1;
-    for (i = 0; i < y->k; i++) stx_param_scale(x, y->w3, i * O, (i + 1) * O, all * plane[i]);
+    for (i = 0; i < p->k; i++) stx_param_scale(x, p->w3, i * O, (i + 1) * O, all * plane[i]);
 }
 
 /* Creates the parameters of one layer. W1 and W3 have variance 1 / fan in (1709.02755,
    section 3.2); with SRU++ or init_xavier, they are Xavier-uniform (Glorot and Bengio,
    2010). By default, alpha_attn starts at 0, as in ReZero (2003.04887). */
 static void stx__sru_create_layer(stx_params *params, const char *prefix, const stx_sru_desc *d,
-                                  size_t l, stx_sru_layer *y) {
+                                  size_t l, stx_sru_layer *p) {
     stx_ctx *x = params->ctx;
     const size_t O = stx__sru_columns(d), Ci = stx__sru_inputs(d, l);
     const size_t P = d->custom ? 0 : stx__sru_proj(d, l), fan = P ? P : Ci;
     const size_t norm = d->norm == STX_SRU_NORM_BEFORE ? Ci : O;
     double bound;
-    y->Ci = Ci;
-    y->P = P;
-    y->k = stx__sru_planes(d, l);
-    y->attends = stx__sru_attends(d, l);
-    y->highway = !d->no_skip && y->k == 3;
-    y->alpha = 1;
-    if (d->rescale && y->highway) y->alpha = (stx_real)sqrt(1 + 2 * exp(d->highway_bias));
+    p->Ci = Ci;
+    p->P = P;
+    p->k = stx__sru_planes(d, l);
+    p->attends = stx__sru_attends(d, l);
+    p->highway = !d->no_skip && p->k == 3;
+    p->alpha = 1;
+    if (d->rescale && p->highway) p->alpha = (stx_real)sqrt(1 + 2 * exp(d->highway_bias));
 
     if (P) {
         bound = d->init_xavier ? sqrt(6.0 / (double)(Ci + P)) : sqrt(3.0 / (double)Ci);
-        y->w1 = stx__sru_param(params, prefix, l, "w1", STX_UNIFORM, bound, P, Ci);
+        p->w1 = stx__sru_param(params, prefix, l, "w1", STX_UNIFORM, bound, P, Ci);
     }
-    if (y->attends) {
+    if (p->attends) {
         bound = sqrt(2.0 / (double)P);      /* Xavier: sqrt(6 / (P + 2 P)) */
-        y->w2 = stx__sru_param(params, prefix, l, "w2", STX_UNIFORM, bound, 2 * P, P);
-        y->alpha_attn = stx__sru_param(params, prefix, l, "alpha", STX_CONSTANT, d->alpha_init,
+        p->w2 = stx__sru_param(params, prefix, l, "w2", STX_UNIFORM, bound, 2 * P, P);
+        p->alpha_attn = stx__sru_param(params, prefix, l, "alpha", STX_CONSTANT, d->alpha_init,
                                        1, 0);
     }
     if (P && d->transform == STX_SRU_ATTENTION && !d->no_attn_norm) {
-        y->attn_gain = stx__sru_param(params, prefix, l, "attn_norm.weight", STX_CONSTANT, 1,
+        p->attn_gain = stx__sru_param(params, prefix, l, "attn_norm.weight", STX_CONSTANT, 1,
                                       P, 0);
-        y->attn_shift = stx__sru_param(params, prefix, l, "attn_norm.bias", STX_ZEROS, 0, P, 0);
+        p->attn_shift = stx__sru_param(params, prefix, l, "attn_norm.bias", STX_ZEROS, 0, P, 0);
     }
     if (!d->custom) {
-        const size_t rows = y->k * O;
+        const size_t rows = p->k * O;
         bound = d->init_xavier ? sqrt(6.0 / (double)(fan + rows)) : sqrt(3.0 / (double)fan);
-        y->w3 = stx__sru_param(params, prefix, l, "w3", STX_UNIFORM, bound, rows, fan);
-        stx__sru_scale_w3(x, d, l, y);
+        p->w3 = stx__sru_param(params, prefix, l, "w3", STX_UNIFORM, bound, rows, fan);
+        stx__sru_scale_w3(x, d, l, p);
     }
 
     if (!d->v1)
-        y->v = stx__sru_param(params, prefix, l, "v", d->v_init > 0 ? STX_UNIFORM : STX_ZEROS,
+        p->v = stx__sru_param(params, prefix, l, "v", d->v_init > 0 ? STX_UNIFORM : STX_ZEROS,
                               d->v_init, 2, O);
-    y->bias = stx__sru_param(params, prefix, l, "bias", STX_ZEROS, 0, 2, O);
-    if (d->highway_bias != 0) stx_param_fill(x, y->bias, 1, 2, d->highway_bias);
+    p->bias = stx__sru_param(params, prefix, l, "bias", STX_ZEROS, 0, 2, O);
+    if (d->highway_bias != 0) stx_param_fill(x, p->bias, 1, 2, d->highway_bias);
     if (d->norm) {
-        y->gain = stx__sru_param(params, prefix, l, "norm.weight", STX_CONSTANT, 1, norm, 0);
-        y->shift = stx__sru_param(params, prefix, l, "norm.bias", STX_ZEROS, 0, norm, 0);
+        p->gain = stx__sru_param(params, prefix, l, "norm.weight", STX_CONSTANT, 1, norm, 0);
+        p->shift = stx__sru_param(params, prefix, l, "norm.bias", STX_ZEROS, 0, norm, 0);
     }
 }
 
