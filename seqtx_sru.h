@@ -2692,8 +2692,8 @@ STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state 
                  from ? "one of another model" : "NULL");
         return 0;
     }
-    if (!stx_memory_copy(to->states, b, from->states, first, n)) return 0;
-    return !to->memory || stx_memory_copy(to->memory, b, from->memory, first, n);
+    return stx_memory_copy(to->states, b, from->states, first, n)
+           && stx_memory_copy(to->memory, b, from->memory, first, n);
 }
 
 /* Returns the name of the states in a checkpoint: the prefix followed by "c". */
