@@ -704,7 +704,8 @@ typedef struct stx_sru_gen {
 
 /* Creates a generator for B >= 1 streams. `window` is the number of time steps that
    attention looks back, at most 2^31. 0 means 1024, unlike in stx_sru_io, because the
-   whole cache is allocated at creation. Returns NULL after an error. */
+   whole cache is allocated at creation. Returns NULL after an error. A model with a
+   custom transform or STX_SRU_LITERAL_NORM cannot generate, and sets an error. */
 STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window);
 STX_DEF void stx_sru_gen_free(stx_sru_gen *g);
 
@@ -2971,6 +2972,12 @@ STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) 
                  "depend on where segments begin; use stx_sru_segment, or clear the flag");
         return NULL;
     }
+    if (m->sru->desc.custom) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_sru_gen_create: cannot generate with a custom transform, because it can "
+                 "depend on other time steps; use stx_sru_segment");
+        return NULL;
+    }
     layers = m->sru->desc.layers;
     g = (stx_sru_gen *)stx_block(x, sizeof *g);
     if (!g) return NULL;
@@ -3049,12 +3056,6 @@ static stx_tensor *stx__sru_gen_step(void *user, const stx_ids *ids) {
 
 STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n) {
     if (!g || !stx_ok(g->model->ctx)) return NULL;
-    if (g->model->sru->desc.custom) {
-        stx_fail(g->model->ctx, STX_ERR_ARG,
-                 "stx_sru_gen_feed: a model with a custom transform cannot be fed token by token, "
-                 "because the transform can depend on other times; use stx_sru_segment");
-        return NULL;
-    }
     return stx_cache_feed(g->cache, g->model->vocab_io, ids, n, 1, stx__sru_gen_step, g);
 }
 

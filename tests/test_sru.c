@@ -2305,6 +2305,13 @@ static void bad_generation(void) {
     CHECK(!stx_sru_gen_create(stx_sru_lm_create(y, &d), 1, 0)
               && strstr(stx_error(y), "LITERAL_NORM"),
           "%s", stx_error(y));
+    stx_clear_error(y);
+    d = small_lm();
+    d.sru.custom = own_transform;
+    m = stx_sru_lm_create(y, &d);
+    CHECK(m && !stx_sru_gen_create(m, 1, 0)
+              && strstr(stx_error(y), "stx_sru_gen_create: cannot generate with a custom"),
+          "%s", stx_error(y));
     tok[0] = 1;
     CHECK(stx_sru_gen_feed(gen, tok, 1) != NULL, "after an error: %s", stx_error(x));
     stx_destroy(x);
