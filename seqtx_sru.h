@@ -583,10 +583,10 @@ STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state 
                                size_t first, size_t n);
 
 /* stx_sru_state_save saves the state to a checkpoint, as "<prefix>c" and the entries of
-   stx_memory_save. prefix can have at most 64 bytes, and the state must not change
-   until stx_writer_finish. stx_sru_state_load loads it into a state with the same B.
-   Both return 1, or set an error and return 0. After a failed load, clear the error and
-   reset the state. */
+   stx_memory_save. prefix can have at most 64 bytes; NULL is an error. The state must
+   not change until stx_writer_finish. stx_sru_state_load loads it into a state with the
+   same B. Both return 1, or set an error and return 0. After a failed load, clear the
+   error and reset the state. */
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix);
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix);
 
@@ -2697,24 +2697,37 @@ STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state 
            && stx_memory_copy(to->memory, b, from->memory, first, n);
 }
 
-/* Returns the name of the states in a checkpoint: the prefix followed by "c". */
-static const char *stx__sru_entry(char *name, size_t size, const char *prefix) {
-    snprintf(name, size, "%.80s%s", prefix, "c");
-    return name;
+/* Writes the name of the states in a checkpoint to name: the prefix followed by "c". If
+   the prefix is NULL or too long, returns 0 and sets an error. */
+static int stx__sru_entry(stx_ctx *x, const char *op, const char *prefix, char *name,
+                          size_t size) {
+    if (!prefix) {
+        stx_fail(x, STX_ERR_ARG, "%s: prefix: expected a string of at most 64 bytes, got NULL", op);
+        return 0;
+    }
+    if (strlen(prefix) > 64) {
+        stx_fail(x, STX_ERR_ARG, "%s: prefix: expected at most 64 bytes, got %zu", op,
+                 strlen(prefix));
+        return 0;
+    }
+    snprintf(name, size, "%sc", prefix);
+    return 1;
 }
 
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
     char name[96];
-    if (!s) return 0;
-    return stx_memory_save(w, s->states, stx__sru_entry(name, sizeof name, prefix))
-           && stx_memory_save(w, s->memory, prefix);
+    if (!s || !stx_ok(s->model->ctx)) return 0;
+    return stx__sru_entry(s->model->ctx, "stx_sru_state_save", prefix, name, sizeof name)
+           && stx_memory_save(w, s->states, name) && stx_memory_save(w, s->memory, prefix);
 }
 
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
     char name[96];
-    if (!s || !stx_ok(s->model->ctx) || !f) return 0;
+    if (!stx_ok(x) || !f) return 0;
+    if (!stx__sru_entry(x, "stx_sru_state_load", prefix, name, sizeof name)) return 0;
     stx_sru_state_reset(s);
-    return stx_memory_load(s->states, f, stx__sru_entry(name, sizeof name, prefix))
+    return stx_memory_load(s->states, f, name)
            && (!s->keep || stx_memory_reserve(s->memory, s->keep))
            && stx_memory_load(s->memory, f, prefix);
 }

@@ -2364,6 +2364,37 @@ static void write_damaged(const stx_sru_state *s, const char *path) {
     CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
 }
 
+/* A prefix of 64 bytes must work. A longer one and NULL must be refused. */
+static void prefixes(stx_sru_state *s, const char *path) {
+    stx_ctx *x = s->model->ctx;
+    stx_writer *w = stx_writer_create(x);
+    stx_file *f;
+    char longest[65], longer[66];
+    memset(longest, 'p', 64);
+    memset(longer, 'p', 65);
+    longest[64] = longer[65] = 0;
+    CHECK(!stx_sru_state_save(w, s, longer)
+              && strstr(stx_error(x), "state_save: prefix: expected at most 64 bytes, got 65"),
+          "%s", stx_error(x));
+    stx_clear_error(x);
+    CHECK(!stx_sru_state_save(w, s, NULL) && strstr(stx_error(x), "at most 64 bytes, got NULL"),
+          "%s", stx_error(x));
+    stx_clear_error(x);
+    CHECK(stx_sru_state_save(w, s, longest) && stx_writer_finish(w, path), "%s", stx_error(x));
+
+    f = stx_file_open(x, path);
+    CHECK(!stx_sru_state_load(s, f, longer)
+              && strstr(stx_error(x), "state_load: prefix: expected at most 64 bytes, got 65"),
+          "%s", stx_error(x));
+    stx_clear_error(x);
+    CHECK(!stx_sru_state_load(s, f, NULL) && strstr(stx_error(x), "at most 64 bytes, got NULL"),
+          "%s", stx_error(x));
+    stx_clear_error(x);
+    CHECK(stx_sru_state_load(s, f, longest) && stx_memory_max_rows(s->memory) == 9, "%s",
+          stx_error(x));
+    stx_file_close(f);
+}
+
 /* Tests states in files, with padding. Files of another model or batch size, and
    damaged files, must be refused and leave an empty state. */
 static void files(void) {
@@ -2416,6 +2447,7 @@ static void files(void) {
     stx_clear_error(x);
     stx_file_close(f);
 
+    prefixes(s, path);
     write_damaged(s, path);
     f = stx_file_open(x, path);
     CHECK(!stx_sru_state_load(r, f, "a.") && stx_memory_max_rows(r->memory) == 0
