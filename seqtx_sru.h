@@ -1198,7 +1198,7 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
     plan->chunks = 1;
     if (plan->chunk_tiles)
         plan->chunks = (plan->tiles + plan->chunk_tiles - 1) / plan->chunk_tiles;
-    /* rows for c, zeros and ones; in the backward pass, also the rows of stx__sru_tile */
+    /* rows for c, zeros and ones; in the backward pass, also those of stx__sru_scratch */
     plan->scratch = plan->width * (backward ? 3 * STX_SRU_TILE + 13 : 3);
     plan->maps = plan->chunks > 1 ? 2 * a->B * plan->chunks * plan->O : 0;
 }
@@ -1784,7 +1784,7 @@ STX_EACH_ISA(stx__sru_bwd_map,
 
 /* Scratch memory of the backward pass, in rows of plan.width. Sums are accumulated per
    tile and then over the tiles, which reduces rounding errors. */
-typedef struct stx__sru_tile {
+typedef struct stx__sru_scratch {
     stx_real *cs;       /* STX_SRU_TILE + 1 rows: states before the first step and after each
                            step */
     stx_real *fs;       /* STX_SRU_TILE rows: forget gates */
@@ -1792,9 +1792,9 @@ typedef struct stx__sru_tile {
     stx_real *sums;     /* 4 rows: dvf, dvr, dbf, dbr of a tile */
     stx_real *total;    /* 4 rows: sums over all tiles */
     stx_real *e;        /* 1 row: gradient of c' from later times */
-} stx__sru_tile;
+} stx__sru_scratch;
 
-static void stx__sru_tile_init(stx__sru_tile *w, const stx__sru_block *block, size_t width) {
+static void stx__sru_scratch_init(stx__sru_scratch *w, const stx__sru_block *block, size_t width) {
     w->cs = block->scratch;
     w->fs = w->cs + (STX_SRU_TILE + 1) * width;
     w->dx = w->fs + STX_SRU_TILE * width;
@@ -1805,7 +1805,7 @@ static void stx__sru_tile_init(stx__sru_tile *w, const stx__sru_block *block, si
 
 /* Recomputes the states and forget gates of one tile, steps first .. last - 1. */
 static void stx__sru_tile_states(stx_ctx *x, const stx__sru_block *block,
-                                 const stx__sru_plan *plan, stx__sru_tile *w, size_t first,
+                                 const stx__sru_plan *plan, stx__sru_scratch *w, size_t first,
                                  size_t last) {
     const size_t tile = block->b * plan->tiles + first / STX_SRU_TILE;
     const size_t width = plan->width, bytes = block->n * sizeof *w->cs;
@@ -1840,7 +1840,7 @@ static void stx__sru_bwd_padding(const stx__sru_block *block, size_t row) {
 /* Runs the backward pass of the run p .. end - 1, in the tile that begins at step
    `first`. */
 static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t width,
-                             stx__sru_tile *w, stx__sru_rows *r, size_t first, size_t p,
+                             stx__sru_scratch *w, stx__sru_rows *r, size_t first, size_t p,
                              size_t end) {
     const stx_sru_args *a = block->a;
     const size_t O = block->O, o = block->o, row = stx__sru_row(block, end - 1);
@@ -1876,7 +1876,7 @@ static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t wid
 /* Runs the backward pass of a tile. If slope is not NULL, computes only the map of e,
    and stores its slope at `slope` and its offset at slope + O. */
 static void stx__sru_bwd_tile(stx_ctx *x, const stx__sru_block *block, const stx__sru_plan *plan,
-                              stx__sru_tile *w, size_t tile, stx_real *slope) {
+                              stx__sru_scratch *w, size_t tile, stx_real *slope) {
     const stx_sru_args *a = block->a;
     const size_t first = tile * STX_SRU_TILE, last = STX_MIN(a->T, first + STX_SRU_TILE);
     size_t p, end;
@@ -1907,12 +1907,12 @@ static void stx__sru_bwd_map_part(const stx_share *share, const void *job) {
     size_t i;
     for (i = share->begin; i < share->end; i++) {
         stx__sru_block block;
-        stx__sru_tile w;
+        stx__sru_scratch w;
         size_t chunk, tile;
         stx_real *slope;
         if (i % plan->chunks == 0) continue;    /* the map of the first chunk is not used */
         chunk = stx__sru_loop_item(loop, share, i, &block);
-        stx__sru_tile_init(&w, &block, plan->width);
+        stx__sru_scratch_init(&w, &block, plan->width);
         slope = stx__sru_reset_map(&block, plan, chunk);
         tile = STX_MIN(plan->tiles, (chunk + 1) * plan->chunk_tiles);
         while (tile-- > chunk * plan->chunk_tiles)
@@ -1927,11 +1927,11 @@ static void stx__sru_bwd_part(const stx_share *share, const void *job) {
     size_t i;
     for (i = share->begin; i < share->end; i++) {
         stx__sru_block block;
-        stx__sru_tile w;
+        stx__sru_scratch w;
         const size_t chunk = stx__sru_loop_item(loop, share, i, &block);
         const size_t at = block.b * block.O + block.o;      /* the block's offset in (B,O) */
         size_t tile, after, j, g;
-        stx__sru_tile_init(&w, &block, plan->width);
+        stx__sru_scratch_init(&w, &block, plan->width);
 
         /* compute the initial e from the maps of the later chunks */
         for (j = 0; j < block.n; j++) w.e[j] = a->dlast ? a->dlast[at + j] : 0;
