@@ -36,10 +36,11 @@
        P  SRU++: width of the projection     V  (B,T,2,O), added to v at each time
        M  SRU++: rows of memory              m  (B,O), dropout mask
        b  row of the batch                   g  the identity, or tanh
-       s  direction, 0 or 1                  xt highway input;  alpha its scale
-       o  column, s H + unit                 e  gradient of c' from later times
-       t  time                               J, Q  slope and offset of the affine map of e
-       p  step: t in the direction's order   z, a  SRU++: projection, attention output
+       s  direction, 0 or 1                  xr x in the highway (k = 3); alpha its scale
+       o  column, s H + unit                 xt highway: alpha xr, u3 or 0
+       t  time                               e  gradient of c' from later times
+       p  step: t in the direction's order   J, Q  slope and offset of the affine map of e
+       l  layer, from 0                      z, a  SRU++: projection, attention output
 
    In the code, x is the context, except in the prototypes of the stack, where x is the
    input. Outside the recurrence, m is a model, p a layer and h the input or output of a
@@ -74,6 +75,7 @@
        e   <- dc' f + dzf vf + dzr vr            for the previous time; after the first
                                                  time, e is dc0
        k = 3: dx += alpha dxt                    k = 4: du3 = dxt
+       dV  = (dzf c, dzr c)                      in all formulas, vf and vr include V
 
    At padding, all of these gradients are 0, and e does not change.
 
@@ -85,8 +87,11 @@
    maps compose: (J1,Q1) followed by (J2,Q2) is (J2 J1, J2 Q1 + Q2). Time is cut into
    chunks, and the maps of all chunks are computed in parallel. Each chunk then obtains
    its initial e by applying the maps of all later chunks to the last e, so all chunks
-   can run in parallel. This holds for every v and for tanh. In the forward pass, c' = f
-   c + (1-f) u0 is affine only if f does not depend on c, that is, if vf = 0 (v1).
+   can run in parallel. This holds for every v and for tanh. In the forward pass,
+
+       c' = f c + (1-f) u0
+
+   is affine in c only if f does not depend on c, that is, if vf = 0 (v1 without V).
    Otherwise, the forward pass is sequential in time and parallel over the B O columns.
 
    SRU++. W3 x becomes W3 y: W1 projects x to width P, and attention of this width
@@ -100,10 +105,12 @@
                                                  model starts without attention
        U = W3 dropout(y)
 
-   There are no position encodings: the recurrence represents the order. The memory stores
-   raw inputs. They are projected in each step with the current W1 and contribute to its
-   gradient. Let ds be the gradient of the sum z + alpha_attn a. For the column vectors
-   of one time, the gradients are as follows; weight gradients are summed over b and t:
+   There are no position encodings: the recurrence represents the order. The memory
+   stores raw inputs. They are projected in each step with the current W1 and contribute
+   to its gradient. attn_norm_first moves the LN in front of W2 and the attention; the
+   rest of this section is about the default. Let ds be the gradient of the sum
+   z + alpha_attn a. For the column vectors of one time, the gradients are as follows;
+   weight gradients are summed over b and t:
 
        dy = W3^T dU, times the dropout mask; ds follows from dy through LN
        dW3 = sum dU dropout(y)^T
@@ -241,10 +248,15 @@
    For the backward pass, each layer saves the following elements, and one state per
    STX_SRU_TILE time steps. The input of a layer is the h of the previous layer:
 
-       SRU                 B T (k + 1) O                       U, h
-       SRU++, in addition  3 P B (M + T) + 4 P B T + Ci B M    z, keys, values; z of the
-                                                               segment, a, the sum, y;
-                                                               memory
+       SRU                 B T (k + 1) O                   U, h
+       SRU++, in addition  P B (4 M + 7 T) + Ci B M        z of the memory, z of the
+                                                           segment, both in one tensor,
+                                                           keys, values, a, the sum, y;
+                                                           memory
+
+   Some options add more: every layer norm except that of y saves its output,
+   rnn_dropout a copy of the layer's input, and dropout in SRU++ the input of W3. A
+   layer that only projects saves z (P B T elements) and, with SRU++, y.
 
    With recomputation, these elements exist for only one recomputed layer at a time.
    Each recomputed layer stores only its input and its memory, B T O + Ci B M elements.
@@ -285,8 +297,10 @@
        authors' SRU++ stack, it defaults to -2.
 
        Improved: states are float in every precision. States in the shape of PyTorch's
-       RNNs can be read and written, and arrays of other shapes are refused. Inference
-       supports every k, direction and V.
+       RNNs can be read and written, and arrays of other shapes are refused. Forward
+       passes without gradients support every k, direction and V. Generation
+       (stx_sru_gen) needs one direction, no custom transform and not
+       STX_SRU_LITERAL_NORM.
 
        Omitted: the Billion Word trainer's sentence streams (supply the corpus
        yourself), second derivatives, streaming with look-ahead, and arbitrary attention
@@ -358,7 +372,9 @@
        stx_step_run(x, stx_sru_lm_key(model, in, next, state, 0), step, user);
 
    The fused attention kernels require that P / heads is a multiple of 8 and at most
-   128. Otherwise, the scores are computed in parts and stored in device memory.
+   128. Otherwise, the scores are computed in parts and stored in device memory. This is
+   the case for the authors' SRU++ presets, all of which have one head of 480 or more
+   channels.
 
    The compile-time options are described in seqtx.h.
 
@@ -402,7 +418,8 @@ typedef int (*stx_sru_transform)(stx_ctx *x, void *user, size_t layer, stx_tenso
 /* Flags of stx_sru_desc.literal. Each restores an accidental behaviour of the authors'
    code; see "Fidelity" in the manual. */
 enum {
-    STX_SRU_LITERAL_NORM = 1,       /* requires STX_SRU_ATTENTION with STX_SRU_NORM_BEFORE */
+    STX_SRU_LITERAL_NORM = 1,       /* requires STX_SRU_ATTENTION with STX_SRU_NORM_BEFORE,
+                                       neither custom nor no_attention */
     STX_SRU_LITERAL      = 1 << 30  /* all flags that apply to the model */
 };
 
@@ -517,17 +534,19 @@ STX_DEF size_t stx_sru_count(const stx_sru_desc *d);
 // >>api: forward
 
 /* Inputs of a forward pass other than x, and its outputs other than h. Arrays have one
-   entry per layer. Arrays and entries can be NULL, which means absent. */
+   entry per layer. Any array can be NULL, which means absent, and so can entries of c0
+   and memory. The entries of last and inputs are written for all layers. */
 typedef struct stx_sru_io {
     stx_tensor *const *c0;      /* (B,O) initial states; absent: 0 */
     stx_tensor *const *memory;  /* (B,M,Ci) for layers that attend: their inputs at earlier time
-                                   steps. M is the same for all layers */
+                                   steps. M is the same for all of them. Entries of other
+                                   layers are ignored */
     const stx_ids *pad;         /* (B,T), nonzero: padding. It does not change the state and is
                                    not a key for any query, and its h is 0 (with
                                    STX_SRU_NORM_AFTER, the norm's shift unless zero_pads
                                    is set) */
     const stx_ids *memory_pad;  /* (B,M), nonzero: padding in memory */
-    size_t window;              /* number of time steps that attention looks back; 0: all */
+    size_t window;              /* number of time steps before its own that a query sees; 0: all */
     stx_tensor **last;          /* out: final states (B,O), after the last time step in the
                                    first direction and after the first time step in the
                                    second */
@@ -555,14 +574,15 @@ typedef struct stx_sru_state {
                                evaluation), in a buffer that is fully allocated at first
                                use; 0: keep the rows of the last segment, as in
                                training */
-    size_t     window;      /* used when the state is read: number of time steps that attention
-                               looks back; 0: all. A segment without an input state uses
-                               the window of its output state */
+    size_t     window;      /* used when the state is read: as stx_sru_io.window. Set keep to at
+                               least window, because attention sees no rows beyond the
+                               memory. A segment without an input state uses the window
+                               of its output state */
     stx_memory *states;     /* c of each layer, (B,O) */
     stx_memory *memory;     /* inputs of the attending layers, (B,rows,Ci), for the same
                                time steps in all layers; rows is
                                stx_memory_max_rows(memory) */
-    stx_real   *c;          /* states->all: (layers,B,O) on the device, always float */
+    stx_real   *c;          /* states->all: (layers,B,O) on the device, never bf16 */
 } stx_sru_state;
 
 /* Creates a state for B >= 1 streams. Returns NULL and sets an error if B is 0 or
@@ -602,11 +622,12 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
                                  size_t d2);
 
 /* Runs one segment of a text: x (B,T,input) -> h (B,T,O). `in` is the state to read
-   (NULL: zero), and `out` the state to write (NULL: none); they may be the same. pad is
-   (B,T) or NULL. Gradients do not reach the state. Inside stx_recompute, `out` must be
-   NULL, because the segment runs twice and the state must not change in between.
-   Returns NULL and sets an error if a state belongs to another model or its B differs
-   from the B of x. */
+   (NULL: zero), and `out` the state to write (NULL: none); they may be the same. `out`
+   is written during the call, before any backward pass, and can be partly written if
+   the call fails. pad is (B,T) or NULL. Gradients do not reach the state. Inside
+   stx_recompute, `out` must be NULL, because the segment runs twice and the state must
+   not change in between. Returns NULL and sets an error if a state belongs to another
+   model or its B differs from the B of x. */
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *x, const stx_ids *pad,
                                     const stx_sru_state *in, stx_sru_state *out);
 
@@ -618,14 +639,16 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *x, const stx_ids *pa
 typedef struct stx_sru_lm_desc {
     size_t vocab;           /* number of token ids; required */
     size_t dim;             /* O of the stack; 0: 512 */
-    size_t emb;             /* width of the embedding; 0: dim */
-    stx_sru_desc sru;       /* the stack; its input, hidden and dropout are set from this desc */
+    size_t emb;             /* width of the embedding; 0: dim. tied and adapt_io require
+                               emb = dim */
+    stx_sru_desc sru;       /* the stack; its input, hidden and dropout are set from this desc, and
+                               its bidirectional and not_causal must be 0 */
     double dropout;         /* dropout probability, in [0,1), of the embedding, the stack and the
                                last hidden state */
     double io_dropout;      /* replaces `dropout` for the embedding and the last hidden state; 0:
                                same as `dropout`, negative: no dropout */
     double emb_dropout;     /* dropout probability inside the adaptive embedding and softmax */
-    int    tied;            /* 1: the embedding is also the output matrix. Requires emb = dim */
+    int    tied;            /* 1: the embedding is also the output matrix */
 
     int    adapt_io;        /* 1: adaptive embedding and softmax, which share their tables. Token
                                ids must be sorted by decreasing frequency. The following
@@ -643,7 +666,8 @@ typedef struct stx_sru_lm_desc {
 /* A language model. The context owns it and its parameters. */
 typedef struct stx_sru_lm {
     stx_ctx        *ctx;
-    stx_sru_lm_desc desc;       /* with the defaults filled in */
+    stx_sru_lm_desc desc;       /* with the defaults filled in; later changes of the stack
+                                   (recompute_layers) are only in sru->desc */
     stx_params     *params;
     stx_sru        *sru;
     stx_vocab_io   *vocab_io;   /* embedding and output head */
@@ -703,9 +727,9 @@ typedef struct stx_sru_gen {
 } stx_sru_gen;
 
 /* Creates a generator for B >= 1 streams. `window` is the number of time steps that
-   attention looks back, at most 2^31. 0 means 1024, unlike in stx_sru_io, because the
-   whole cache is allocated at creation. Returns NULL after an error. A model with a
-   custom transform or STX_SRU_LITERAL_NORM cannot generate, and sets an error. */
+   attention looks back, as in stx_sru_io, and at most 2^31. But 0 means 1024, because
+   the whole cache is allocated at creation. Returns NULL after an error. A model with a
+   custom transform or STX_SRU_LITERAL_NORM cannot generate, which is an error. */
 STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window);
 STX_DEF void stx_sru_gen_free(stx_sru_gen *g);
 
@@ -732,7 +756,7 @@ STX_DEF stx_lm stx_sru_as_lm(stx_sru_lm *m);
    required. All other pointers may be NULL. */
 typedef struct stx_sru_recurrence_in {
     stx_tensor *u;          /* (B,T,k,O) */
-    stx_tensor *xr;         /* (B,T,O), the highway; k = 3 only */
+    stx_tensor *xr;         /* (B,T,O), the highway input; k = 3 only. NULL: xt = 0 */
     stx_tensor *v, *bias;   /* (2,O) each. v: vf and vr (NULL: 0); bias: bf and br */
     stx_tensor *V;          /* (B,T,2,O), added to v */
     stx_tensor *c0;         /* (B,O), the initial states; NULL: 0 */
@@ -756,9 +780,11 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
        c' = u0 + (c - u0) f
        xt = alpha xr (k = 3), u3 (k = 4), or 0 (k = 3 and xr NULL)
        h  = xt + (g(c') - xt) m r           g(c) = c, or tanh c
-   Where pad is nonzero, c' = c and h = 0. Activations have the context's precision; v,
-   bias, states and their gradients are always float. The backward pass overwrites the
-   gradients marked "written" and adds to all others that are not NULL. */
+   Where pad is nonzero, c' = c and h = 0. Activations (u, xr, V, h and their gradients)
+   have the context's precision: on a GPU, an stx_real pointer can refer to bf16. The
+   gate vectors v, bias, m, states and their gradients are always stx_real. The backward
+   pass overwrites the gradients marked "written" and adds to all others that are not
+   NULL. */
 typedef struct stx_sru_args {
     size_t B, T, H, D, k;           /* O = D H; D is 1 or 2 */
     int    tanh;
@@ -767,13 +793,15 @@ typedef struct stx_sru_args {
     const stx_real *v, *bias;       /* (2,O) each. v: vf, vr (NULL: 0); bias: bf, br */
     const stx_real *V;              /* (B,T,2,O) or NULL: added to vf, vr at each time */
     const stx_real *c0;             /* (B,O) or NULL: 0 */
-    const stx_real *m;              /* (B,O) or NULL: 1. Always float */
+    const stx_real *m;              /* (B,O) or NULL: 1 */
     const int32_t  *pad;            /* (B,T) or NULL */
-    stx_real *h, *last;             /* h (B,T,O); last (B,O), or NULL */
+    stx_real *h, *last;             /* h (B,T,O); may be NULL in stx_sru_fwd_plain only. last
+                                       (B,O), or NULL */
     stx_real *c;                    /* (B,tiles,O), saved for the backward pass, which recomputes
                                        the other states: the state before each tile of
                                        STX_SRU_TILE steps, in the order of the
-                                       direction. NULL: no backward pass follows */
+                                       direction. NULL: no backward pass follows.
+                                       stx_sru_bwd_plain does not read it */
     const stx_real *dh, *dlast;     /* gradients of h and last; NULL: 0 */
     stx_real *du, *dV;              /* gradients of u and V: written. du is required, and so is dV
                                        if V is given */
@@ -791,7 +819,7 @@ static inline size_t stx_sru_tiles(const stx_sru_args *a) {
 }
 
 /* Returns the size of args.work in bytes: stx_sru_work for the CPU, stx_sru_work_cuda
-   for the GPU. */
+   for the GPU. Reads only the sizes in *a and whether v and V are NULL. */
 STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward);
 #ifdef SEQTX_CUDA
 extern size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward);
@@ -923,7 +951,7 @@ static void stx__sru_recurrence_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const
     stx__sru_save *s = (stx__sru_save *)save;
     stx_sru_args *a = &s->a;
     int direct_u, direct_V = 1, fresh = 0;
-    a->dh = stx_grad(x, y, NULL);       /* NULL if only the final states have a gradient */
+    a->dh = stx_grad(x, y, NULL);       /* zeros if only the final states have a gradient */
     a->dlast = s->last ? s->last->grad : NULL;
     a->du = stx__sru_grad_buffer(x, in[0], &direct_u);
     a->dxr = in[1] ? stx_grad(x, in[1], &fresh) : NULL;
@@ -1134,7 +1162,8 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
    in parallel" in the manual). The first pass computes the affine maps of all chunks in
    parallel. In the second, each chunk first applies the maps of the chunks that precede
    it (forward) or follow it (backward), so that no chunk waits for another, and then
-   runs its steps. The forward pass is affine only without v and V. */
+   runs its steps. The forward pass is affine only without v and V. The chunks, and with
+   them the last bits of the results, depend on the number of threads. */
 
 enum {
     STX__SRU_LARGE     = 8 << 20,                   /* size of h in bytes above which a
@@ -1185,8 +1214,10 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
         if (plan->units >= threads && plan->units % threads == 0) break;
     }
 
-    /* computing the maps takes 0.7 times as long as the second pass, so chunks are
-       worthwhile with 3 or more threads per unit */
+    /* computing the maps takes 0.7 times as long as the second pass, so n threads per
+       unit need 1.7 / n of the time of a single pass: little is gained with 2 threads.
+       There are at most 2 chunks per thread, and at least 2 tiles in each but the last
+       */
     plan->chunks = 1;
     if (3 * plan->units <= threads && affine) {
         plan->chunks = STX_MIN(2 * threads / plan->units, plan->tiles / 2);
@@ -1285,8 +1316,8 @@ static const stx_real *stx__sru_plane(const stx__sru_block *block, size_t row, s
     return block->a->u + row * block->ldu + i * block->O + block->o;
 }
 
-/* Returns the highway input (xr or u3), not yet multiplied by alpha. *ld receives its
-   stride between steps. */
+/* Returns xr or u3, not yet multiplied by alpha, or zeros without a highway. *ld
+   receives the stride between steps. */
 static const stx_real *stx__sru_highway(const stx__sru_block *block, size_t row, ptrdiff_t *ld) {
     const stx_sru_args *a = block->a;
     if (a->k == 4) {
@@ -1310,7 +1341,9 @@ enum { STX__SRU_PIECE = 128 };
 
 /* Stores a piece of results that was computed in the L1 cache. If `stream` is 1, the
    results of the call do not fit in the caches, and non-temporal stores are used,
-   because an ordinary store would first read the line that it overwrites. */
+   because an ordinary store would first read the line that it overwrites. A temporary
+   dx (see stx__sru_bwd_run) is stored in the same way, although it is read again or
+   discarded. */
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__)) && !defined(SEQTX_DOUBLE)
 static inline void stx__sru_store(stx_real *to, const stx_real *from, size_t n, int stream) {
     size_t j = 0;
@@ -1350,7 +1383,7 @@ typedef struct stx__sru_rows {
     STX__SRU_IN u0;                             /* planes of u */
     STX__SRU_IN u1;
     STX__SRU_IN u2;
-    STX__SRU_IN skip;                           /* highway input, xr or u3 */
+    STX__SRU_IN skip;                           /* xr or u3, not multiplied by alpha; or zeros */
     STX__SRU_IN V;                              /* added to vf and vr if `gates` is 1 */
     ptrdiff_t ldu, ldx, ldv;
     STX__SRU_IN vf;                             /* vf, vr, bf, br and m: (n), the same for all
@@ -1365,7 +1398,7 @@ typedef struct stx__sru_rows {
     STX__SRU_IN fs;                             /* backward: forget gates, with stride `width` */
     ptrdiff_t ldh, ldd;                         /* ldh: stride of h or dh; ldd: stride of dx */
     size_t O, width, steps, n;                  /* O is the stride between planes */
-    stx_real alpha;                             /* scale of the highway; 1 if k = 4 */
+    stx_real alpha;                             /* scale of skip; 1 if k = 4 */
     int large, tanh_, gates;
 } stx__sru_rows;
 
@@ -1546,6 +1579,7 @@ static size_t stx__sru_loop_item(const stx__sru_loop *loop, const stx_share *sha
     return i % plan->chunks;
 }
 
+/* Computes the maps of all chunks. The map of the last chunk is not used. */
 static void stx__sru_fwd_map_part(const stx_share *share, const void *job) {
     const stx__sru_loop *loop = (const stx__sru_loop *)job;
     const stx__sru_plan *plan = &loop->plan;
@@ -1649,7 +1683,8 @@ STX_EACH_ISA(stx__sru_states,
 /* The values of a backward step that do not depend on e, for one column. With dhm = dh m:
        h  = xt + (g(c') - xt) m r         dzr = dhm (g - xt) r (1-r)
                                           dc' = dhm r g' + e = dc_h + e
-       c' = u0 + (c - u0) f               dzf = dc' (c - u0) f (1-f) = dc' df */
+       c' = u0 + (c - u0) f               dzf = dc' (c - u0) f (1-f) = dc' df
+   df is not the gradient of f, but the derivative of c' with respect to f's argument. */
 typedef struct stx__sru_partials {
     stx_real r, dzr, dc_h, df;
 } stx__sru_partials;
@@ -1670,9 +1705,9 @@ STX_INNER stx__sru_partials stx__sru_partials_of(int fma, int tanh_, stx_real cp
 /* Runs the steps of a run in reverse:
        du0 = dc' (1-f)    du1 = dzf    du2 = dzr    dx = alpha (dh - dh m r)
        e  <- dc' f + dzf vf + dzr vr
-   Writes du (with a stride of O between planes), dx (stride ldd) and dV (like V). gvf,
-   gvr, gbf and gbr (n) accumulate dvf, dvr, dbf and dbr. All pointers refer to the last
-   step. */
+   Writes du (with a stride of O between planes), dx (stride ldd) and dV =
+   (dzf c, dzr c), with the strides of V. gvf, gvr, gbf and gbr (n) accumulate dvf, dvr,
+   dbf and dbr. All pointers refer to the last step. */
 STX_INNER void stx__sru_bwd_steps_as(int fma, STX__SRU_OUT du, STX__SRU_OUT dx, STX__SRU_OUT dV,
                                      STX__SRU_OUT e, STX__SRU_OUT gvf, STX__SRU_OUT gvr,
                                      STX__SRU_OUT gbf, STX__SRU_OUT gbr,
@@ -2322,7 +2357,8 @@ static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *query, stx_tensor *kv
 
 /* Runs the part of a transform after attention. `a` is the attention output, or NULL in
    layers that only project:
-       y = LN(z + alpha_attn a)        U = W3 dropout(y) */
+       y = LN(z + alpha_attn a)        U = W3 dropout(y)
+   With attn_norm_first, the y of a layer that attends has no LN. */
 static stx_tensor *stx__sru_after(stx_sru *m, const stx_sru_layer *p, stx_tensor *z,
                                   stx_tensor *a) {
     stx_ctx *x = m->ctx;
