@@ -13425,8 +13425,9 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
         a->rng_first = (uint64_t)x->group.rank * rows * stx__attn_philox_calls(a);
     }
     stx_attention_run(x, a);
-    if (in->args_out) *in->args_out = a;
     stx__attention_record(x, y, in, &s, a);
+    if (!stx_ok(x)) return NULL;
+    if (in->args_out) *in->args_out = a;
     return y;
 }
 

@@ -1317,6 +1317,33 @@ static void allocation_failures(void) {
         }
 }
 
+/* If an allocation fails, stx_attention returns NULL and does not set args_out. */
+static void attention_failures(void) {
+    static const stx_real data[4 * 8] = {1, 2, 3};
+    long n, failed = 0;
+    int done = 0;
+    for (n = 1; n < 100 && !done; n++) {
+        stx_attention_in in = {0};
+        stx_attention_desc d = {.heads = 2};
+        stx_attention_args *args = NULL;
+        counter c = {.fail_at = n};
+        stx_ctx *x = counted(&c, 1, 0, 1, 1);
+        stx_tensor *y;
+        if (!x) continue;
+        stx_begin(x, STX_TRAIN);
+        in.q = in.k = in.v = stx_variable(x, data, 1, 4, 8, 0);
+        in.args_out = &args;
+        failed += stx_ok(x);
+        y = stx_attention(x, &in, &d);
+        done = c.calls < n;
+        CHECK(done == stx_ok(x) && done == (y != NULL) && done == (args != NULL),
+              "allocation %ld: %s, y %d, args_out %d", n, stx_error(x), y != NULL, args != NULL);
+        stx_destroy(x);
+        CHECK(c.live == 0, "allocation %ld: a leak", n);
+    }
+    CHECK(done && failed >= 5, "%ld failures in stx_attention", failed - 1);
+}
+
 /* No run may exceed max_bytes. If a run fails, the error must name max_bytes.
    Increments *works or *fails. */
 static void limited_run(size_t limit, int *works, int *fails) {
@@ -4427,6 +4454,7 @@ static const test_part parts[] = {{"versions", versions},
                                   {"errors", errors},
                                   {"nulls", nulls},
                                   {"allocation failures", allocation_failures},
+                                  {"attention failures", attention_failures},
                                   {"limits", limits},
                                   {"overflows", overflows},
                                   {"step arena", step_arena},
