@@ -13326,15 +13326,15 @@ static void stx__attention_resolve_range(const stx_attention_in *in, const stx_a
     a->first_key = STX_MIN(d->first_key, (ptrdiff_t)a->S); /* S: no key is visible */
     a->span = a->S + zero_keys;                            /* all keys; limited below */
     if (d->span && d->span < a->span) a->span = d->span;
+    if (in->pe) {
+        a->P = in->pe->dim[0];
+        a->pe_heads = in->pe->dim[1] == a->D ? 1 : (int)a->H;
+        a->pe = in->pe->data;
+        /* keys at distances for which pe has no row are not visible */
+        if (a->P) a->span = STX_MIN(a->span, a->P + (size_t)d->delta_min - 1);
+    }
     /* zero keys that no query can reach are dropped */
     if (zero_keys > a->span) a->first_key = -(ptrdiff_t)a->span;
-    if (!in->pe) return;
-
-    a->P = in->pe->dim[0];
-    a->pe_heads = in->pe->dim[1] == a->D ? 1 : (int)a->H;
-    a->pe = in->pe->data;
-    /* keys at distances for which pe has no row are not visible */
-    if (a->P) a->span = STX_MIN(a->span, a->P + (size_t)d->delta_min - 1);
 }
 
 /* Sets all fields of *a that follow from the arguments of the call. Outputs, dropout
