@@ -12970,16 +12970,16 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
    keys and values (qkv), and V is NULL if k also contains the values (kv). CACHED is
    the first of STX_HEAD_GROUPS inputs. */
 enum {
-    STX__ATTN_Q,
-    STX__ATTN_K,
-    STX__ATTN_V,
-    STX__ATTN_PE,
-    STX__ATTN_CONTENT_BIAS,
-    STX__ATTN_POSITION_BIAS,
-    STX__ATTN_SPAN_FRACTION,
-    STX__ATTN_PERSISTENT_K,
-    STX__ATTN_PERSISTENT_V,
-    STX__ATTN_CACHED
+    STX__ATTENTION_Q,
+    STX__ATTENTION_K,
+    STX__ATTENTION_V,
+    STX__ATTENTION_PE,
+    STX__ATTENTION_CONTENT_BIAS,
+    STX__ATTENTION_POSITION_BIAS,
+    STX__ATTENTION_SPAN_FRACTION,
+    STX__ATTENTION_PERSISTENT_K,
+    STX__ATTENTION_PERSISTENT_V,
+    STX__ATTENTION_CACHED
 };
 
 /* Returns the gradient buffer of t, or NULL if t requires no gradient. If the buffer is
@@ -12996,7 +12996,8 @@ static stx_real *stx__attention_grad(stx_ctx *x, stx_attention_args *a, stx_tens
    buffer, which is returned and which the caller must add to the gradient of q.
    Otherwise, returns NULL. */
 static stx_real *stx__attention_block_grads(stx_ctx *x, stx__node *n, stx_attention_args *a) {
-    stx_tensor *q = n->in[STX__ATTN_Q], *k = n->in[STX__ATTN_K], *v = n->in[STX__ATTN_V];
+    stx_tensor *q = n->in[STX__ATTENTION_Q], *k = n->in[STX__ATTENTION_K];
+    stx_tensor *v = n->in[STX__ATTENTION_V];
     const size_t C = a->H * a->D;
     if (!k) {
         a->dq = stx__attention_grad(x, a, q,
@@ -13025,7 +13026,7 @@ static stx_real *stx__attention_block_grads(stx_ctx *x, stx__node *n, stx_attent
 
 static void stx__attention_back(stx_ctx *x, stx__node *n) {
     stx_attention_args *a = (stx_attention_args *)n->save;
-    stx_tensor *q = n->in[STX__ATTN_Q];
+    stx_tensor *q = n->in[STX__ATTENTION_Q];
     stx_real *separate_dq;
     size_t work, g;
     a->dy = n->y->grad;
@@ -13033,15 +13034,16 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
     separate_dq = stx__attention_block_grads(x, n, a);
     for (g = 0; g < a->groups; g++) {
         stx_attention_kv *c = &a->cached[g];
-        c->dk = stx__attention_grad(x, a, n->in[STX__ATTN_CACHED + g], stx__overwrite_cached(g));
+        c->dk = stx__attention_grad(x, a, n->in[STX__ATTENTION_CACHED + g],
+                                    stx__overwrite_cached(g));
         c->dv = stx_offset_ptr(x, c->dk, c->row_stride / 2);
     }
-    a->dpe = stx__grad(x, n->in[STX__ATTN_PE]);
-    a->dcontent_bias = stx__grad(x, n->in[STX__ATTN_CONTENT_BIAS]);
-    a->dposition_bias = stx__grad(x, n->in[STX__ATTN_POSITION_BIAS]);
-    a->dspan_fraction = stx__grad(x, n->in[STX__ATTN_SPAN_FRACTION]);
-    a->dpersistent_k = stx__grad(x, n->in[STX__ATTN_PERSISTENT_K]);
-    a->dpersistent_v = stx__grad(x, n->in[STX__ATTN_PERSISTENT_V]);
+    a->dpe = stx__grad(x, n->in[STX__ATTENTION_PE]);
+    a->dcontent_bias = stx__grad(x, n->in[STX__ATTENTION_CONTENT_BIAS]);
+    a->dposition_bias = stx__grad(x, n->in[STX__ATTENTION_POSITION_BIAS]);
+    a->dspan_fraction = stx__grad(x, n->in[STX__ATTENTION_SPAN_FRACTION]);
+    a->dpersistent_k = stx__grad(x, n->in[STX__ATTENTION_PERSISTENT_K]);
+    a->dpersistent_v = stx__grad(x, n->in[STX__ATTENTION_PERSISTENT_V]);
 
     work = (stx__attention_bytes(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
     a->work = stx__grad_take(x, work, 1);
@@ -13377,17 +13379,17 @@ static void stx__attention_record(stx_ctx *x, stx_tensor *y, const stx_attention
     stx_tensor *ins[STX__INS] = {0};
     stx__node *node;
     size_t g;
-    ins[STX__ATTN_Q] = s->q;
+    ins[STX__ATTENTION_Q] = s->q;
     /* a nonzero offset means that the tensor is already an input, as q or as k */
-    ins[STX__ATTN_K] = s->kv[0].k_offset ? NULL : s->kv[0].k;
-    ins[STX__ATTN_V] = s->kv[0].v_offset ? NULL : s->kv[0].v;
-    ins[STX__ATTN_PE] = in->pe;
-    ins[STX__ATTN_CONTENT_BIAS] = in->content_bias;
-    ins[STX__ATTN_POSITION_BIAS] = in->position_bias;
-    ins[STX__ATTN_SPAN_FRACTION] = in->span_fraction;
-    ins[STX__ATTN_PERSISTENT_K] = in->persistent_k;
-    ins[STX__ATTN_PERSISTENT_V] = in->persistent_v;
-    for (g = 0; g < s->groups; g++) ins[STX__ATTN_CACHED + g] = s->kv[1 + g].k;
+    ins[STX__ATTENTION_K] = s->kv[0].k_offset ? NULL : s->kv[0].k;
+    ins[STX__ATTENTION_V] = s->kv[0].v_offset ? NULL : s->kv[0].v;
+    ins[STX__ATTENTION_PE] = in->pe;
+    ins[STX__ATTENTION_CONTENT_BIAS] = in->content_bias;
+    ins[STX__ATTENTION_POSITION_BIAS] = in->position_bias;
+    ins[STX__ATTENTION_SPAN_FRACTION] = in->span_fraction;
+    ins[STX__ATTENTION_PERSISTENT_K] = in->persistent_k;
+    ins[STX__ATTENTION_PERSISTENT_V] = in->persistent_v;
+    for (g = 0; g < s->groups; g++) ins[STX__ATTENTION_CACHED + g] = s->kv[1 + g].k;
     node = stx__record(x, y, stx__attention_back, ins, STX__INS);
     if (node) node->save = a;
 }
