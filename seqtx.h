@@ -13863,7 +13863,7 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
     const size_t real = sizeof(stx_real), element = bf16 ? 2 : real;
     /* n32: n rounded up to a multiple of the largest MR, NR and KR */
     const size_t n32 = stx__round_up(n, 32), ldt = n32 + STX__STAGGER;
-    const size_t Dk = stx__round_up(A->Dk, 32), D32 = stx__round_up(a->D, 32);
+    const size_t Dk32 = stx__round_up(A->Dk, 32), D32 = stx__round_up(a->D, 32);
     const size_t rows = STX_MIN(n32, (size_t)STX__BQ), tile = rows * STX__LDS + 2 * STX__PAD;
     const size_t pairs = tile / 2 * 4 + 4 * STX__PAD; /* size in bytes */
     stx__cursor c;
@@ -13871,14 +13871,14 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
     c.at = 0;
     memset(buf, 0, sizeof *buf);
 
-    buf->q = buf->qv = stx__cut_padded(&c, n32 * Dk * element, 0);
-    if (A->separate_qv) buf->qv = stx__cut_padded(&c, n32 * Dk * element, 0);
+    buf->q = buf->qv = stx__cut_padded(&c, n32 * Dk32 * element, 0);
+    if (A->separate_qv) buf->qv = stx__cut_padded(&c, n32 * Dk32 * element, 0);
     buf->stage = stx__cut_reals(&c, rows * a->D);
     if (a->cached_rows) buf->gather = stx__cut_reals(&c, STX__BK * a->D);
     buf->out = stx__cut_reals(&c, n32 * A->Dp);
     buf->s = (stx_real *)stx__cut_padded(&c, tile * real, STX__PAD * real);
     if (bf16) buf->half = stx__cut_padded(&c, tile * element, STX__PAD * element);
-    buf->k_columns = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * element, 0);
+    buf->k_columns = (stx_real *)stx__cut_padded(&c, STX__BK * Dk32 * element, 0);
     buf->rows = (stx_real *)stx__cut_padded(&c, STX__BK * A->Dp * element, 0);
     buf->state = stx__cut_reals(&c, 3 * n32);
     buf->m_by_distance = stx__cut_reals(&c, a->span_fraction ? A->farthest[0] + 2 : 1);
@@ -13888,10 +13888,10 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
     buf->q_t = buf->qv_t = stx__cut_padded(&c, D32 * ldt * element, 0);
     if (A->separate_qv) buf->qv_t = stx__cut_padded(&c, D32 * ldt * element, 0);
     buf->dy_t = stx__cut_padded(&c, D32 * ldt * element, 0);
-    buf->dy = stx__cut_padded(&c, n32 * Dk * element, 0);
+    buf->dy = stx__cut_padded(&c, n32 * Dk32 * element, 0);
     buf->out_pe = stx__cut_reals(&c, n32 * A->Dp);
     buf->g = (stx_real *)stx__cut_padded(&c, tile * real, STX__PAD * real);
-    buf->v_columns = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * element, 0);
+    buf->v_columns = (stx_real *)stx__cut_padded(&c, STX__BK * Dk32 * element, 0);
     buf->dk_t = stx__cut_reals(&c, D32 * STX__LDK);
     buf->dv_t = stx__cut_reals(&c, D32 * STX__LDK);
     if (bf16) {
