@@ -14942,9 +14942,9 @@ static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backwa
    a thread's share, a range of them. With w->unit = NULL, only counts the units. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int backward, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
-    const size_t half = STX__BQ / 2; /* a unit's number of queries is a multiple of this */
-    const size_t half_tiles = STX_MAX(stx__attn_count(a->T, half), 1);
-    const size_t most_halves = STX__GROUP / half;
+    const size_t half_tile = STX__BQ / 2; /* a unit's number of queries is a multiple of this */
+    const size_t half_tiles = STX_MAX(stx__attn_count(a->T, half_tile), 1);
+    const size_t most_half_tiles = STX__GROUP / half_tile;
     double total = 0;
     size_t i, b;
     int part = 0;
@@ -14958,11 +14958,11 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int backward, st
         if (threads > 1)
             pieces = (size_t)ceil(stx__attn_cost(A, i) * 2 * (double)threads / total);
         if (!backward) {
-            pieces = STX_MAX(pieces, stx__attn_count(half_tiles, most_halves));
+            pieces = STX_MAX(pieces, stx__attn_count(half_tiles, most_half_tiles));
             pieces = STX_MIN(pieces, half_tiles);
         }
         stx__attn_unit_range(A, i, &first, &end);
-        queries = stx__attn_count(half_tiles, pieces) * half;
+        queries = stx__attn_count(half_tiles, pieces) * half_tile;
         keys = stx__round_up(stx__attn_count((size_t)(end - first), pieces), STX__BK);
         keys = STX_MAX(keys, (size_t)STX__BK);
         for (b = 0; b < a->B; b++)
