@@ -1326,9 +1326,9 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 
    j runs over the keys with delta_min <= delta <= span and over N persistent vectors
    (Sukhbaatar et al. 2019, 1907.01470) with keys sqrt(D) persistent_k, values sqrt(N)
-   persistent_v, m = 1 and no position term. The biases and pe follow Transformer-XL
-   (Dai et al. 2019, 1901.02860). With no_renorm, the mask is not part of the
-   normaliser, as in fairseq's version of the adaptive span:
+   persistent_v, m = 1, no biases and no position term. The biases and pe follow
+   Transformer-XL (Dai et al. 2019, 1901.02860). With no_renorm, the mask is not part of
+   the normaliser, as in fairseq's version of the adaptive span:
 
        a_ij = m_ij e^s_ij / sum_j e^s_ij       sum over all keys within span
 
@@ -1340,9 +1340,10 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
    span of a head does not reach are skipped. */
 typedef struct stx_attention_desc {
     size_t heads;           /* H, 1 to 256; C = H D */
-    size_t span;            /* largest distance of a key, for all heads; 0: no limit */
+    size_t span;            /* largest distance of a key, for all heads; 0: no limit. pe
+                               limits it to P - 1 + delta_min, the distance of row 0 */
     int    delta_min;       /* 0: a query attends to its own key; 1: only to earlier ones,
-                               as in 1905.07799 */
+                               as in 1905.07799. Ignored with not_causal */
     int    not_causal;      /* 1: every query attends to every key. Cannot be combined with
                                span, learned spans or positions */
     double scale;           /* 0: 1 / sqrt(D) */
@@ -1351,10 +1352,11 @@ typedef struct stx_attention_desc {
                                span_fraction */
     double eps;             /* 0: keys beyond the learned span of a head are skipped. > 0:
                                every key within span is part of the normaliser, even if
-                               m = 0, and must be computed. The authors' code uses 1e-8 */
+                               m = 0, and must be computed. The authors' code uses 1e-8.
+                               Without span_fraction, m = 1 in the formula */
     int    no_renorm;       /* 1: the mask is not part of the normaliser (see above).
                                Every key within span must be computed. Cannot be
-                               combined with eps */
+                               combined with eps. No effect without span_fraction */
     double dropout;         /* dropout probability of the normalised weights, in
                                [0,1) */
     ptrdiff_t first_key;    /* > 0: keys before this one do not exist. < 0: zero keys with
@@ -1431,7 +1433,11 @@ enum {
    of group g are in cached[g]; otherwise all heads are in cached[0].
 
    The forward kernel writes y, row_max and inv_sum. The backward kernel adds to the
-   gradients that are not NULL, or overwrites those selected by `overwrite`. */
+   gradients that are not NULL, or overwrites those selected by `overwrite`.
+
+   stx_attention sets all fields. A caller that sets them itself must ensure S >= T,
+   unless not_causal is set, and limit span as stated below. The kernels do not check
+   this, and no field, such as scale, has a default. */
 typedef struct stx_attention_args {
     size_t B, T, S, H, D;
     size_t P, N;                            /* P: rows of pe (0: none); N: number of
@@ -1445,13 +1451,16 @@ typedef struct stx_attention_args {
     uint8_t head_group[256], head_index[256];   /* if groups > 1: the group of each head,
                                                    and the head's index in its group */
     int overwrite;                          /* STX_OVERWRITE_.. */
-    size_t span;                            /* largest distance of a key. Unlike in the desc,
-                                               0 does not mean unlimited */
+    size_t span;                            /* largest distance of a key, at most S plus the
+                                               number of zero keys and, with pe, at most
+                                               P - 1 + delta_min. Unlike in the desc, 0
+                                               does not mean unlimited */
     int    delta_min, not_causal, no_renorm;
     ptrdiff_t first_key;
     stx_real scale, max_span, ramp, eps, drop;
-    uint64_t seed, stream, rng_first;       /* for dropout. rng_first: index of this
-                                               rank's first Philox call */
+    uint64_t seed, stream, rng_first;       /* for dropout with probability `drop`.
+                                               rng_first: index of this rank's first
+                                               Philox call */
     const stx_real *q, *k, *v;              /* q (B,T,H D); k and v (B,S - cached_rows,H D) */
     const stx_real *pe;                     /* (P,D) or (P,H D); NULL: no positions */
     const stx_real *content_bias, *position_bias;   /* (H D), or NULL */
@@ -1474,7 +1483,9 @@ typedef struct stx_attention_args {
 } stx_attention_args;
 
 /* Returns the size in bytes of the scratch memory that the forward or backward kernel
-   requires. */
+   requires. *a must be complete, except for `work`. The size depends on the shapes and
+   options, the values of span_fraction, the number of threads and, for backward, on
+   which gradients are not NULL. */
 STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward);
 #ifdef SEQTX_CUDA
 extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward);
@@ -1495,7 +1506,8 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);
 
    stx_attention_weights computes the softmax of query i of head h in stream b, before
    the mask and dropout: w[n] = e^s / normaliser, or 0 if the query does not attend to
-   the key; raw_m[n] = m before it is clamped to [0, 1], or 2 without learned spans.
+   the key; raw_m[n] = m before it is clamped to [0, 1], or 2 without learned spans, for
+   persistent vectors and for keys that do not exist or are not within span.
 
    stx_attention_plain computes y in double; work has 2 stx_attention_keys elements. */
 STX_DEF size_t stx_attention_keys(const stx_attention_args *a);
@@ -12817,9 +12829,10 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
        few queries           up to 3 queries without dropout; rows are not packed
        units and work        how a call is divided among the threads
        backward              formulas; stx__attn_bwd_unit
-   Names that begin with stx__attention_ belong to the op; names that begin with
-   stx__attn_ belong to the CPU kernels. In comments, "the block" means the keys and
-   values in k and v of stx_attention_args, as opposed to the older, cached ones. */
+   Names that begin with stx__attention_ belong to the op. Names that begin with
+   stx__attn_ belong to the plain definition and the CPU kernels, even the two that are
+   defined in the op section. In comments, "the block" means the keys and values in k
+   and v of stx_attention_args, as opposed to the older, cached ones. */
 
 enum { STX__MAX_HEADS = 256 }; /* length of stx_attention_args.head_group */
 
@@ -12867,7 +12880,7 @@ static size_t stx__zero_keys(ptrdiff_t first_key) {
        stx_attention_args     pointers and strides, for all heads
        stx__kv_rows           one head of one batch row
        stx__attn_tile_rows    one tile, in one array
-       stx__attn_scratch      one tile, as packed operands */
+       stx__attn_scratch      one tile, packed */
 
 /* Rows 0 .. S-1 of the keys or values of one head, or of their gradient. Rows
    block_first .. S-1 are in the block. Rows cached_first .. block_first - 1 are in the
@@ -13455,9 +13468,9 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
        a_ij = m_ij e^s_ij / (sum_j m_ij e^s_ij + eps sum_j e^s_ij)
        y_i  = sum_j r_ij a_ij v_j
 
-   r is the dropout factor: 0 or 1 / (1 - dropout), or always 1 without dropout. Missing
-   biases are 0. Without pe, the second term of s is omitted. Without span_fraction,
-   m = 1. With no_renorm,
+   r is the dropout factor: 0 or 1 / (1 - dropout), where 1 - dropout is rounded to a
+   multiple of 2^-16, or always 1 without dropout. Missing biases are 0. Without pe, the
+   second term of s is omitted. Without span_fraction, m = 1. With no_renorm,
 
        a_ij = m_ij e^s_ij / sum_j e^s_ij
 
@@ -13536,8 +13549,9 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
             if (a->span_fraction)
                 raw_m[n] = (span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
             /* If m < 0 before clamping, the score must not enter the maximum, because
-               it can be far larger than the others. A key with m = 0 exactly is kept,
-               because dspan_fraction needs it. */
+               it can be far larger than the others. A key with raw_m = 0 exactly is
+               kept, although it is not seen, because dspan_fraction needs its w. The
+               kernels also omit this key from the maximum. */
             if (raw_m[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;
             w[n] = (double)a->scale * stx__attn_plain_score(a, &rows, q, h, j, delta);
         }
@@ -13566,6 +13580,7 @@ static void stx__attn_plain_mask(const stx_attention_args *a, size_t row, double
         w[n] *= stx__attn_plain_clamp(raw_m[n]);
         if (!(a->drop > 0) || !(w[n] > 0)) continue;
         stx_philox(a->seed, a->stream, first + at / 8, bits);
+        /* weight `at` uses half at % 2, low or high, of word at % 8 / 2 */
         w[n] *= (bits[at % 8 / 2] >> at % 2 * 16 & 0xffffu) < keep ? 65536.0 / keep : 0;
     }
 }
@@ -13600,13 +13615,21 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
 
 // >>attention: tiles
 
-/* How the kernels compute attention. In the forward pass, a work unit consists of a few
-   tiles of up to BQ queries of one head of one batch row. (In the backward pass, it
-   consists of all queries of a head and a range of its keys; see stx__attn_unit.) The
-   unit processes the keys in tiles of up to BK, from the oldest key that the head
-   reaches to the newest key that the unit's last query sees. This range is rounded
-   outwards to multiples of KEY_ALIGN, and other keys are not read. Each tile of keys is
-   packed once and then used by all query tiles of the unit.
+/* How the kernels compute attention.
+
+   Some terms differ from those in >>gemm. A tile is up to BQ queries (its rows) by up
+   to BK keys (its columns). A strip is MR rows or NR columns, as one run of the
+   micro-kernel processes them. An operand (n,ld) is a left input of the micro-kernel,
+   with a row stride of ld. A word is what >>gemm calls a unit (one stx_real, or two
+   bf16), and a unit is a piece of work.
+
+   In the forward pass, a work unit consists of a few tiles of up to BQ queries of one
+   head of one batch row. (In the backward pass, it consists of all queries of a head
+   and a range of its keys; see stx__attn_unit.) The unit processes the keys in tiles of
+   up to BK, from the oldest key that the head reaches to the newest key that the unit's
+   last query sees. This range is rounded outwards to multiples of KEY_ALIGN, and other
+   keys are not read. Each tile of keys is packed once and then used by all query tiles
+   of the unit.
 
    Example: x marks the keys that T = 4 queries see with S = 11, delta_min = 1 and
    distances up to 6. All keys are in one tile with j0 = 0, so column numbers are key
@@ -13627,15 +13650,20 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
        max'     = max(max, max_c s[r][c])                running softmax
        w[r][c]  = m e^(s[r][c] - max'),  f = e^(max - max')
        sum_r    = f sum_r + sum_c w[r][c]
+       all_r    = f all_r + sum_c e^(s[r][c] - max')
+       w[r][c] *= factor                                 dropout; sqrt(N)
        y_r      = f y_r + sum_c w[r][c] v_c              GEMM
 
-   After the last tile, y_r is divided by sum_r. In the forward pass, q, k, s, v and y
-   of a unit fit in an L2 cache of 1 MB: with D = 64, they take 0.7 MB in f32, and qv
-   takes another 0.13 MB.
+   The persistent vectors follow as further tiles, without the second GEMM and with
+   m = 1; only they have the factor sqrt(N). In the end, y_r is divided by sum_r +
+   eps all_r or, with no_renorm, by all_r. In the forward pass, q, k, s, v and y of a
+   unit fit in an L2 cache of 1 MB: with D = 64, they take 0.7 MB in f32, and qv takes
+   another 0.13 MB.
 
    The micro-kernel computes MR rows and NR columns at a time and skips columns that
    none of the MR rows sees. A row sees columns [lo,hi); its weights in other columns
-   are set to zero.
+   are set to zero. Here, unlike in the definition, a query also sees the keys with
+   m = 0 up to distance `farthest`.
 
    The skew. The second GEMM yields E[r][p] = qv_r . pe_p, which belongs in column
    c = p - p0 + r of s, so row r of E must move r columns to the right. This costs
@@ -13652,10 +13680,11 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
    Elements outside the tile are written to the PAD columns between the rows.
 
    Easy to get wrong
-       - The running maximum must skip keys with m = 0: their scores can exceed all
-         others.
+       - The running maximum must skip keys with m = 0, unless they are part of the
+         normaliser: their scores can exceed all others.
        - A row can see no key at all (y = 0), or none in one tile.
-       - A padded key must not be used anywhere: its value can be NaN.
+       - A padded key must not be used anywhere: its value can be NaN. A NaN in the value
+         of any other key can reach queries that do not see it, through weights of 0.
        - With eps > 0 or no_renorm, all keys within span contribute to the normaliser,
          including those with m = 0.
        - dspan_fraction includes both ends of the ramp: 0 <= m <= 1 before clamping. */
@@ -13681,9 +13710,10 @@ enum {
 
 /* Computes a distance e such that m is 0 at every distance delta > e, for span_fraction
    = z. This is true for e = ceil(z max_span) + ceil(ramp), because then (z max_span + 1
-   - delta) / ramp <= -1. e is increased by 1 part in 2^22 to allow for the rounding
-   errors of the kernels: integers above 2^24 are rounded by at most 1 part in 2^24, and
-   the rest covers the few other rounding errors in m. */
+   - delta) / ramp <= -1, and m is this plus 1, clamped to at least 0. e is increased by
+   1 part in 2^22 to allow for the rounding errors of the kernels: integers above 2^24
+   are rounded by at most 1 part in 2^24, and the rest covers the few other rounding
+   errors in m. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
     STX__FP_SCOPE;
     double e = ceil(z * max_span) + ceil(ramp);
@@ -13712,28 +13742,29 @@ static size_t stx__attn_farthest(const stx_attention_args *a, size_t h) {
     return e < a->span ? e + 1 : a->span;
 }
 
-/* State shared by all tiles of a call. In this section, a word is what >>gemm calls a
-   unit (one stx_real, or two bf16), and a unit is a piece of work. NR is mk->nr. */
+/* State shared by all tiles of a call. MR, NR and KR are mk->mr, mk->nr and mk->kr. */
 typedef struct stx__attn {
     const stx_attention_args *a;
     const stx_ctx *x;
     const stx__micro *mk;
-    size_t    per_word;          /* elements per word of a packed operand: 1, or 2 for bf16 */
+    size_t    per_word;          /* elements per word: 1, or 2 for bf16 */
     size_t    Dk, Dp;            /* Dk: D rounded up to a multiple of KR; Dp: D rounded up
                                     to a multiple of NR */
     size_t    order[STX__MAX_HEADS];    /* heads, sorted by `farthest`, largest first */
     size_t    farthest[STX__MAX_HEADS]; /* [i]: stx__attn_farthest for head order[i] */
     size_t    tables;            /* number of pe tables: 0, 1 (for all heads) or H */
-    ptrdiff_t pe_first;          /* first packed row of pe */
+    ptrdiff_t pe_first;          /* first packed row of pe: a multiple of NR_MAX, so that
+                                    the strips of pe do not depend on the spans */
     size_t    pe_rows;           /* number of packed rows: those that any head reaches,
                                     rounded up */
-    stx_real *pe_columns;        /* for q . pe: (tables,pe_rows/NR,Dk/per_word,NR) */
+    stx_real *pe_columns;        /* for qv . pe: (tables,pe_rows/NR,Dk/per_word,NR) */
     stx_real *pe_packed_rows;    /* for sum ds pe: (tables,Dp/NR,pe_rows/per_word,NR) */
     int       separate_qv;       /* nonzero if q and qv differ because of a bias */
 } stx__attn;
 
-/* Buffers of one thread. n is the number of queries of the unit, and ldt is n rounded
-   up, plus padding. In bf16, the elements of an operand have 2 bytes. */
+/* Buffers of one thread. n is the largest number of queries of any unit (max_queries of
+   stx__attn_work), and ldt is n rounded up, plus padding. In bf16, the elements of an
+   operand have 2 bytes. */
 typedef struct stx__attn_scratch {
     void     *q, *qv;            /* operands (n,Dk). q: scale (q + content_bias). qv:
                                     scale (q + position_bias). They share a buffer if
@@ -13787,7 +13818,8 @@ typedef struct stx__attn_tile {
     size_t    clear_bk;          /* bk for which the margins of g are zero; 0: none */
     int       persistent;        /* 1: the keys are persistent vectors, starting at vector j0 */
     const int32_t *pad;          /* (S): padding flags of batch row b, or NULL */
-    ptrdiff_t live0, live1;      /* columns outside [live0,live1) have no key */
+    ptrdiff_t live0, live1;      /* columns outside [live0,live1) have only padded keys,
+                                    or none */
     int       holes;             /* nonzero if keys in [live0,live1) are padded */
     char      absent[STX__BK];   /* if pad is set: nonzero for columns without a key */
     stx__attn_mask mask;
@@ -13861,7 +13893,8 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
     const stx_attention_args *a = A->a;
     const int bf16 = A->per_word == 2;
     const size_t real = sizeof(stx_real), element = bf16 ? 2 : real;
-    /* n32: n rounded up to a multiple of the largest MR, NR and KR */
+    /* n32, Dk32, D32: rounded up to a multiple of the largest MR, NR and KR. They only
+       determine sizes: the row stride of an operand is A->Dk */
     const size_t n32 = stx__round_up(n, 32), ldt = n32 + STX__STAGGER;
     const size_t Dk32 = stx__round_up(A->Dk, 32), D32 = stx__round_up(a->D, 32);
     const size_t rows = STX_MIN(n32, (size_t)STX__BQ), tile = rows * STX__LDS + 2 * STX__PAD;
@@ -13949,7 +13982,7 @@ static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t 
         }
 }
 
-/* Packs pe as columns, for q . pe. All units share the result. The next function packs
+/* Packs pe as columns, for qv . pe. All units share the result. The next function packs
    pe as rows, for the backward pass. */
 static void stx__attn_pe_columns_part(const stx_share *s, const void *job) {
     const stx__attn *A = (const stx__attn *)job;
@@ -14008,7 +14041,7 @@ static stx__attn_mask stx__attn_mask_of(const stx_attention_args *a, size_t h,
         if (m <= 1) k.end = n + 1;
         if (m >= 1) break;
         if (m <= 0) k.zeros = n + 1;
-        m_by_distance[n] = m <= 0 ? 0 : m; /* NaN stays NaN */
+        m_by_distance[n] = m <= 0 ? 0 : m; /* a NaN in span_fraction reaches y */
     }
     k.count = n;
     return k;
@@ -14086,7 +14119,8 @@ static void stx__attn_queries(stx__attn_tile *t, void *to, void *transposed, con
     }
 }
 
-/* Determines which keys of the tile exist. Returns 0 if none do. */
+/* Determines which keys of the tile are not padded. Returns 0 if there are none. All
+   other limits, such as first_key and the distances, are part of stx__attn_bounds. */
 static int stx__attn_live(stx__attn_tile *t) {
     ptrdiff_t c, j;
     t->live0 = 0;
@@ -14394,9 +14428,9 @@ STX_EACH_ISA(stx__mask_row,
              m, at, end, seed, stream, base, keep, f)
 
 /* Returns the factors by which the weights of query r in columns [lo,hi) are multiplied
-   after normalisation, or NULL if all are 1. They are the dropout mask, 0 or
-   1 / (1 - dropout), and for persistent vectors also sqrt(N), since their values are
-   sqrt(N) persistent_v. The random bits depend on the query and the key (see
+   after they are summed for the normaliser, or NULL if all are 1. They are the dropout
+   mask, 0 or 1 / (1 - dropout), and for persistent vectors also sqrt(N), since their
+   values are sqrt(N) persistent_v. The random bits depend on the query and the key (see
    stx__attn_philox_calls), not on the tiles. */
 static const stx_real *stx__attn_weight_factors(stx_ctx *x, const stx__attn_tile *t, size_t r) {
     const stx_attention_args *a = t->plan->a;
@@ -14542,7 +14576,8 @@ static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t 
 }
 
 /* Processes the persistent vectors. Their keys are sqrt(D) persistent_k. The factor
-   sqrt(D) is applied to q instead, and content_bias is not added. */
+   sqrt(D) is applied to q instead, and content_bias is not added. Overwrites buf.q, so
+   it must run after the other keys. */
 static void stx__attn_fwd_persistent(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t n) {
     const stx_attention_args *a = t->plan->a;
     const ptrdiff_t N = (ptrdiff_t)a->N;
@@ -14860,7 +14895,7 @@ static void stx__attn_few_query(stx_ctx *x, const stx__attn *A, stx_real *scratc
    unit consists of keys first .. end-1 and all queries of the head, and `owner` is the
    owner to which it belongs (see stx__attn_work). `part` is -1 for the first unit of a
    head. The other units of the head have the same queries, so each has a separate dq
-   buffer with the index `part`. */
+   buffer with the index `part`. The forward pass ignores first, end, owner and part. */
 typedef struct stx__attn_unit {
     size_t    b, h, i0, n;
     ptrdiff_t first, end;
@@ -14936,13 +14971,15 @@ static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backwa
     return part;
 }
 
-/* Divides the call into units, in the order of the heads in A->order. In the forward
-   pass, a unit is a group of queries. In the backward pass, a unit consists of all
-   queries of a head and either all of its keys or, if the head costs more than half of
-   a thread's share, a range of them. With w->unit = NULL, only counts the units. */
+/* Divides the call into units, in the order of the heads in A->order. With several
+   threads, a unit costs at most half of a thread's share, or is as small as possible.
+   In the forward pass, a unit is a group of queries: a multiple of half a tile, at most
+   GROUP. In the backward pass, it is all queries of a head and a range of its keys: a
+   multiple of BK. The last unit of a head can be smaller. With w->unit = NULL, only
+   counts the units. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int backward, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
-    const size_t half_tile = STX__BQ / 2; /* a unit's number of queries is a multiple of this */
+    const size_t half_tile = STX__BQ / 2;
     const size_t half_tiles = STX_MAX(stx__attn_count(a->T, half_tile), 1);
     const size_t most_half_tiles = STX__GROUP / half_tile;
     double total = 0;
@@ -14970,8 +15007,9 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int backward, st
     }
 }
 
-/* Divides the `work` memory at `base` into the buffers of *w. With base = NULL, only
-   computes its size. */
+/* Divides the `work` memory at `base` into the buffers of *w and of the packed pe in
+   *A. With base = NULL, only computes its size. The contents of w->unit are set by a
+   second call of stx__attn_units. */
 static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *base,
                              stx__attn_work *w) {
     const stx_attention_args *a = A->a;
@@ -15024,7 +15062,8 @@ STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int b
 }
 
 /* Prepares a forward or backward call: fills in *A and *w, including the division into
-   units, and packs pe. Returns 0 and sets an error if there are too many heads. */
+   units, and packs pe. For a forward call with few queries, only fills in *A. Returns 0
+   and sets an error if there are too many heads. */
 static int stx__attn_start(stx_ctx *x, const char *op, stx__attn *A, const stx_attention_args *a,
                            int backward, stx__attn_work *w) {
     const size_t threads = (size_t)stx_threads(x);
