@@ -5105,6 +5105,18 @@ static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *,
     return n;
 }
 
+/* Copies `save`, the data for an op's backward function, to the op's node. Does nothing
+   if node is NULL, that is, if the op was not recorded. Returns 1, or 0 after an
+   error. */
+static int stx__save(stx_ctx *x, stx__node *node, const void *save, size_t bytes) {
+    if (!stx_ok(x)) return 0;
+    if (!node) return 1;
+    node->save = stx_step_host_bytes(x, bytes);
+    if (!node->save) return 0;
+    memcpy(node->save, save, bytes);
+    return 1;
+}
+
 static stx__node *stx__record1(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *),
                                stx_tensor *a) {
     return stx__record(x, y, back, &a, 1);
@@ -6659,18 +6671,6 @@ static void stx__shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const st
    an error or if `a` is NULL. */
 static stx_tensor *stx__result_like(stx_ctx *x, const stx_tensor *a) {
     return stx_ok(x) && a ? stx__like(x, a) : NULL;
-}
-
-/* Copies `save`, the data for an op's backward function, to the op's node. Does nothing
-   if node is NULL, that is, if the op was not recorded. Returns 1, or 0 after an
-   error. */
-static int stx__save(stx_ctx *x, stx__node *node, const void *save, size_t bytes) {
-    if (!stx_ok(x)) return 0;
-    if (!node) return 1;
-    node->save = stx_step_host_bytes(x, bytes);
-    if (!node->save) return 0;
-    memcpy(node->save, save, bytes);
-    return 1;
 }
 
 /* Returns whether b has the same shape as `a` or as the last dimensions of `a`. */
