@@ -5264,38 +5264,34 @@ static void stx__user_back(stx_ctx *x, stx__node *n) {
     op->back(x, n->y, n->in, op->save);
 }
 
-STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count,
-                       stx_back_fn back, void *save) {
-    return stx_record_results(x, &y, 1, in, count, back, save);
-}
-
-static int stx__check_record(stx_ctx *x, stx_tensor *const *in, int count, stx_back_fn back) {
+static int stx__check_record(stx_ctx *x, const char *op, stx_tensor *const *in, int count,
+                             stx_back_fn back) {
     if (count < 0 || count > STX_MAX_INS) {
-        stx_fail(x, STX_ERR_ARG, "stx_record: count: expected 0 to %d inputs, got %d",
+        stx_fail(x, STX_ERR_ARG, "%s: count: expected 0 to %d inputs, got %d", op,
                  (int)STX_MAX_INS, count);
     } else if (count && !in) {
-        stx_fail(x, STX_ERR_ARG, "stx_record: in: expected an array of length %d, got NULL",
-                 count);
+        stx_fail(x, STX_ERR_ARG, "%s: in: expected an array of length %d, got NULL", op, count);
     } else if (!back) {
-        stx_fail(x, STX_ERR_ARG, "stx_record: back: expected a function, got NULL");
+        stx_fail(x, STX_ERR_ARG, "%s: back: expected a function, got NULL", op);
     }
     return stx_ok(x);
 }
 
-STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in,
-                               int count, stx_back_fn back, void *save) {
+/* Implements stx_record and stx_record_results. `op` is the name in error texts. */
+static int stx__record_results(stx_ctx *x, const char *op, stx_tensor *const *y, int results,
+                               stx_tensor *const *in, int count, stx_back_fn back, void *save) {
     stx__node *n;
-    stx__user_op *op;
+    stx__user_op *user;
     int i;
     if (!stx_ok(x) || !y) return 0;
     if (results < 1 || results > 1 + STX_MAX_MORE) {
-        stx_fail(x, STX_ERR_ARG, "stx_record_results: results: expected 1 to %d tensors, got %d",
+        stx_fail(x, STX_ERR_ARG, "%s: results: expected 1 to %d tensors, got %d", op,
                  1 + STX_MAX_MORE, results);
         return 0;
     }
     for (i = 0; i < results; i++)
         if (!y[i]) return 0;
-    if (!stx__check_record(x, in, count, back)) return 0;
+    if (!stx__check_record(x, op, in, count, back)) return 0;
 
     n = stx__record(x, y[0], stx__user_back, in, count);
     if (!n) return 0;
@@ -5303,12 +5299,22 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, st
         n->more[i - 1] = y[i];
         y[i]->needs_grad = 1;
     }
-    op = (stx__user_op *)stx_step_host_bytes(x, sizeof *op);
-    if (!op) return 0;
-    op->back = back;
-    op->save = save;
-    n->save = op;
+    user = (stx__user_op *)stx_step_host_bytes(x, sizeof *user);
+    if (!user) return 0;
+    user->back = back;
+    user->save = save;
+    n->save = user;
     return 1;
+}
+
+STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count,
+                       stx_back_fn back, void *save) {
+    return stx__record_results(x, "stx_record", &y, 1, in, count, back, save);
+}
+
+STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in,
+                               int count, stx_back_fn back, void *save) {
+    return stx__record_results(x, "stx_record_results", y, results, in, count, back, save);
 }
 
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh) {

@@ -333,6 +333,13 @@ static stx_tensor *gives_null(stx_ctx *x, void *user, stx_tensor **in, stx_tenso
     return NULL;
 }
 
+static void ignores_gradient(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    (void)x;
+    (void)y;
+    (void)in;
+    (void)save;
+}
+
 /* Returns a variable filled with zeros. */
 static stx_tensor *T_(size_t a, size_t b, size_t c, size_t d) {
     return stx_variable(ex, zeros, a, b, c, d);
@@ -464,8 +471,27 @@ static void errors_of_shapes(void) {
            "(N,C)");
 }
 
+static void errors_of_record(void) {
+    stx_tensor *t = T_(3, 0, 0, 0), *results[5];
+    results[0] = results[1] = results[2] = results[3] = results[4] = t;
+    EXPECT_OF(stx_record(ex, t, &t, 10, ignores_gradient, NULL), STX_ERR_ARG, "stx_record: count",
+              "got 10", "0 to 9");
+    EXPECT_OF(stx_record(ex, t, NULL, 1, ignores_gradient, NULL), STX_ERR_ARG, "stx_record: in",
+              "NULL", "length 1");
+    EXPECT_OF(stx_record(ex, t, &t, 1, NULL, NULL), STX_ERR_ARG, "stx_record: back", "NULL",
+              "a function");
+    EXPECT_OF(stx_record_results(ex, results, 5, results, 1, NULL, NULL), STX_ERR_ARG,
+              "stx_record_results: results", "got 5", "1 to 4");
+    EXPECT_OF(stx_record_results(ex, results, 2, &t, -1, ignores_gradient, NULL), STX_ERR_ARG,
+              "stx_record_results: count", "got -1", "0 to 9");
+    EXPECT_OF(stx_record_results(ex, results, 2, NULL, 1, ignores_gradient, NULL), STX_ERR_ARG,
+              "stx_record_results: in", "NULL", "length 1");
+    EXPECT_OF(stx_record_results(ex, results, 2, &t, 1, NULL, NULL), STX_ERR_ARG,
+              "stx_record_results: back", "NULL", "a function");
+}
+
 static void errors_of_recompute(void) {
-    stx_tensor *t = T_(3, 0, 0, 0), *o[4], *results[5];
+    stx_tensor *t = T_(3, 0, 0, 0), *o[4];
     EXPECT(stx_recompute(ex, gives_null, NULL, &t, 9, NULL, 0), STX_ERR_ARG, "stx_recompute", "9",
            "0 to 8");
     EXPECT(stx_recompute(ex, gives_null, NULL, &t, -1, NULL, 0), STX_ERR_ARG, "stx_recompute", "-1",
@@ -476,9 +502,6 @@ static void errors_of_recompute(void) {
            "more: expected 0 to 3");
     EXPECT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 1), STX_ERR_ARG, "stx_recompute",
            "NULL", "out: expected");
-    results[0] = results[1] = results[2] = results[3] = results[4] = t;
-    EXPECT_OF(stx_record_results(ex, results, 5, results, 1, NULL, NULL), STX_ERR_ARG,
-              "stx_record_results", "got 5", "1 to 4");
 }
 
 /* Tests errors of constants, of scalars, and of functions that write parameters. */
@@ -1108,6 +1131,7 @@ static void errors(void) {
     errors_elementwise();
     errors_of_losses();
     errors_of_shapes();
+    errors_of_record();
     errors_of_recompute();
     errors_of_values();
     errors_of_token_losses();
