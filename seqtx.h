@@ -5174,7 +5174,7 @@ typedef struct stx__mark {
 /* Returns 1 and sets an error if t was created before the current backward pass of
    stx_recompute. When this pass ends, it frees the gradients that it created, so t
    would lose its gradient. */
-static int stx__loses_gradient(stx_ctx *x, const stx_tensor *t) {
+static int stx__check_outer_gradient(stx_ctx *x, const stx_tensor *t) {
     const stx__mark *mark = x->tape.recompute_mark;
     const stx__chunk *c;
     const char *p = (const char *)t;
@@ -5216,7 +5216,7 @@ static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *f
         return NULL;
     }
     if (!t->grad) {
-        if (stx__loses_gradient(x, t)) return NULL;
+        if (stx__check_outer_gradient(x, t)) return NULL;
         t->grad = offer ? offer : stx__grad_take(x, t->size, t->is_f32);
         *fresh = 1;
     }
