@@ -5508,12 +5508,14 @@ static void stx__recompute_seed(stx_ctx *x, const stx_tensor *first, stx_tensor 
     if (g) STX_RUN(x, stx_axpy, (x, g, first->grad, again->size, 1, 1));
 }
 
-/* Runs the function again on a separate tape. The leaves of this tape share the
-   gradient buffers of the inputs. Then runs the backward pass over the tape and frees
-   its memory. */
+/* Runs the function again and records it on a separate, inner tape. Then runs the
+   backward pass over this tape and frees its memory. */
 static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__recompute_save *s = (stx__recompute_save *)n->save;
-    stx_tensor leaf[STX_MAX_RECOMPUTE_INS], *in[STX_MAX_RECOMPUTE_INS];
+    /* Copies of the structs of n->in, which share their elements and gradients. The inner
+       tape ends at them, and the inner pass cannot change the structs of the outer tape.
+       They can be on the C stack, because no inner node is used after this function. */
+    stx_tensor input[STX_MAX_RECOMPUTE_INS], *in[STX_MAX_RECOMPUTE_INS];
     stx_tensor *y, *more[STX_MAX_MORE] = {NULL};
     stx__node *outer_tape = x->tape.last;
     const stx__mark *outer_mark = x->tape.recompute_mark;
@@ -5522,9 +5524,9 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__mark mark;
     int i;
     for (i = 0; i < s->count; i++) {
-        leaf[i] = *n->in[i];
-        leaf[i].grad = stx__grad(x, n->in[i]);
-        in[i] = &leaf[i];
+        input[i] = *n->in[i];
+        input[i].grad = stx__grad(x, n->in[i]);
+        in[i] = &input[i];
     }
 
     mark = stx__step_mark(x);
