@@ -239,6 +239,7 @@
 
    Reading order for learners
        >>tape         how gradients are computed: stx_backward
+       >>loops        STX_LOOP: a loop in C, compiled for each instruction set
        >>layernorm    an op, its kernel and the derivative
        >>gemm         stx_gemm_plain defines a matmul; stx__gemm_blocked computes it
        >>attention    stx_attention_plain defines attention; stx__attn_fwd_unit computes
@@ -699,6 +700,11 @@ STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
                             sum_i sum(y[i] dy[i]). dy NULL: all ones. Tensors that are
                             NULL or require no gradient are skipped, but skipping all of
                             them is an error
+
+   Gradients of variables add up over the passes of a step. Those of parameters also add
+   up over steps, until stx_optim_step or stx_params_zero_grad zeroes them. The pass
+   itself is not recorded, so there are no second derivatives.
+
    A backward pass empties the tape. A later pass in the same step covers only the ops
    recorded since then; it is an error if a gradient would have to pass through an earlier
    op. To differentiate several losses, add them with stx_add or use stx_backward_many. */
@@ -710,8 +716,9 @@ STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real 
 /* Records a new op on the tape: y, made by stx_new, is a function of in[0..count), at
    most STX_MAX_INS tensors, some of which may be NULL. Once y->grad is complete,
    stx_backward calls the function `back`, which adds to the gradients that stx_grad
-   returns. `save` is passed to `back`; allocate it from the step arena. Returns 1, or 0
-   after an error or if no gradient will be needed; `save` then need not be filled in. */
+   returns. If no gradient reaches y, `back` is not called. `save` is passed to `back`;
+   allocate it from the step arena. Returns 1, or 0 after an error or if no gradient will
+   be needed; `save` then need not be filled in. */
 enum { STX_MAX_INS = 9 };
 
 typedef void (*stx_back_fn)(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save);
@@ -729,7 +736,9 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results,
 /* For use in the function `back` only. Returns the buffer of t's gradient, or NULL if t
    requires none or after an error. If `fresh` is NULL, `back` must add to the buffer,
    which is zeroed when it is created. Otherwise, *fresh receives 1 if the buffer is
-   uninitialised and `back` must overwrite it, or 0 if `back` must add to it. */
+   uninitialised and `back` must overwrite it, or 0 if `back` must add to it. If a tensor
+   is two inputs of the op, both calls return the same buffer, and only the first call can
+   set *fresh to 1. `back` must then overwrite the buffer before it adds to it. */
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 
 /* Returns the index of a random stream for an op; see stx_dropout_args.stream. Each
@@ -737,11 +746,15 @@ STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 STX_DEF uint64_t stx_random_stream(stx_ctx *x);
 
 /* Recomputation, or gradient checkpointing (Chen et al. 2016, 1604.06174): returns
-   fn(user, in). The memory that fn used is freed, and fn runs again in the backward
-   pass, with the same random numbers. `in` has at most STX_MAX_RECOMPUTE_INS tensors.
-   fn must depend only on user, `in` and the parameters, and must not change any state.
-   If it reads any other tensor that requires a gradient, the backward pass fails: pass
-   such tensors in `in`, or use stx_detach.
+   fn(user, in). The memory that fn used is freed, and fn runs again in the backward pass,
+   with the same random numbers. Where ops are not recorded, as in STX_EVAL, this is a
+   plain call of fn, and nothing is freed. `in` has at most STX_MAX_RECOMPUTE_INS tensors.
+   What `user` points to must stay valid and unchanged until stx_backward returns.
+
+   fn must depend only on user, `in` and the parameters, and must not change any state. If
+   it reads any other tensor that requires a gradient, pass the tensor in `in`, or use
+   stx_detach. Otherwise, the backward pass fails, unless an op recorded after
+   stx_recompute has already given the tensor a gradient.
 
    fn can return `more` additional results, at most STX_MAX_MORE. It stores them in
    out[0 .. more-1], which are initially NULL and may remain NULL; stx_recompute copies
@@ -3564,7 +3577,9 @@ typedef struct stx__node {
 } stx__node;
 
 /* A gradient buffer that the backward pass no longer needs, or an unused entry of the
-   list of such buffers. */
+   list of such buffers. A buffer is reused only for a gradient of equal size and equal
+   f32_among_bf16. On a GPU, bf16 and f32 have separate arenas, and the type of a buffer
+   is inferred from its address. */
 typedef struct stx__free_grad {
     struct stx__free_grad *next;
     void *p;
@@ -3654,7 +3669,9 @@ typedef struct stx__packed {
     void (*gemv)(stx_ctx *x, const stx_gemm_args *g, const struct stx__packed *w, size_t at);
 } stx__packed;
 
-/* Each sub-struct of a context is named after the section that uses it. */
+/* The sub-structs of a context belong to these sections: error and mem in >>context, tape
+   in >>tape and >>recomputation, rng in >>random, threads in >>threads, packed in >>gemm:
+   packed weights, report in >>report, replay in >>steps, group in >>group. */
 struct stx_ctx {
     stx_desc desc;
     int isa; /* STX__ISA_*: instruction set of the inner loops */
@@ -3685,10 +3702,13 @@ struct stx_ctx {
 
     struct {
         int mode;        /* STX_TRAIN or STX_EVAL */
-        int recording;   /* 1: ops add nodes to the tape */
+        int recording;   /* 1: ops add nodes to the tape. 0 in STX_EVAL, and in STX_TRAIN
+                            during stx__run_backward, the first run of stx_recompute and
+                            stx_adaptive_log_probs */
         stx__node *last; /* the newest node */
         stx__free_grad *free_grads, *free_entries;
-        uint64_t steps_begun; /* number of calls to stx_begin, plus 1 */
+        uint64_t steps_begun; /* number of calls to stx_begin, plus 1: never 0, which in
+                                 stx_memory_layer.viewed_step means no step */
         /* in the backward pass of stx_recompute: positions in the step arenas before
            the second run; otherwise NULL */
         const struct stx__mark *recompute_mark;
@@ -5044,15 +5064,24 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
 // >>tape
 
 /* A node (stx__node, >>context) records one op on the tape: its outputs `y` and `more`,
-   its inputs, and its backward function `back`. x->tape.last is the newest node. An op
-   records a node only if one of its inputs has needs_grad.
+   its inputs, and its backward function `back`. x->tape.last is the newest node;
+   stx_begin empties the tape. An op records a node only if one of its inputs has
+   needs_grad. stx_recompute is the exception: it always records one, because its function
+   can read parameters that are not inputs.
 
-   stx__run_backward pops the nodes, newest first, and calls `back` if an output of the
-   node has a gradient. For each input, `back` calls stx__grad or one of its variants,
-   which creates the input's gradient on first use, and adds to this gradient. After
-   that, the output gradients are no longer needed, and their buffers are recycled
-   (x->tape.free_grads). Gradients of parameters and variables remain. The pass leaves
-   the tape empty, because it also removes the nodes that no gradient has reached. */
+   stx__run_backward sets x->tape.recording to 0. It then pops the nodes, newest first,
+   and calls `back` if an output of the node has a gradient. This gradient is complete:
+   all ops that read the output were recorded after the node, so their nodes were popped
+   before it. For each input, `back` calls stx__grad or one of its variants, which creates
+   the input's gradient on first use. `back` adds to this gradient, or overwrites it if
+   the variant returns it as fresh. After that, the output gradients are no longer needed,
+   and their buffers are recycled (x->tape.free_grads). Gradients of parameters and
+   variables remain. The pass leaves the tape empty, because it also removes the nodes
+   that no gradient has reached.
+
+   After an error, the pass stops and leaves the remaining nodes on the tape. Gradients
+   that could not be created are NULL, and kernels skip them. If a kernel requires one of
+   them, `back` must return before the kernel when x->error.code is set. */
 
 /* Returns whether t is a parameter or a view of one. The gradients of such tensors
    outlive the step. */
@@ -5083,11 +5112,14 @@ static void stx__add_uses(stx__uses *u, stx_tensor *const *in, int count) {
 }
 
 /* Records the op that computed y on the tape if one of its inputs requires a gradient.
-   Returns the new node, or NULL if no input does or after an error. */
+   Returns the new node, or NULL if no input does, if recording is off, or after an error.
+   The caller passes the data for `back` to stx__save. If the op has more results, the
+   caller stores them in `more` and sets their needs_grad. */
 static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *),
                               stx_tensor *const *in, int count) {
     stx__node *n;
     int i, need = 0;
+    /* this comes first, because recording is off when `uses` is set */
     if (x->tape.uses) stx__add_uses(x->tape.uses, in, count);
     if (!x->tape.recording) return NULL;
     for (i = 0; i < count; i++) need |= in[i] && in[i]->needs_grad;
@@ -5145,6 +5177,7 @@ static stx_real *stx__grad_take(stx_ctx *x, size_t n, int is_f32) {
         x->tape.free_entries = f;
         return (stx_real *)f->p;
     }
+    /* not stx__step_kind(is_f32): without bf16, all gradients share one arena */
     return stx__alloc_elements(x, stx__step_kind(f32_among_bf16), n);
 }
 
@@ -5171,16 +5204,17 @@ typedef struct stx__mark {
     size_t chunk_used[3], used[3];
 } stx__mark;
 
-/* Returns 1 and sets an error if t was created before the current backward pass of
-   stx_recompute. When this pass ends, it frees the gradients that it created, so t
-   would lose its gradient. */
+/* Called if t has no gradient yet. Returns 1 and sets an error if t was created before
+   the current backward pass of stx_recompute. When this pass ends, it frees the gradients
+   that it created, so t would lose its gradient. A gradient that t already had would
+   remain. */
 static int stx__check_outer_gradient(stx_ctx *x, const stx_tensor *t) {
     const stx__mark *mark = x->tape.recompute_mark;
     const stx__chunk *c;
     const char *p = (const char *)t;
     char s[96];
     int after_mark = 0;
-    if (!mark || !mark->cur[0]) return 0;
+    if (!mark || !mark->cur[0]) return 0; /* not in a backward pass of stx_recompute */
     for (c = x->mem.step.first; c; c = c->next) {
         const int at_mark = c == mark->cur[0];
         if (p >= c->base && p < c->base + c->size) {
@@ -5195,14 +5229,17 @@ static int stx__check_outer_gradient(stx_ctx *x, const stx_tensor *t) {
         }
         after_mark |= at_mark;
     }
+    /* outside the step arena, only parameters and `input` of stx__recompute_back require
+       gradients, and they already have them */
     return 0;
 }
 
-/* Returns the buffer of t's gradient. All gradient buffers on the tape are created
-   here. On first use, `offer` becomes the buffer (if it is NULL, one is allocated),
-   *fresh is set to 1, and the caller must overwrite the buffer. After that, *fresh is
-   0, and the caller must add to the buffer. Returns NULL if t requires no gradient or
-   the allocation failed. */
+/* Returns the buffer of t's gradient. All gradient buffers on the tape are created here.
+   On first use, `offer` becomes the buffer (if it is NULL, one is allocated), *fresh is
+   set to 1, and the caller must overwrite the buffer. After that, *fresh is 0, and the
+   caller must add to the buffer. If t is two inputs of one op, only the first request is
+   fresh, so the kernel must write that gradient first. Returns NULL if t requires no
+   gradient or the allocation failed. */
 static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *fresh) {
     *fresh = 0;
     if (!t || !t->needs_grad) return NULL;
@@ -5235,9 +5272,10 @@ static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     return g;
 }
 
-/* Like stx__grad_fresh, but can return the buffer of dy, the gradient of n->y. t has as
-   many elements as n->y. The op's kernel must read dy[i] before it writes element i of
-   t's gradient, and must not read dy[i] again. */
+/* Like stx__grad_fresh, but can return the buffer of dy, the gradient of n->y. n->y->grad
+   is then NULL, because t owns the buffer: read n->y->grad before the call. t must not be
+   NULL and has as many elements as n->y. The op's kernel must read dy[i] before it writes
+   element i of t's gradient, and must not read dy[i] again. */
 static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
     stx_real *g = stx__grad_to(x, t, t->is_f32 == n->y->is_f32 ? n->y->grad : NULL, fresh);
     if (g && g == n->y->grad) n->y->grad = NULL;
@@ -5331,8 +5369,9 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x) {
    buffer of t's gradient, which only the op's backward function reads. */
 static void stx__output_done(stx_ctx *x, stx_tensor *t) {
     t->op_removed = 1;
-    /* stx__token_loss_back can store the gradient in the logits themselves, which are
-       not recycled */
+    /* stx__token_loss_back can store the gradient in the logits themselves. These are not
+       recycled: the list contains only buffers from stx__grad_take, never the elements of
+       a tensor. */
     if (t->grad != t->data) stx__grad_give(x, t->grad, t->size, t->is_f32);
     t->grad = NULL;
 }
@@ -5403,6 +5442,7 @@ static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     }
     if (!stx__grads_at_rest(x, "stx_backward")) return 0;
 
+    /* y may already have a gradient, which stx_upload to g would overwrite */
     g = stx__grad(x, y);
     seed = g ? stx__grad_take(x, y->size, y->is_f32) : NULL;
     if (!seed) return 0;
@@ -5460,6 +5500,29 @@ STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
 
 
 // >>recomputation
+
+/* stx_recompute keeps only the results of fn, and computes the rest again in the backward
+   pass. A mark is a position in the step arenas; releasing it frees all memory allocated
+   above it.
+
+       forward     1. allocate the node, and save the index of the next random stream
+                   2. set the mark and run fn with recording off
+                   3. move the results down to the mark, which frees fn's other memory
+                   4. put the node on the tape
+
+       backward    1. create the gradients of the inputs, which must outlive this pass
+                   2. set a new mark; start an inner tape and new lists of free gradients
+                   3. run fn again with the same random streams and recording on
+                   4. add the gradients of the kept results to those of the new results
+                   5. run the backward pass over the inner tape
+                   6. restore the outer tape and its lists, and release the mark
+
+   Step 6 also frees the gradients created in steps 3 to 5. Therefore,
+   stx__check_outer_gradient (>>tape) rejects tensors from outside fn that have no
+   gradient before step 2. Parameter gradients are in another arena and remain.
+
+   Calls can nest. With recording off, the inner call only calls its function. In step 3,
+   it records a node on the inner tape. */
 
 static stx__arena *stx__step_arena(stx_ctx *x, int i) {
     if (i == 0) return &x->mem.step;
@@ -5575,16 +5638,18 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
     return out;
 }
 
-/* Moves the results result[0..count) down to the mark and frees all other memory that
-   fn allocated above the mark. The results can be anywhere in that memory.
+/* Moves the results result[0..count) down to the mark and frees all other memory that fn
+   allocated above the mark. The results can be anywhere in that memory.
 
    A single result on a CPU is moved directly, because memmove allows the ranges to
-   overlap. In all other cases, moving one result could overwrite another, and copies on
-   a GPU must not overlap, so all results are first copied to memory above the
-   memory that fn allocated. If fn returned an input or a view, it may have allocated less
-   memory than the results need, and their destinations would then overlap the copies. To
-   prevent this, the first loop allocates, but does not use, as much memory as the
-   destinations need. */
+   overlap. Its new struct, at the mark, cannot overwrite its elements. A tensor's struct
+   is allocated before its elements, so these begin at least one struct above the mark. In
+   all other cases, moving one result could overwrite another, and copies on a GPU must
+   not overlap, so all results are first copied to memory above the memory that fn
+   allocated. If fn returned an input or a view, it may have allocated less memory than
+   the results need, and their destinations would then overlap the copies. To prevent
+   this, the first loop allocates, but does not use, as much memory as the destinations
+   need. */
 static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, int count) {
     stx_tensor copy[1 + STX_MAX_MORE];
     const int copies = count > 1 || stx__on_gpu(x);
@@ -7528,7 +7593,8 @@ STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, c
 
 /* stx_layernorm runs the kernels of stx_residual_norm with f = NULL. */
 
-/* Returns the eps of a layer norm. An eps of 0 selects the default. */
+/* Returns the eps of a layer norm. An eps that is not positive, such as 0, selects the
+   default. */
 static stx_real stx__norm_eps(double eps) {
     return (stx_real)(eps > 0 ? eps : 1e-5);
 }
@@ -7600,11 +7666,22 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
     return stx__save(x, node, &a, sizeof a) ? y : NULL;
 }
 
-/* The kernel computes the gradient of s in ds or df and derives the other array from
-   it. It can accumulate into one of the two arrays, but not into both. In addition, if
-   there is a bias, df must contain only the new gradient, because dbias is the sum of
-   the rows of df. A gradient into which the kernel cannot accumulate is written to a
-   separate buffer, separate_f or separate_s, and added afterwards. */
+/* The kernel computes the gradient of s in ds or df and derives the other array from it.
+   It can accumulate into one of the two arrays, but not into both. A gradient into which
+   the kernel cannot accumulate is written to a separate buffer, separate_f or separate_s,
+   and added afterwards.
+
+       df            dh              a.df     a.ds
+       ------------  --------------  -------  ----------------------------------------
+       fresh, NULL   fresh, NULL     df       dh
+       fresh, NULL   to add          df       dh, +=
+       fresh         same as df      df       separate_s: h and f are the same tensor
+       to add        fresh           df, +=   dh
+       to add        to add, NULL    df, +=   separate_s
+
+   If dbias is computed, a.df must contain only the new gradient, because dbias is the sum
+   of the rows of df. If df is not fresh, a.df is then separate_f, and a.ds is as in the
+   first two rows. */
 static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx_residual_norm_args a = *(const stx_residual_norm_args *)n->save;
     stx_tensor *h = n->in[0], *f = n->in[1], *bias = n->in[4];
@@ -7733,7 +7810,7 @@ STX_INNER void stx__residual_norm_loop(int fma, const stx_share *s, const void *
     }
 }
 
-STX_LOOP(stx__residual_norm_loop)
+STX_LOOP(stx__residual_norm_loop) /* defines stx__residual_norm_loop_run, see >>loops */
 
 /* Computes y = `from` mask / keep or, if accumulate is set, adds this value to y. The
    fields of `a` determine the dropout mask. */
