@@ -2806,8 +2806,9 @@ static void backward_many(void) {
     CHECK(stx_get_grad(x, var, g) && g[0] == 4 && g[5] == 4, "backward from one tensor twice: %g",
           (double)g[0]);
     stx_backward_many(x, y, NULL, 1);
-    CHECK(stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), "backward pass of this step removed"), "%s",
-          stx_error(x));
+    CHECK(stx_error_code(x) == STX_ERR_ARG
+              && strstr(stx_error(x), "backward pass of this step removed"),
+          "%s", stx_error(x));
     stx_destroy(x);
 }
 
