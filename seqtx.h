@@ -3369,6 +3369,9 @@ STX_STRICT_OFF
 #if defined(SEQTX_IMPLEMENTATION) && !defined(SEQTX_IMPLEMENTATION_DONE)
 #define SEQTX_IMPLEMENTATION_DONE
 
+
+// >>platform
+
 #include <errno.h>
 #include <float.h>
 #include <limits.h>
@@ -3492,6 +3495,7 @@ void stx__cblas_gemm(int order, int ta, int tb, int m, int n, int k, stx_real al
     #define STX__CBLAS_TRANS(t) ((t) ? CblasTrans : CblasNoTrans)
   #endif
 #endif
+
 STX_STRICT_ON
 
 
@@ -3782,6 +3786,9 @@ static int stx__find_isa(void) {
 STX_DEF int stx_isa(const stx_ctx *x) {
     return x ? x->isa : stx__find_isa();
 }
+
+
+// >>context: memory
 
 /* Like malloc, but advises the kernel on the page size of large allocations. */
 static void *stx__pages_alloc(size_t n, int advice) {
@@ -4383,6 +4390,181 @@ STX_DEF size_t stx_bytes(const stx_ctx *x) {
 
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x) {
     return x ? x->mem.peak : 0;
+}
+
+
+// >>text
+
+STX_DEF int stx_bad_value(stx_ctx *x, const char *op, const char *field, double got,
+                          const char *expected) {
+    stx_fail(x, STX_ERR_ARG, "%s: %s: expected %s, got %g", op, field, expected, got);
+    return 0;
+}
+
+STX_DEF const char *stx_quote(char *q, const void *s, size_t n) {
+    const unsigned char *p = (const unsigned char *)s;
+    size_t i, m = n < 60 ? n : 60, o = 0;
+    for (i = 0; i < m; i++) {
+        if (p[i] >= 0x20 && p[i] < 0x7F)
+            q[o++] = (char)p[i];
+        else {
+            snprintf(q + o, 5, "\\x%02X", (unsigned)p[i]);
+            o += 4;
+        }
+    }
+    strcpy(q + o, m < n ? "..." : "");
+    return q;
+}
+
+/* Ensures that the array p, which has n elements of `each` bytes and capacity *cap, can
+   hold one more element. Returns the array, which may have moved. If memory runs out,
+   sets an error, returns NULL and leaves p unchanged. */
+static void *stx__grow(stx_ctx *x, void *p, size_t n, size_t *cap, size_t each) {
+    size_t more = *cap ? *cap * 2 : 16;
+    void *q;
+    if (n < *cap) return p;
+    if (*cap > SIZE_MAX / 2 / each) {
+        stx_fail(x, STX_ERR_MEMORY,
+                 "out of memory: an array of %zu elements of %zu bytes each cannot grow", *cap,
+                 each);
+        return NULL;
+    }
+    q = stx_block(x, more * each);
+    if (!q) return NULL;
+    if (n) memcpy(q, p, n * each);
+    stx_block_free(x, p);
+    *cap = more;
+    return q;
+}
+
+static char *stx__copy(stx_ctx *x, const char *s) {
+    size_t n = strlen(s) + 1;
+    char *p = (char *)stx_block(x, n);
+    if (p) memcpy(p, s, n);
+    return p;
+}
+
+/* Writes strings a and b, one after the other, to buf, which has n bytes. Returns buf,
+   or NULL if the result does not fit. */
+static const char *stx__join(char *buf, size_t n, const char *a, const char *b) {
+    int len = snprintf(buf, n, "%s%s", a, b);
+    return len >= 0 && (size_t)len < n ? buf : NULL;
+}
+
+STX_DEF size_t stx_utf8(const void *text, size_t n, uint32_t *cp) {
+    const unsigned char *s = (const unsigned char *)text;
+    uint32_t c = n ? s[0] : 0;
+    size_t i, len = 2;
+    *cp = c;
+    if (!n) return 0;
+    if (c < 0x80) return 1;
+    if (c < 0xC2 || c > 0xF4) return 0;
+    if (c >= 0xE0) len = c < 0xF0 ? 3 : 4;
+    if (n < len) return 0;
+    c &= 0x7Fu >> len;
+    for (i = 1; i < len; i++) {
+        if ((s[i] & 0xC0) != 0x80) return 0;
+        c = c << 6 | (s[i] & 0x3Fu);
+    }
+    *cp = c;
+    if (len == 3 && (c < 0x800 || (c >= 0xD800 && c <= 0xDFFF))) return 0;
+    if (len == 4 && (c < 0x10000 || c > 0x10FFFF)) return 0;
+    return len;
+}
+
+/* Writes code point c to o as UTF-8 and returns its length, 1 to 4. */
+static size_t stx__utf8_put(char *o, uint32_t c) {
+    if (c < 0x80) {
+        o[0] = (char)c;
+        return 1;
+    }
+    if (c < 0x800) {
+        o[0] = (char)(0xC0 | c >> 6);
+        o[1] = (char)(0x80 | (c & 0x3F));
+        return 2;
+    }
+    if (c < 0x10000) {
+        o[0] = (char)(0xE0 | c >> 12);
+        o[1] = (char)(0x80 | (c >> 6 & 0x3F));
+        o[2] = (char)(0x80 | (c & 0x3F));
+        return 3;
+    }
+    o[0] = (char)(0xF0 | c >> 18);
+    o[1] = (char)(0x80 | (c >> 12 & 0x3F));
+    o[2] = (char)(0x80 | (c >> 6 & 0x3F));
+    o[3] = (char)(0x80 | (c & 0x3F));
+    return 4;
+}
+
+static int stx__utf8_valid(const char *s) {
+    size_t i, k, n = strlen(s);
+    uint32_t c;
+    for (i = 0; i < n; i += k) {
+        k = stx_utf8(s + i, n - i, &c);
+        if (!k) return 0;
+    }
+    return 1;
+}
+
+/* A growable string of n bytes. A failed allocation sets `bad`; the string then stays
+   unchanged. */
+typedef struct stx__text {
+    stx_ctx *x;
+    char *s;
+    size_t n, cap;
+    int bad;
+} stx__text;
+
+static void stx__text_add(stx__text *t, const char *s, size_t n) {
+    size_t cap = t->cap ? t->cap : 1024;
+    if (t->bad || !n) return;
+    while (cap - t->n < n && cap <= SIZE_MAX / 2) cap *= 2;
+    if (cap != t->cap) {
+        char *p = cap - t->n < n ? NULL : (char *)stx_block(t->x, cap);
+        if (!p) {
+            t->bad = 1;
+            return;
+        }
+        if (t->n) memcpy(p, t->s, t->n);
+        stx_block_free(t->x, t->s);
+        t->s = p;
+        t->cap = cap;
+    }
+    memcpy(t->s + t->n, s, n);
+    t->n += n;
+}
+
+static void stx__text_add_str(stx__text *t, const char *s) {
+    stx__text_add(t, s, strlen(s));
+}
+
+static void stx__text_add_size(stx__text *t, size_t v) {
+    char b[32];
+    stx__text_add(t, b, (size_t)snprintf(b, sizeof b, "%zu", v));
+}
+
+/* Appends s as a JSON string, quoted and escaped. */
+static void stx__text_add_json(stx__text *t, const char *s) {
+    char b[8];
+    stx__text_add_str(t, "\"");
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\') {
+            b[0] = '\\';
+            b[1] = *s;
+            stx__text_add(t, b, 2);
+        } else if (c < 0x20)
+            stx__text_add(t, b, (size_t)snprintf(b, sizeof b, "\\u%04x", (unsigned)c));
+        else
+            stx__text_add(t, s, 1);
+    }
+    stx__text_add_str(t, "\"");
+}
+
+STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value) {
+    int i;
+    for (i = 0; i < 8; i++) key = (key ^ ((value >> (8 * i)) & 255)) * 1099511628211u;
+    return key;
 }
 
 
@@ -6395,6 +6577,28 @@ static void stx__make_scratch(stx_ctx *x) {
 }
 
 
+// >>begin
+
+STX_DEF void stx_begin(stx_ctx *x, int mode) {
+    if (!x) return;
+    /* The scratch buffer is missing only if its allocation failed and the caller
+       cleared the error. */
+    if (!x->threads.scratch) stx__make_scratch(x);
+    stx__arena_rewind(&x->mem.step);
+    stx__arena_rewind(&x->mem.dev_step);
+    stx__arena_rewind(&x->mem.dev_bytes);
+    stx__free_from_last_step(x);
+
+    x->tape.last = NULL;
+    x->tape.free_grads = x->tape.free_entries = NULL;
+    x->tape.steps_begun++;
+    x->tape.mode = mode;
+    x->tape.recording = mode == STX_TRAIN;
+    x->rng.op = 0;
+    if (mode == STX_TRAIN) x->rng.step++;
+}
+
+
 // >>shares, sums, fill, axpy, copy
 
 /* Conventions for the loops of the simple kernels. The job of a loop is the kernel's args
@@ -6735,6 +6939,3046 @@ static void stx__shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const st
     j.lda = lda;
     j.w = w;
     stx_parallel(x, rows, rows * n, stx__shift2d_part, &j);
+}
+
+
+// >>gemm
+
+/* Matrix multiplication, C = alpha op(A) op(B) + beta C with op(X) = X or X^T, after
+   Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
+
+   Letters used in all >>gemm sections
+       M, N, K        C is (M,N), op(A) is (M,K), op(B) is (K,N)
+       ta, tb         1 for op(A) = A^T and for op(B) = B^T
+       lda, ldb, ldc  row strides of A, B and C in memory, in elements
+       i, j, k        row of C, column of C, summation index
+       MR, NR         rows and columns of C that a micro-kernel keeps in registers: a tile
+       KR             k is padded to a multiple of KR in packed blocks: 1 in f32, 2 or 32
+                      in bf16
+       MC, KC, NC     capacity of a thread's scratch memory: MC KC units of op(A) and KC
+                      NC units of op(B). A block with fewer than KC steps can have more
+                      than NC columns: see stx__block_k and stx__block_n
+       mc, kc, nc     size of the current block
+       rs, ks         strides of a block of op(A), in elements of its type: the unit of
+                      row i and step s is at a[i rs + s ks]
+       unit           the data that a micro-kernel reads from each row of op(A) and each
+                      column of op(B) in one step: one element or, in bf16, two elements
+                      with adjacent k in 4 bytes. A unit has the size of stx_real, so
+                      buffers of units are declared as stx_real *, in bf16 too
+       step           one iteration of a micro-kernel, over one unit of k
+       part           rows or columns of C that a thread computes at a time. A thread can
+                      compute several parts
+
+   The calls, down to the loops:
+
+       stx__gemm_fused            the entry: stx_gemm and stx_linear_fwd call it
+         stx__gemm_run            stx__gemm_plan_of chooses the path and the parts
+           stx__gemm_parts        runs on every thread, for some of the parts
+             stx__gemm_blocked    one part, by the loops below
+
+   The loops of a part (stx__gemm_blocked):
+
+       C = beta C, unless beta is 0
+       for blocks of nc columns of C
+           for blocks of kc
+               pack op(B) (kc,nc) into strips of NR columns             stays in L3
+               f32: multiply the packed op(B) by alpha
+               for blocks of mc rows of C
+                   pack op(A) (mc,kc), in a form listed below           stays in L2
+                   for groups of strips of op(B)                        stay in L2
+                       for strips of op(A)                              stays in L1
+                           for strips of op(B) in the group
+                               micro-kernel: one tile, in registers
+                               bf16: multiply the tile by alpha
+                               store the tile in C, or add it if beta is not 0 or this is
+                               not the first block of k
+                   epilogue, after the last block of k
+
+   These cache levels apply to NR > 16. With a smaller NR, a group is a single strip of
+   op(B), which stays in L1, and the block of op(A) stays in L2.
+
+   Strips of op(B) are contiguous, so they are read in address order. A block of op(A)
+   is stored in one of these forms:
+       f32, A       in place, or copied if its rows collide in L1 (STX__L1_ALIAS)
+       f32, A^T     strips (k,MR)
+       bf16, A      rounded rows (m,k)
+       bf16, A^T    rows of units (k/2,m) or, with KR = 32, pieces of 32 rows of 16 units
+
+   C is split among the threads by rows, or by columns if C has more columns than rows.
+   SKINNY and packed weights are always split by columns, and a batch only into its
+   matrices. Column splits of blocked matmuls are at multiples of NR, so only the last
+   strip of C is padded. The bits of C depend on this, because AMX adds up a padded strip
+   in another order. Rows can be split anywhere, because a row is computed in the same way
+   in a tile of any height. K is split identically for all parts. Therefore, the order of
+   every sum, and hence every bit of C, depends only on what stx__gemm_plan_of lists, not
+   on the number of threads.
+
+   With bf16 (STX_PREC_BF16), operands are rounded while they are packed; sums and C are
+   float. Matmuls of at most STX__GEMV_ROWS rows stay in f32.
+
+   Packed operands are copies that every call writes to scratch memory. Packed weights,
+   in contrast, are the bf16 or int8 copies made by stx_params_pack. GEMV reads packed
+   weights in place.
+
+   The above describes the general path, STX__GEMM_BLOCKED. There are other paths for
+   few rows, for few columns, and for an op(B) that several parts share: see
+   stx__gemm_path.
+
+   The code is in this order: definition, micro-kernel interface, portable
+   micro-kernels, packing, blocked matmul, matrix-vector kernels, transposed matmul,
+   paths and plan, driver, instruction sets. >>loops explains the macros STX_EACH_ISA and
+   STX_CALL and the parameter `fma`. */
+
+/* The definition of the result, which the rest of the section computes faster. For
+   matrix e of the batch,
+       C[i][j] = alpha stx_gemm_plain(g, e, i, j) + beta C[i][j] */
+STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j) {
+    STX__FP_SCOPE;
+    /* with sc = 0, all matmuls of the batch are summed in one C */
+    size_t k, last = g->batch > 1 && !g->sc ? g->batch - 1 : e;
+    double s = 0;
+    for (; e <= last; e++) {
+        const stx_real *A = g->A + e * g->sa;
+        const stx_real *B = g->B + e * g->sb;
+        for (k = 0; k < g->K; k++)
+            s += (double)A[g->ta ? k * g->lda + i : i * g->lda + k]
+                 * (double)B[g->tb ? j * g->ldb + k : k * g->ldb + j];
+    }
+    STX__FP_PIN(s);
+    return s;
+}
+
+STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A,
+                                    const stx_real *B, stx_real *C) {
+    stx_gemm_args g;
+    g.batch = 1;
+    g.M = M;
+    g.N = N;
+    g.K = K;
+    g.ta = ta;
+    g.tb = tb;
+    g.alpha = 1;
+    g.beta = 0;
+    g.A = A;
+    g.B = B;
+    g.C = C;
+    g.lda = ta ? M : K;
+    g.ldb = tb ? K : N;
+    g.ldc = N;
+    g.sa = M * K;
+    g.sb = K * N;
+    g.sc = M * N;
+    return g;
+}
+
+/* Parameters of a micro-kernel. A call computes one tile, C (h,NR) = op(A) op(B), or
+   C += op(A) op(B) if `add` is set, with 1 <= h <= MR.
+       steps   number of steps, each over one unit of k
+       av      op(A): the unit of row i and step s is at av[i rs + s ks]. With KR = 32
+               and A^T, this is only true for s % 16 = 0; the 16 units that begin at such
+               a step are contiguous. AMX reads a multiple of 16 rows: the rows after h
+               must be readable, but can have any contents
+       bv      op(B): the NR units of step s begin at unit s ldb. Here, ldb is the stride
+               of the steps: NR if op(B) is packed in strips */
+#define STX__MICRO_PARAMS \
+  size_t h, size_t steps, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, \
+      stx_real *c, size_t ldc, int add
+
+/* A micro-kernel and related functions for the same instruction set. The functions
+   after `run` are NULL if they are not needed or if the portable version is used. */
+typedef struct stx__micro {
+    const char *name;   /* the name that stx_backend returns */
+    size_t mr, nr, kr;  /* MR <= STX__MR_MAX, NR <= STX__NR_MAX, KR */
+    void (*run)(STX__MICRO_PARAMS);
+
+    /* bf16: to_bf16 rounds n elements; pair rounds two rows to n units. If r1 is NULL,
+       the second row is zero */
+    void (*to_bf16)(uint16_t *to, const stx_real *from, size_t n);
+    void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
+
+    /* called before and after the micro-kernels of a part; NULL except for AMX */
+    void (*enter)(void);
+    void (*leave)(void);
+
+    /* faster versions of stx__transpose, stx__pack_at (stx__pack_at_tiles if KR is 32)
+       and stx__pack_strips. pack_strips also pads columns to NR and k to a whole unit */
+    void (*transpose)(stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k);
+    void (*pack_at)(stx_real *to, const stx_real *A, size_t lda, size_t m, size_t k);
+    void (*pack_strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k,
+                        size_t n);
+
+    /* runs the path STX__GEMM_SKINNY; NULL if this path is not available */
+    void (*skinny)(const stx_gemm_args *g, stx_real *scratch);
+} stx__micro;
+
+enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
+
+/* Initialises a micro-kernel without the optional functions. */
+#define STX__MICRO(name, mr, nr, kr, run, to_bf16, pair) \
+  {name, mr, nr, kr, run, to_bf16, pair, NULL, NULL, NULL, NULL, NULL, NULL}
+
+/* Calls f(i, ..) for i = 0 .. n-1, where n is a constant. The calls are written out,
+   and f is always inlined, so that a tile indexed by i stays in registers even at -O1.
+   For example, STX__UNROLL6(2, f, s, b) is equivalent to f(0, s, b); f(1, s, b); */
+#define STX__UNROLL6(n, f, ...) \
+  do { \
+    f(0, __VA_ARGS__); \
+    if ((n) > 1) f(1, __VA_ARGS__); \
+    if ((n) > 2) f(2, __VA_ARGS__); \
+    if ((n) > 3) f(3, __VA_ARGS__); \
+    if ((n) > 4) f(4, __VA_ARGS__); \
+    if ((n) > 5) f(5, __VA_ARGS__); \
+  } while (0)
+#define STX__UNROLL8(n, f, ...) \
+  do { \
+    STX__UNROLL6(n, f, __VA_ARGS__); \
+    if ((n) > 6) f(6, __VA_ARGS__); \
+    if ((n) > 7) f(7, __VA_ARGS__); \
+  } while (0)
+#define STX__UNROLL14(n, f, ...) \
+  do { \
+    STX__UNROLL8(n, f, __VA_ARGS__); \
+    if ((n) > 8) f(8, __VA_ARGS__); \
+    if ((n) > 9) f(9, __VA_ARGS__); \
+    if ((n) > 10) f(10, __VA_ARGS__); \
+    if ((n) > 11) f(11, __VA_ARGS__); \
+    if ((n) > 12) f(12, __VA_ARGS__); \
+    if ((n) > 13) f(13, __VA_ARGS__); \
+  } while (0)
+
+/* Portable micro-kernel, 4 x 8. With GNU C, the sums are vectors of 16 bytes, because gcc
+   would keep the sums of a plain loop in memory. Vector types are not used if the
+   compiler evaluates expressions in a wider type (FLT_EVAL_METHOD 1 or 2). If h < 4, the
+   missing rows repeat row 0, so a tile costs the same for every h; matmuls with few rows
+   use stx__gemv instead. */
+#if (defined(__GNUC__) || defined(__clang__)) \
+    && (!defined(__FLT_EVAL_METHOD__) || __FLT_EVAL_METHOD__ < 1 || __FLT_EVAL_METHOD__ > 2)
+typedef stx_real stx__lanes __attribute__((vector_size(16)));
+#else
+typedef stx_real stx__lanes;
+#endif
+
+enum {
+    STX__GENERIC_LANES = sizeof(stx__lanes) / sizeof(stx_real),
+    STX__GENERIC_VECTORS = 8 / STX__GENERIC_LANES /* vectors per row of the tile */
+};
+
+/* Multiplies vector j of b, which is a row of op(B), by the elements a0 .. a3 of op(A),
+   and adds the products to s[0][j] .. s[3][j]. */
+STX_INNER void stx__generic_step(size_t j, stx__lanes (*s)[8], const stx_real *b, stx_real a0,
+                                 stx_real a1, stx_real a2, stx_real a3) {
+    stx__lanes v;
+    memcpy(&v, b + j * STX__GENERIC_LANES, sizeof v);
+    s[0][j] += a0 * v;
+    s[1][j] += a1 * v;
+    s[2][j] += a2 * v;
+    s[3][j] += a3 * v;
+}
+
+static void stx__micro_generic_run(STX__MICRO_PARAMS) {
+    const stx_real *b = (const stx_real *)bv;
+    const stx_real *r0 = (const stx_real *)av;
+    const stx_real *r1 = r0 + (h > 1 ? rs : 0);
+    const stx_real *r2 = r0 + (h > 2 ? 2 * rs : 0);
+    const stx_real *r3 = r0 + (h > 3 ? 3 * rs : 0);
+    stx__lanes s[4][8]; /* only the first STX__GENERIC_VECTORS of each row are used */
+    stx_real sum[4][8];
+    size_t i, j;
+
+    memset(s, 0, sizeof s);
+    for (; steps; steps--, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
+        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
+        STX__UNROLL8(STX__GENERIC_VECTORS, stx__generic_step, s, b, a0, a1, a2, a3);
+    }
+
+    for (i = 0; i < 4; i++)
+        for (j = 0; j < STX__GENERIC_VECTORS; j++)
+            memcpy(&sum[i][j * STX__GENERIC_LANES], &s[i][j], sizeof s[i][j]);
+    for (i = 0; i < h; i++)
+        for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
+}
+
+static const stx__micro stx__micro_generic =
+    STX__MICRO("portable", 4, 8, 1, stx__micro_generic_run, NULL, NULL);
+
+/* Returns v as bf16, the upper half of a float. Rounds to nearest even; NaN stays NaN. */
+STX_INNER uint32_t stx__bf16(stx_real v) {
+    float f = (float)v;
+    uint32_t b;
+    memcpy(&b, &f, 4);
+    return (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
+}
+
+/* Returns the float with the given bits. */
+STX_INNER stx_real stx__float_of_bits(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, 4);
+    return (stx_real)f;
+}
+
+STX_INNER stx_real stx__from_bf16(uint16_t v) {
+    return stx__float_of_bits((uint32_t)v << 16);
+}
+
+/* Interleaves two bf16 rows of adjacent k into a row of units. Used in >>attention. */
+STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t *STX_RESTRICT r0,
+                             const uint16_t *STX_RESTRICT r1, size_t n) {
+    size_t i;
+    (void)fma;
+    for (i = 0; i < n; i++) to[i] = r0[i] | (uint32_t)r1[i] << 16;
+}
+
+STX_EACH_ISA(stx__zip_rows, (uint32_t * to, const uint16_t *r0, const uint16_t *r1, size_t n), to,
+             r0, r1, n)
+
+#ifndef SEQTX_DOUBLE
+
+/* The portable versions of stx__micro.to_bf16 and stx__micro.pair. */
+STX_INNER void stx__round_row(int fma, uint16_t *STX_RESTRICT to, const stx_real *STX_RESTRICT from,
+                              size_t n) {
+    size_t i;
+    (void)fma;
+    for (i = 0; i < n; i++) to[i] = (uint16_t)stx__bf16(from[i]);
+}
+
+STX_EACH_ISA(stx__round_row, (uint16_t * to, const stx_real *from, size_t n), to, from, n)
+
+STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real *STX_RESTRICT r0,
+                              const stx_real *STX_RESTRICT r1, size_t n) {
+    size_t i;
+    (void)fma;
+    if (!r1)
+        for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]);
+    else
+        for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]) | stx__bf16(r1[i]) << 16;
+}
+
+STX_EACH_ISA(stx__pair_rows, (uint32_t * to, const stx_real *r0, const stx_real *r1, size_t n), to,
+             r0, r1, n)
+
+/* Portable bf16 micro-kernel, 4 x 16. Splits each unit into two floats and computes
+   with floats. The results equal those of bf16 instructions, except for the order and
+   rounding of sums and for denormals. This kernel is slower than the f32 kernel; it
+   exists so that bf16 has the same meaning on every machine. */
+STX_INNER void stx__micro_pairs(int fma, STX__MICRO_PARAMS) {
+    stx_real s[4][16];
+    size_t k, i, j;
+    for (i = 0; i < 4; i++)
+        for (j = 0; j < 16; j++) s[i][j] = 0;
+
+    for (k = 0; k < steps; k++) {
+        const uint32_t *b = (const uint32_t *)bv + k * ldb;
+        for (i = 0; i < 4; i++) {
+            const uint16_t *row = (const uint16_t *)av + (i < h ? i : h - 1) * rs;
+            uint32_t a;
+            stx_real lo, hi;
+            memcpy(&a, row + k * ks, 4);
+            lo = stx__float_of_bits(a << 16);
+            hi = stx__float_of_bits(a & 0xffff0000u);
+            for (j = 0; j < 16; j++)
+                s[i][j] = STX_FMA(fma, hi, stx__float_of_bits(b[j] & 0xffff0000u),
+                                  STX_FMA(fma, lo, stx__float_of_bits(b[j] << 16), s[i][j]));
+        }
+    }
+    for (i = 0; i < h; i++)
+        for (j = 0; j < 16; j++) c[i * ldc + j] = add ? c[i * ldc + j] + s[i][j] : s[i][j];
+}
+
+STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_PARAMS), h, steps, av, rs, ks, bv, ldb, c, ldc, add)
+
+static const stx__micro stx__micro_generic_bf16 =
+    STX__MICRO("portable, bf16 by float", 4, 16, 2, stx__micro_pairs_base, stx__round_row_base,
+               stx__pair_rows_base);
+
+#endif
+
+/* Returns the micro-kernel that stx_create selected for a context. Without a context,
+   returns the portable one. */
+static const stx__micro *stx__micro_kernel(const stx_ctx *x) {
+    return x ? x->micro : &stx__micro_generic;
+}
+
+
+// >>gemm: packing and blocks
+
+static size_t stx__round_up(size_t n, size_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
+/* Divides n into the smallest number of equal blocks of at most `most`. Returns the
+   block size, rounded up to a multiple of `multiple`. The result is at least
+   `multiple`. */
+static size_t stx__equal_blocks(size_t n, size_t most, size_t multiple) {
+    size_t blocks = (n + most - 1) / most;
+    size_t size = stx__round_up(blocks ? (n + blocks - 1) / blocks : 1, multiple);
+    return size <= most ? size : STX_MAX(most / multiple * multiple, multiple);
+}
+
+static size_t stx__unit_elements(const stx__micro *mk) {
+    return mk->kr > 1 ? 2 : 1;
+}
+
+/* Returns the number of k values per block: a multiple of KR and of 16 (the number of
+   floats in a cache line), at most 448 in f32 and 1024 in bf16. These limits gave the
+   best speed in measurements. Because of the rounding, the result can exceed K. */
+static size_t stx__block_k(const stx__micro *mk, size_t K) {
+    return stx__equal_blocks(K, stx__unit_elements(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8,
+                             STX_MAX((size_t)16, mk->kr));
+}
+
+/* Returns the number of columns in a block: as many whole strips as fit in a thread's
+   scratch memory. With fewer than KC steps, a block can have more than NC columns. */
+static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
+    size_t steps = stx__round_up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit_elements(mk);
+    return stx__equal_blocks(N, STX__NC * STX__KC / steps, mk->nr);
+}
+
+/* Packing reads short parts of rows that are far apart, so it prefetches this many rows
+   ahead. */
+enum { STX__PACK_AHEAD = 8 };
+
+/* Transposes one strip of B for op(B) = B^T: B (n,k), with n <= NR, becomes (k,NR),
+   padded with zeros. Moves whole units: in bf16, k counts units and B consists of
+   units. */
+static void stx__transpose(stx_real *to, size_t nr, const stx_real *B, size_t ldb, size_t n,
+                           size_t k) {
+    size_t p, j;
+    if (n < nr) memset(to, 0, nr * k * sizeof *to);
+    /* uses memcpy, because a unit can consist of two bf16 elements */
+    for (j = 0; j < n; j++)
+        for (p = 0; p < k; p++) memcpy(to + p * nr + j, B + j * ldb + p, sizeof *to);
+}
+
+static void stx__transpose_for(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb,
+                               size_t n, size_t k) {
+    if (mk->transpose)
+        mk->transpose(to, B, ldb, n, k);
+    else
+        stx__transpose(to, mk->nr, B, ldb, n, k);
+}
+
+/* Packs op(B) = B (k,n) into strips (k/u,NR) of units, where u is the number of
+   elements per unit. The strips are `stride` units apart. The caller adds the padding. */
+static void stx__pack_strips(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
+                             size_t ldb, size_t k, size_t n) {
+    const size_t nr = mk->nr, u = stx__unit_elements(mk);
+    size_t p, j;
+    for (p = 0; p < k; p += u)
+        for (j = 0; j < n; j += nr) {
+            stx_real *t = to + j / nr * stride + p / u * nr;
+            const stx_real *b = B + p * ldb + j;
+            size_t w = STX_MIN(nr, n - j);
+            if (u == 1)
+                memcpy(t, b, w * sizeof *t);
+            else
+                mk->pair((uint32_t *)(void *)t, b, p + 1 < k ? b + ldb : NULL, w);
+        }
+}
+
+enum { STX__TRANSPOSE_PIECE = 128 };    /* columns of B per pass of stx__pack_bt_bf16 */
+
+/* Packs one strip of op(B) = B^T in bf16, with B (n,k) and n <= NR. Rounds the rows, in
+   which the two elements of a unit are already adjacent, and then transposes the
+   units. */
+static void stx__pack_bt_bf16(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb,
+                              size_t k, size_t n) {
+    uint32_t units[(size_t)STX__NR_MAX * STX__TRANSPOSE_PIECE / 2];
+    uint16_t *rows = (uint16_t *)(void *)units;
+    size_t p, r;
+    for (p = 0; p < k; p += STX__TRANSPOSE_PIECE) {
+        size_t kc = STX_MIN((size_t)STX__TRANSPOSE_PIECE, k - p);
+        size_t padded = stx__round_up(kc, mk->kr);
+        for (r = 0; r < n; r++) {
+            uint16_t *row = rows + r * STX__TRANSPOSE_PIECE;
+            mk->to_bf16(row, B + r * ldb + p, kc);
+            memset(row + kc, 0, (padded - kc) * sizeof *row);
+        }
+        stx__transpose_for(mk, to + p / 2 * mk->nr, (const stx_real *)(const void *)units,
+                           STX__TRANSPOSE_PIECE / 2, n, padded / 2);
+    }
+}
+
+/* Packs op(B) (k,n) into strips of NR columns, each with (k/u,NR) units of u elements.
+   The strips are `stride` units apart. Pads the columns with zeros to a multiple of NR,
+   and k to a multiple of KR. */
+static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
+                        size_t ldb, int tb, size_t k, size_t n) {
+    const size_t nr = mk->nr, u = stx__unit_elements(mk), padded = stx__round_up(k, mk->kr);
+    size_t j;
+    if (!tb) {
+        /* stx__pack_strips does not pad; mk->pack_strips pads columns to NR and k to a
+           whole unit. Strips that need other padding are zeroed first */
+        const int pads = mk->pack_strips != NULL;
+        const size_t done = pads ? stx__round_up(k, u) : k;
+        for (j = 0; j < n; j += nr)
+            if (done < padded || (!pads && n - j < nr))
+                memset(to + j / nr * stride, 0, nr * padded / u * sizeof *to);
+        if (pads)
+            mk->pack_strips(to, stride, B, ldb, k, n);
+        else
+            stx__pack_strips(mk, to, stride, B, ldb, k, n);
+        return;
+    }
+    for (j = 0; j < n; j += nr, to += stride) {
+        size_t w = STX_MIN(nr, n - j);
+        if (u == 1)
+            stx__transpose_for(mk, to, B + j * ldb, ldb, w, k);
+        else
+            stx__pack_bt_bf16(mk, to, B + j * ldb, ldb, k, w);
+    }
+}
+
+/* A block of op(A) in the form in which the micro-kernel reads it. */
+typedef struct stx__a_block {
+    const char *data;
+    size_t row_bytes;   /* row i begins at data + i row_bytes if i is a multiple of MR */
+    size_t rs, ks;
+} stx__a_block;
+
+/* Packs op(A) = A^T in f32, with A (k,m), into strips (k,MR). The missing rows of the
+   last strip are not written, because no f32 micro-kernel reads them. */
+static void stx__pack_at(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda,
+                         size_t m, size_t k) {
+    size_t i0, i, p;
+    if (mk->pack_at) {
+        mk->pack_at(to, A, lda, m, k);
+        return;
+    }
+    for (i0 = 0; i0 < m; i0 += mk->mr, to += mk->mr * k) {
+        size_t n = STX_MIN(mk->mr, m - i0);
+        for (p = 0; p < k; p++)
+            for (i = 0; i < n; i++) to[p * mk->mr + i] = A[p * lda + i0 + i];
+    }
+}
+
+/* Packs op(A) in f32. A^T is packed into strips. A is used in place or, if `copy` is
+   set, copied to contiguous rows. */
+static stx__a_block stx__pack_a_f32(const stx__micro *mk, stx_real *to, const stx_real *A,
+                                    size_t lda, int ta, size_t m, size_t k, int copy) {
+    const size_t row = ta || copy ? k : lda;
+    stx__a_block a;
+    size_t i;
+    a.data = (const char *)(ta || copy ? to : A);
+    a.row_bytes = row * sizeof *to;
+    a.rs = ta ? 1 : row;
+    a.ks = ta ? mk->mr : 1;
+    if (ta) {
+        stx__pack_at(mk, to, A, lda, m, k);
+        return a;
+    }
+    if (!copy) return a;
+    for (i = 0; i < m; i++) {
+        if (i + STX__PACK_AHEAD < m) stx_prefetch(A + (i + STX__PACK_AHEAD) * lda, k);
+        memcpy(to + i * k, A + i * lda, k * sizeof *to);
+    }
+    return a;
+}
+
+/* Packs op(A) = A in bf16 as rounded rows (m,k), with k padded to a multiple of KR. AMX
+   also reads rows after the last one; their contents do not matter. */
+static stx__a_block stx__pack_a_bf16(const stx__micro *mk, stx_real *to, const stx_real *A,
+                                     size_t lda, size_t m, size_t k) {
+    const size_t padded = stx__round_up(k, mk->kr);
+    stx__a_block a;
+    size_t i;
+    a.data = (const char *)to;
+    a.row_bytes = padded * sizeof(uint16_t);
+    a.rs = padded;
+    a.ks = 2;
+    for (i = 0; i < m; i++) {
+        uint16_t *row = (uint16_t *)(void *)to + i * padded;
+        mk->to_bf16(row, A + i * lda, k);
+        memset(row + k, 0, (padded - k) * sizeof *row);
+    }
+    return a;
+}
+
+/* Packs op(A) = A^T in bf16, with A (k,m). Two rows of A become one row of units of the
+   result (k/2,m). */
+static stx__a_block stx__pack_at_bf16(const stx__micro *mk, stx_real *to, const stx_real *A,
+                                      size_t lda, size_t m, size_t k) {
+    uint32_t *units = (uint32_t *)(void *)to;
+    stx__a_block a;
+    size_t p;
+    a.data = (const char *)to;
+    a.row_bytes = sizeof *units;
+    a.rs = 2;
+    a.ks = 2 * m;
+    for (p = 0; p < k; p += 2, units += m) {
+        const stx_real *r0 = A + p * lda;
+        if (p + 1 + STX__PACK_AHEAD < k) {
+            stx_prefetch(r0 + STX__PACK_AHEAD * lda, m);
+            stx_prefetch(r0 + (STX__PACK_AHEAD + 1) * lda, m);
+        }
+        mk->pair(units, r0, p + 1 < k ? r0 + lda : NULL, m);
+    }
+    return a;
+}
+
+/* Packs op(A) = A^T in bf16 with KR = 32 (AMX), with A (k,m), into [m/32][k/32] pieces of
+   op(A), each with 32 rows of 16 units. Half a piece fills a tile register. Packs each
+   piece as 16 rows of 32 units and then transposes it. Missing rows are not written; see
+   stx__pack_a_bf16. */
+static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const stx_real *A,
+                                       size_t lda, size_t m, size_t k) {
+    const size_t padded = stx__round_up(k, 32);
+    uint32_t t[16 * 32], *tile = (uint32_t *)(void *)to;
+    stx__a_block a;
+    size_t i, p, q, r;
+    a.data = (const char *)to;
+    a.row_bytes = padded * sizeof(uint16_t);
+    a.rs = 32;
+    a.ks = 64; /* 16 steps span a piece of 1024 elements */
+    if (mk->pack_at) {
+        mk->pack_at(to, A, lda, m, k);
+        return a;
+    }
+    for (i = 0; i < m; i += 32)
+        for (p = 0; p < padded; p += 32, tile += 16 * 32) {
+            const size_t n = STX_MIN((size_t)32, m - i);
+            for (q = 0; q < 16; q++) {
+                const size_t row = p + 2 * q;
+                const stx_real *r0 = A + row * lda + i;
+                if (row < k)
+                    mk->pair(t + q * 32, r0, row + 1 < k ? r0 + lda : NULL, n);
+                else
+                    memset(t + q * 32, 0, 32 * sizeof *t);
+            }
+            for (r = 0; r < n; r++)
+                for (q = 0; q < 16; q++) tile[r * 16 + q] = t[q * 32 + r];
+        }
+    return a;
+}
+
+/* Packs op(A) (m,k) at `to`, unless the micro-kernel can read op(A) in place. If `copy`
+   is set, always copies op(A). */
+static stx__a_block stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda,
+                                int ta, size_t m, size_t k, int copy) {
+    if (mk->kr == 1) return stx__pack_a_f32(mk, to, A, lda, ta, m, k, copy);
+    if (!ta) return stx__pack_a_bf16(mk, to, A, lda, m, k);
+    if (mk->kr == 2) return stx__pack_at_bf16(mk, to, A, lda, m, k);
+    return stx__pack_at_tiles(mk, to, A, lda, m, k);
+}
+
+/* A block of C whose values are final. The epilogue, such as the bias and activation of
+   >>linear, is applied to the block while it is in the cache. */
+typedef struct stx__c_block {
+    stx_real *C;                /* (rows,cols), row stride ldc */
+    size_t rows, cols, ldc;
+    size_t offset, col;         /* element index and column of C[0][0] in the whole matrix */
+} stx__c_block;
+
+typedef struct stx__epilogue {
+    void (*run)(stx_ctx *x, const void *arg, const stx__c_block *block);
+    const void *arg;
+} stx__epilogue;
+
+/* The part of a matmul that one thread computes at a time. */
+typedef struct stx__gemm_part {
+    stx_ctx *x;
+    const stx__micro *mk;
+    stx_real *scratch;              /* STX__SCRATCH elements of this thread */
+    stx_gemm_args g;                /* one matmul, with a batch of 1 */
+    const stx_real *shared_b;       /* path SHARED_B: the packed op(B) of g, which is not
+                                       divided into blocks; other paths: NULL */
+    const stx__epilogue *epilogue;  /* NULL if there is none */
+    size_t offset, col;             /* element index and column of g.C in the whole C */
+} stx__gemm_part;
+
+/* Runs the epilogue on `rows` rows from row i and `cols` columns from column j of the
+   part. */
+static void stx__part_epilogue(const stx__gemm_part *p, size_t i, size_t j, size_t rows,
+                               size_t cols) {
+    stx__c_block block;
+    if (!p->epilogue) return;
+    block.C = p->g.C + i * p->g.ldc + j;
+    block.rows = rows;
+    block.cols = cols;
+    block.ldc = p->g.ldc;
+    block.offset = p->offset + i * p->g.ldc + j;
+    block.col = p->col + j;
+    p->epilogue->run(p->x, p->epilogue->arg, &block);
+}
+
+/* C = beta C. If beta is 0, C is cleared even where it contains NaN. */
+STX_INNER void stx__gemm_scale_c(const stx_gemm_args *g) {
+    size_t i, j;
+    for (i = 0; i < g->M; i++) {
+        stx_real *c = g->C + i * g->ldc;
+        if (g->beta == 0)
+            memset(c, 0, g->N * sizeof *c);
+        else if (g->beta != 1)
+            for (j = 0; j < g->N; j++) c[j] *= g->beta;
+    }
+}
+
+/* Number of units (columns times steps) in a group of strips of op(B): 540 KB, about
+   half of a 1 MB L2 cache. */
+enum { STX__GROUP_B = (540 << 10) / 4 };
+
+/* Rows of A whose distance is a multiple of this many elements (4 KB) map to the same
+   set of L1, which has 64 sets of 64-byte lines. An AVX-512 tile has 14 rows, more than
+   the 8 or 12 ways of a set, so such rows are copied. For simplicity, they are copied
+   for every micro-kernel. */
+enum { STX__L1_ALIAS = 4096 / sizeof(stx_real) };
+
+/* A blocked matmul and its current block. */
+typedef struct stx__blocked {
+    const stx__micro *mk;
+    const stx_gemm_args *g;
+    const stx_real *packed_b;       /* the packed op(B) of the current block */
+    int copy_a;                     /* 1: A is copied, because its rows collide in L1 */
+    int scale_tile;                 /* 1: tiles are multiplied by alpha, because op(B) is
+                                       in bf16 */
+    size_t mc_max, nc_max, kc_max, group; /* the largest mc, nc and kc; columns of op(B)
+                                             per group of strips */
+
+    size_t jc, nc;              /* columns of C: jc .. jc + nc - 1 */
+    size_t pc, kc, steps;       /* summation indices pc .. pc + kc - 1 */
+    size_t ic, mc;              /* rows of C: ic .. ic + mc - 1 */
+    stx__a_block a;
+} stx__blocked;
+
+static void stx__blocked_init(stx__blocked *w, const stx__gemm_part *p) {
+    const stx_gemm_args *g = &p->g;
+    const stx__micro *mk = p->mk;
+    const size_t u = stx__unit_elements(mk);
+    size_t steps;
+    memset(w, 0, sizeof *w);
+    w->mk = mk;
+    w->g = g;
+    w->copy_a = !g->ta && mk->kr == 1 && g->lda % STX__L1_ALIAS == 0;
+    w->scale_tile = u == 2 && g->alpha != 1;
+    w->kc_max = stx__block_k(mk, g->K);
+    w->nc_max = stx__block_n(mk, g->N, g->K);
+    w->mc_max = stx__equal_blocks(g->M, STX__MC, mk->mr);
+
+    /* NR > 16: the tiles of a strip of op(A) are computed from left to right, for a
+       group of strips of op(B). NR <= 16: a group is one strip of op(B), which stays in
+       L1, and its tiles are computed from top to bottom */
+    steps = stx__round_up(STX_MIN(g->K, w->kc_max), mk->kr) / u;
+    w->group = mk->nr;
+    if (mk->nr > 16) w->group = STX_MAX(STX__GROUP_B / steps / mk->nr * mk->nr, mk->nr);
+
+    /* with only one group, each strip of op(A) is used in one pass over op(B), so MR
+       rows are copied at a time, and the copy stays in L1 */
+    if (w->copy_a && STX_MIN(g->N, w->nc_max) <= w->group) w->mc_max = mk->mr;
+}
+
+/* Packs op(B) for the current block. */
+static void stx__blocked_pack_b(const stx__blocked *w, stx_real *to) {
+    const stx_gemm_args *g = w->g;
+    const stx_real *b = g->B + (g->tb ? w->jc * g->ldb + w->pc : w->pc * g->ldb + w->jc);
+    size_t i, n = stx__round_up(w->nc, w->mk->nr) * w->kc;
+    stx__pack_b(w->mk, to, w->mk->nr * w->steps, b, g->ldb, g->tb, w->kc, w->nc);
+    if (g->alpha == 1 || w->scale_tile) return;
+    for (i = 0; i < n; i++) to[i] *= g->alpha;
+}
+
+/* Computes the tile that begins at row ir and column jr of the current block. The
+   micro-kernel always computes NR columns. It writes them directly to C, unless the tile
+   is narrower or must be multiplied by alpha. */
+static void stx__blocked_tile(const stx__blocked *w, size_t ir, size_t jr) {
+    const stx__micro *mk = w->mk;
+    const size_t ldc = w->g->ldc, nr = mk->nr;
+    const size_t rows = STX_MIN(mk->mr, w->mc - ir), cols = STX_MIN(nr, w->nc - jr);
+    const int add = w->pc || w->g->beta != 0;
+    const char *a = w->a.data + ir * w->a.row_bytes;
+    const stx_real *b = w->packed_b + jr * w->steps;
+    stx_real *c = w->g->C + (w->ic + ir) * ldc + w->jc + jr;
+    stx_real tile[STX__MR_MAX * STX__NR_MAX];
+    size_t i, j;
+    if (cols == nr && !w->scale_tile) {
+        mk->run(rows, w->steps, a, w->a.rs, w->a.ks, b, nr, c, ldc, add);
+        return;
+    }
+    mk->run(rows, w->steps, a, w->a.rs, w->a.ks, b, nr, tile, nr, 0);
+    if (w->scale_tile)
+        for (i = 0; i < rows * nr; i++) tile[i] *= w->g->alpha;
+    for (i = 0; i < rows; i++)
+        for (j = 0; j < cols; j++)
+            c[i * ldc + j] = add ? c[i * ldc + j] + tile[i * nr + j] : tile[i * nr + j];
+}
+
+/* Computes all tiles of the current block. */
+static void stx__blocked_tiles(const stx__blocked *w) {
+    size_t jg, ir, jr;
+    for (jg = 0; jg < w->nc; jg += w->group)
+        for (ir = 0; ir < w->mc; ir += w->mk->mr)
+            for (jr = jg; jr < STX_MIN(w->nc, jg + w->group); jr += w->mk->nr)
+                stx__blocked_tile(w, ir, jr);
+}
+
+/* Computes one part by the loops that the start of the section explains. */
+static void stx__gemm_blocked(const stx__gemm_part *p) {
+    const stx_gemm_args *g = &p->g;
+    stx_real *packed_a = p->scratch, *packed_b = p->scratch + STX__MC * STX__KC;
+    stx__blocked w;
+    stx__blocked_init(&w, p);
+    w.packed_b = p->shared_b ? p->shared_b : packed_b;
+    if (g->beta != 0) stx__gemm_scale_c(g);
+
+    for (w.jc = 0; w.jc < g->N; w.jc += w.nc) {
+        w.nc = STX_MIN(w.nc_max, g->N - w.jc);
+        for (w.pc = 0; w.pc < g->K; w.pc += w.kc) {
+            w.kc = STX_MIN(w.kc_max, g->K - w.pc);
+            w.steps = stx__round_up(w.kc, w.mk->kr) / stx__unit_elements(w.mk);
+            if (!p->shared_b) stx__blocked_pack_b(&w, packed_b);
+
+            for (w.ic = 0; w.ic < g->M; w.ic += w.mc) {
+                w.mc = STX_MIN(w.mc_max, g->M - w.ic);
+                w.a = stx__pack_a(w.mk, packed_a,
+                                  g->A + (g->ta ? w.pc * g->lda + w.ic : w.ic * g->lda + w.pc),
+                                  g->lda, g->ta, w.mc, w.kc, w.copy_a);
+                stx__blocked_tiles(&w);
+                if (w.pc + w.kc == g->K) stx__part_epilogue(p, w.ic, w.jc, w.mc, w.nc);
+            }
+        }
+    }
+}
+
+
+// >>gemm: few rows
+
+/* Matmuls of at most this many rows use GEMV (see stx__gemm_path). */
+enum { STX__GEMV_ROWS = 3 };
+
+/* Matmuls with few rows, as in generation, are limited by the memory bandwidth for B, so
+   the kernels below read B in place. They use four rows of B for all rows of A in turn,
+   so B is loaded from memory only once.
+
+   Memory is fastest in address order: reading four rows interleaved loses up to two
+   thirds of the bandwidth. The kernels therefore process four rows at a time, but
+   prefetch in address order. Each call of stx__row_prefetch_next prefetches 256 bytes,
+   and the kernels call it once per 256 bytes that they read: 64 bytes of each of four
+   rows, that is, 16 elements in f32, 32 in bf16 or 64 in int8. (With SEQTX_DOUBLE, 16
+   elements are 128 bytes, and half of them are prefetched.) */
+typedef struct stx__row_prefetch {
+    uintptr_t p, end;       /* next address to prefetch, and the end of its row */
+    size_t stride, bytes;   /* row stride and row size, in bytes */
+} stx__row_prefetch;
+
+/* Starts prefetching rows of `bytes` bytes with a stride of `stride` bytes. Begins 4 to
+   32 whole rows ahead: 8 to 16 KB for rows of 256 to 4096 bytes, and 4 rows for longer
+   ones. Prefetches past the last row are harmless. */
+STX_INNER stx__row_prefetch stx__row_prefetch_of(const void *rows, size_t stride, size_t bytes) {
+    stx__row_prefetch a;
+    size_t ahead = 32;      /* number of rows to prefetch ahead */
+    if (bytes >= 512) ahead = 16;
+    if (bytes >= 1024) ahead = 8;
+    if (bytes >= 2048) ahead = 4;
+    a.p = (uintptr_t)rows + ahead * stride;
+    a.end = a.p + bytes;
+    a.stride = stride;
+    a.bytes = bytes;
+    return a;
+}
+
+STX_INNER void stx__row_prefetch_next(stx__row_prefetch *a) {
+#ifdef STX__PREFETCHES
+    __builtin_prefetch((const void *)a->p);
+    __builtin_prefetch((const void *)(a->p + 64));
+    __builtin_prefetch((const void *)(a->p + 128));
+    __builtin_prefetch((const void *)(a->p + 192));
+#endif
+    a->p += 256;
+    if (a->p < a->end) return;
+    /* continues with the next row; contiguous rows are prefetched as one */
+    if (a->stride != a->bytes) a->p = a->end - a->bytes + a->stride;
+    a->end += a->stride;
+}
+
+/* Computes out[r] = a . (row r of b) for four rows. If `next` is not NULL, also
+   prefetches the rows that it describes. */
+STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const stx_real *b,
+                               size_t ldb, size_t k, stx__row_prefetch *next) {
+    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
+    const stx_real *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
+    size_t p, e;
+    for (p = 0; p + 16 <= k; p += 16) {
+        if (next) stx__row_prefetch_next(next);
+        for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], b[p + e], s0[e]);
+        for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], b1[p + e], s1[e]);
+        for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
+        for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], b3[p + e], s3[e]);
+    }
+    for (; p < k; p++) {
+        t0 += a[p] * b[p];
+        t1 += a[p] * b1[p];
+        t2 += a[p] * b2[p];
+        t3 += a[p] * b3[p];
+    }
+    out[0] = t0 + stx_fast_lanes(s0);
+    out[1] = t1 + stx_fast_lanes(s1);
+    out[2] = t2 + stx_fast_lanes(s2);
+    out[3] = t3 + stx_fast_lanes(s3);
+}
+
+/* Like stx__dot4_ahead, with a new prefetch per call. It starts where the prefetch of the
+   previous four rows ended. */
+STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb,
+                         size_t k) {
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
+    stx__dot4_ahead(fma, out, a, b, ldb, k, &next);
+}
+
+/* Returns c + a0 b0 + a1 b1 + a2 b2 + a3 b3, added in this order. */
+STX_INNER stx_real stx__add4(int fma, stx_real c, stx_real a0, stx_real b0, stx_real a1,
+                             stx_real b1, stx_real a2, stx_real b2, stx_real a3, stx_real b3) {
+    c = STX_FMA(fma, a0, b0, c);
+    c = STX_FMA(fma, a1, b1, c);
+    c = STX_FMA(fma, a2, b2, c);
+    return STX_FMA(fma, a3, b3, c);
+}
+
+/* Adds a[r] times row r of b to c, for r = 0 .. 3. */
+STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a,
+                          const stx_real *STX_RESTRICT b, size_t ldb, size_t n) {
+    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
+    const stx_real *STX_RESTRICT b1 = b + ldb;
+    const stx_real *STX_RESTRICT b2 = b + 2 * ldb;
+    const stx_real *STX_RESTRICT b3 = b + 3 * ldb;
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, n * sizeof *b);
+    size_t j, e;
+    for (j = 0; j + 16 <= n; j += 16) {
+        stx__row_prefetch_next(&next);
+        for (e = j; e < j + 16; e++)
+            c[e] = stx__add4(fma, c[e], a0, b[e], a1, b1[e], a2, b2[e], a3, b3[e]);
+    }
+    for (; j < n; j++) c[j] = stx__add4(fma, c[j], a0, b[j], a1, b1[j], a2, b2[j], a3, b3[j]);
+}
+
+/* Computes C += alpha A B^T as dot products with four rows of B at a time. */
+STX_INNER void stx__gemv_dots(int fma, const stx_gemm_args *g) {
+    size_t i, j, e;
+    for (j = 0; j < g->N; j += 4) {
+        const stx_real *b = g->B + j * g->ldb;
+        const size_t n = STX_MIN((size_t)4, g->N - j);
+        for (i = 0; i < g->M; i++) {
+            const stx_real *a = g->A + i * g->lda;
+            stx_real *c = g->C + i * g->ldc + j, t[8];
+            if (n == 4)
+                stx__dot4(fma, t, a, b, g->ldb, g->K);
+            else /* stride 0: all four results are equal, and only the first is used */
+                for (e = 0; e < n; e++) stx__dot4(fma, t + e, a, b + e * g->ldb, 0, g->K);
+            for (e = 0; e < n; e++) c[e] += g->alpha * t[e];
+        }
+    }
+}
+
+/* Computes C += alpha A^T B^T. No caller in the library needs this case to be fast. */
+STX_INNER void stx__gemv_both(const stx_gemm_args *g) {
+    size_t i, j, k;
+    for (j = 0; j < g->N; j++)
+        for (i = 0; i < g->M; i++) {
+            stx_real s = 0;
+            for (k = 0; k < g->K; k++) s += g->A[k * g->lda + i] * g->B[j * g->ldb + k];
+            g->C[i * g->ldc + j] += g->alpha * s;
+        }
+}
+
+/* Computes C += alpha op(A) B by adding four rows of B at a time. */
+STX_INNER void stx__gemv_axpys(int fma, const stx_gemm_args *g) {
+    size_t i, j, k, e;
+    for (k = 0; k < g->K; k += 4) {
+        const stx_real *b = g->B + k * g->ldb;
+        const size_t n = STX_MIN((size_t)4, g->K - k);
+        for (i = 0; i < g->M; i++) {
+            stx_real *c = g->C + i * g->ldc, a[4] = {0};
+            for (e = 0; e < n; e++)
+                a[e] = g->alpha
+                       * (g->ta ? g->A[(k + e) * g->lda + i] : g->A[i * g->lda + k + e]);
+            if (n == 4) {
+                stx__axpy4(fma, c, a, b, g->ldb, g->N);
+                continue;
+            }
+            for (e = 0; e < n; e++)
+                for (j = 0; j < g->N; j++) c[j] = STX_FMA(fma, a[e], b[e * g->ldb + j], c[j]);
+        }
+    }
+}
+
+/* Computes C = alpha op(A) op(B) + beta C for a C with few rows. If alpha is 0, A and B
+   are not read. */
+STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
+    stx__gemm_scale_c(g);
+    if (g->alpha == 0) return;
+    if (!g->tb)
+        stx__gemv_axpys(fma, g);
+    else if (!g->ta)
+        stx__gemv_dots(fma, g);
+    else
+        stx__gemv_both(g);
+}
+
+STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
+
+/* Computes a C with few columns as the transpose of op(B)^T op(A)^T. Without the
+   transposition, most of each strip would be padding. Each block of the transpose holds
+   `rows` rows of C and is transposed back into C. The scratch memory holds the packed
+   op(B)^T, strips of op(A)^T with KC units per row of C, and the block of the
+   transpose. */
+static void stx__gemm_transposed(const stx__gemm_part *p) {
+    const stx_gemm_args *g = &p->g;
+    const size_t space = (size_t)STX__SCRATCH - STX__MC * STX__KC;
+    const size_t rows = stx__equal_blocks(g->M, space / (STX__KC + g->N), p->mk->nr);
+    stx_real *t = p->scratch + STX__MC * STX__KC + stx__round_up(rows, p->mk->nr) * STX__KC;
+    stx__gemm_part q = *p;
+    size_t i, j, at;
+    q.epilogue = NULL;
+    q.g.ta = !g->tb;
+    q.g.A = g->B;
+    q.g.lda = g->ldb;
+    q.g.tb = !g->ta;
+    q.g.ldb = g->lda;
+    q.g.M = g->N;
+    q.g.C = t;
+    q.g.beta = 0;
+    for (at = 0; at < g->M; at += rows) {
+        stx_real *c = g->C + at * g->ldc;
+        q.g.B = g->A + (g->ta ? at : at * g->lda);
+        q.g.N = q.g.ldc = STX_MIN(rows, g->M - at);
+        /* GEMV reads op(A) in place, in f32. Without tb, q.g.ta is set, which GEMV
+           computes slowly if q.g.tb is also set */
+        if (g->N <= STX__GEMV_ROWS && p->mk->kr == 1 && g->tb)
+            STX_CALL(p->x, stx__gemv, (&q.g));
+        else
+            stx__gemm_blocked(&q);
+        for (i = 0; i < q.g.N; i++, c += g->ldc)
+            for (j = 0; j < g->N; j++)
+                c[j] = g->beta == 0 ? t[j * q.g.ldc + i] : g->beta * c[j] + t[j * q.g.ldc + i];
+    }
+    stx__part_epilogue(p, 0, 0, g->M, g->N);
+}
+
+
+// >>gemm: paths and plan
+
+/* The code paths of a matmul, in the order in which stx__gemm_choose and
+   stx__gemm_plan_of try them. A gain of 1.4 means 1.4 times the speed of BLOCKED,
+   unless stated otherwise; the measurements are in docs/speed.md. */
+typedef enum stx__gemm_path {
+    /* Used if SEQTX_CBLAS is defined, for f32 matmuls with K > 0 and sizes that fit in an
+       int, except those with packed weights. An external BLAS computes the matmul, so the
+       result may depend on the number of threads. */
+    STX__GEMM_CBLAS,
+
+    /* Used if M <= STX__GEMV_ROWS (generation), if K or alpha is 0, or if there is no
+       context and therefore no scratch memory. Reads B or its packed copy in place, and
+       only once from memory. Computes in f32 even with STX_PREC_BF16. Prefetching makes
+       this path 1.4 to 3.3 times as fast. */
+    STX__GEMM_GEMV,
+
+    /* GEMV for C = A B (ta = tb = 0) if K >= 2 STX__K_PART_MIN, alpha is not 0, batch = 1
+       and there is no epilogue. N is limited, because the partial sums must fit in
+       scratch memory. K is split so that each thread reads contiguous memory, and the
+       partial sums are added in a fixed order. The number of parts depends only on the
+       shape. */
+    STX__GEMM_K_SPLIT,
+
+    /* Used for x W^T if x has few rows (generation with several streams). Transposing W
+       into strips would take longer than the arithmetic, so W is read in place. AVX-512
+       only. Gain: 1.1 to 2.7. */
+    STX__GEMM_SKINNY,
+
+    /* Used if C has few columns: computes the transpose of C; in f32 with tb and up to
+       STX__GEMV_ROWS columns, by stx__gemv. Gain: 1.4 to 2.9, and 12 if C has only one
+       column. */
+    STX__GEMM_TRANSPOSED,
+
+    /* If several parts of C need the same op(B), all threads pack a block of it
+       together before they compute. The result is bit-identical to that of BLOCKED.
+       Gain: 1.02 to 1.10 if op(B) is read from memory, 1.32 in a batch. */
+    STX__GEMM_SHARED_B,
+
+    /* Used for all other matmuls. Each part packs the operands that it needs. */
+    STX__GEMM_BLOCKED
+} stx__gemm_path;
+
+/* How a matmul is computed and how C is split into parts. */
+typedef struct stx__gemm_plan {
+    stx__gemm_path path;
+    int by_rows;                /* nonzero: parts are rows of C; 0: parts are columns */
+    size_t extent;              /* number of rows or columns of C to split */
+    size_t per_part;            /* rows or columns per part; K_SPLIT: rows of B per
+                                   part */
+    size_t parts;               /* number of parts per matrix of the batch */
+    const stx__packed *weights; /* GEMV, K_SPLIT: the packed weights that contain B, or NULL */
+    size_t weights_at;          /* index of B's first element in the packed weights */
+} stx__gemm_plan;
+
+/* STX_WEIGHTS_INT8: the number of adjacent weights of a row that share a scale
+   factor. */
+enum { STX__INT8_GROUP = 32 };
+
+/* Returns the packed weights that contain all of B. *at receives the index of B's first
+   element in the packed weights. Returns NULL if there are none, if the kernels for
+   packed weights cannot compute g, or if B begins inside a group of STX__INT8_GROUP
+   weights. The matrix itself is then read; stx_params_pack has rounded it to the same
+   values. */
+static const stx__packed *stx__packed_weights(const stx_ctx *x, const stx_gemm_args *g,
+                                              size_t *at) {
+    const size_t rows = g->tb ? g->N : g->K, cols = g->tb ? g->K : g->N;
+    const stx__packed *w;
+    size_t row, col;
+    if (!x || !x->packed.count || g->M > STX__GEMV_ROWS) return NULL;
+    if (g->ta || !g->K || g->alpha == 0) return NULL;
+    if (g->batch > 1 && g->sb) return NULL;
+    w = stx__packed_at(x, g->B);
+    if (!w || g->ldb != w->C) return NULL;
+    *at = (size_t)(g->B - w->from);
+    row = *at / w->C;
+    col = *at % w->C;
+    if (col % STX__INT8_GROUP || col + cols > w->C || row + rows > w->size / w->C) return NULL;
+    return w;
+}
+
+/* K_SPLIT: the maximum number of parts, and the minimum number of rows of B per part.
+   stx__k_split_rows returns the rows per part, or 0 if K_SPLIT cannot be used. */
+enum { STX__K_PARTS = 16, STX__K_PART_MIN = 128 };
+
+static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
+    size_t rows = (g->K + STX__K_PARTS - 1) / STX__K_PARTS;
+    if (!x || !x->threads.scratch || g->M > STX__GEMV_ROWS || g->ta || g->tb || g->batch > 1)
+        return 0;
+    if (g->K < 2 * STX__K_PART_MIN || g->alpha == 0) return 0;
+    /* the partial sums must fit in the scratch memory */
+    if (g->N > (size_t)STX__SCRATCH / STX__K_PARTS / STX__GEMV_ROWS) return 0;
+    return stx__round_up(STX_MAX(rows, (size_t)STX__K_PART_MIN), 4);
+}
+
+/* Returns nonzero if SKINNY is the fastest path. The limits were measured. The shorter
+   the rows of x are, the larger the share of the time that is spent on adding up lanes.
+   In f32, if W fills exactly one strip, transposing W pays off for M > NR. In bf16, the
+   limit for M is K / 10, clamped to 6 .. 32 (AVX512-BF16) or 6 .. 14 (AMX). */
+static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
+    const size_t M = g->M, K = g->K;
+    if (!mk->skinny || g->ta || !g->tb) return 0;
+    if (g->alpha != 1 || (g->beta != 0 && g->beta != 1)) return 0;
+    if (mk->kr == 1)
+        return K >= 32 && M <= STX_MIN(K / 4, (size_t)112) && (g->N != mk->nr || M <= g->N);
+    return M <= STX_MIN(STX_MAX(K / 10, (size_t)6), mk->kr == 2 ? (size_t)32 : (size_t)14);
+}
+
+/* SHARED_B: the minimum number of multiplications per block of k. With fewer, the
+   additional barrier costs more time than shared packing saves. */
+enum { STX__SHARE_MIN = 24 << 20 };
+
+static int stx__shares_b(const stx__micro *mk, const stx_gemm_args *g, const stx__gemm_plan *p) {
+    const size_t k = STX_MIN(g->K, stx__block_k(mk, g->K));
+    if (g->batch * p->parts <= 1 || (!p->by_rows && p->parts > 1)) return 0;
+    if (g->batch > 1 && g->sb) return 0;
+    return g->batch * g->M * g->N * k >= STX__SHARE_MIN;
+}
+
+/* Chooses the path for g. `packed` is nonzero if op(B) is available as packed weights. */
+static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g, int packed) {
+    const stx__micro *mk = stx__micro_kernel(x);
+#ifdef SEQTX_CBLAS
+    if (!packed && (!x || x->desc.precision == STX_PREC_F32) && g->K && g->M <= INT_MAX
+        && g->N <= INT_MAX && g->K <= INT_MAX && g->lda <= INT_MAX && g->ldb <= INT_MAX
+        && g->ldc <= INT_MAX)
+        return STX__GEMM_CBLAS;
+#endif
+    (void)packed;
+    if (g->M <= STX__GEMV_ROWS || !g->K || g->alpha == 0 || !x || !x->threads.scratch)
+        return STX__GEMM_GEMV;
+    if (stx__is_skinny(mk, g)) return STX__GEMM_SKINNY;
+    /* at least half of a strip would be padding, and with 4 NR rows or more, avoiding
+       that saves more time than the transposition costs */
+    if (g->M >= 4 * mk->nr && 2 * g->N <= mk->nr) return STX__GEMM_TRANSPOSED;
+    return STX__GEMM_BLOCKED;
+}
+
+/* Returns the granularity of the parts. Each part begins at a multiple of this number
+   of columns or rows of C:
+       columns   NR; 4 for SKINNY, whose tiles have at most 4 rows of W; the size of a
+                 group for packed weights
+       rows      MR if it is at most 8; 4 for MR = 14, because smaller steps make the
+                 parts more equal, and the cost of a short tile is proportional to its
+                 number of rows; 16 for AMX, because a tile register has 16 rows; NR for
+                 TRANSPOSED, because rows of C become columns */
+static size_t stx__part_multiple(const stx__micro *mk, const stx__gemm_plan *p) {
+    if (p->weights) return STX__INT8_GROUP;
+    if (p->path == STX__GEMM_SKINNY) return 4;
+    if (!p->by_rows || p->path == STX__GEMM_TRANSPOSED) return mk->nr;
+    if (mk->mr > 16) return 16;
+    return mk->mr > 8 ? 4 : mk->mr;
+}
+
+/* Matmuls with fewer multiplications than this are one part, except with K_SPLIT. */
+enum { STX__GEMM_SPLIT_MIN = 100000 };
+
+/* Decides how g is computed. Except with CBLAS, the result does not depend on the number
+   of threads. The thread count affects only the choice between SHARED_B and BLOCKED,
+   whose results are bit-identical. Otherwise, the path depends on the arguments of the
+   whole matmul (shape, ta, tb, batch, alpha, beta), the presence of an epilogue and of
+   packed weights, the precision and the micro-kernel. */
+static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g, int epilogue) {
+    const size_t threads = (size_t)stx_threads(x), work = g->M * g->N * g->K;
+    const stx__micro *mk = stx__micro_kernel(x);
+    stx__gemm_plan p;
+    size_t multiple;
+    memset(&p, 0, sizeof p);
+    p.parts = 1;
+    p.weights = stx__packed_weights(x, g, &p.weights_at);
+    p.path = stx__gemm_choose(x, g, p.weights != NULL);
+    if (p.path == STX__GEMM_CBLAS) return p;
+    if (p.path == STX__GEMM_GEMV && !epilogue) {
+        p.per_part = stx__k_split_rows(x, g);
+        if (p.per_part) {
+            p.path = STX__GEMM_K_SPLIT;
+            p.parts = (g->K + p.per_part - 1) / p.per_part;
+            return p;
+        }
+    }
+    p.by_rows = g->M >= g->N && p.path != STX__GEMM_SKINNY && !p.weights;
+    p.extent = p.by_rows ? g->M : g->N;
+    multiple = stx__part_multiple(mk, &p);
+
+    /* One part per thread, or up to four per thread if each part still has at least 512
+       rows or columns. A batch is divided only into its matrices: if there are fewer
+       matrices than threads, some threads idle. */
+    if (g->batch == 1 && work >= STX__GEMM_SPLIT_MIN) {
+        p.parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, p.extent / threads / 512));
+        p.parts = STX_MIN(p.parts, (p.extent + multiple - 1) / multiple);
+    }
+    p.per_part = stx__round_up((p.extent + p.parts - 1) / p.parts, multiple);
+    if (p.path == STX__GEMM_BLOCKED && stx__shares_b(mk, g, &p)) p.path = STX__GEMM_SHARED_B;
+    return p;
+}
+
+/* A matmul and its plan: the job of the parallel loops below. */
+typedef struct stx__gemm_job {
+    const stx_gemm_args *g;
+    const stx__micro *mk;
+    const stx__epilogue *epilogue;
+    stx__gemm_plan plan;
+    stx_real *shared_b;     /* SHARED_B: the current packed block of op(B) */
+    size_t shared_col;      /* index in C of the block's first column */
+} stx__gemm_job;
+
+/* Returns the scratch memory of a thread, or NULL if there is none. */
+static stx_real *stx__scratch(stx_ctx *x, size_t thread) {
+    return x && x->threads.scratch ? x->threads.scratch + thread * STX__SCRATCH : NULL;
+}
+
+/* *p receives part i of a job, which belongs to matrix i / parts of the batch. *at
+   receives the index in the packed weights of the first element of B that the part
+   uses. Returns 0 if the part is empty. */
+static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t i,
+                             stx__gemm_part *p, size_t *at) {
+    const stx_gemm_args *g = j->g;
+    const size_t e = i / j->plan.parts;
+    const size_t begin = i % j->plan.parts * j->plan.per_part;
+    const size_t end = STX_MIN(j->plan.extent, begin + j->plan.per_part);
+    const size_t row = j->plan.by_rows ? begin : 0, col = j->plan.by_rows ? 0 : begin;
+    if (begin >= end) return 0;
+    p->x = s->x;
+    p->mk = j->mk;
+    p->scratch = stx__scratch(s->x, s->thread);
+    p->shared_b = j->shared_b;
+    p->epilogue = j->epilogue;
+    p->offset = j->shared_col + row * g->ldc + col;
+    p->col = j->shared_col + col;
+    p->g = *g;
+    p->g.batch = 1;
+    p->g.M = j->plan.by_rows ? end - begin : g->M;
+    p->g.N = j->plan.by_rows ? g->N : end - begin;
+    p->g.A += e * g->sa + (g->ta ? row : row * g->lda);
+    p->g.B += e * g->sb + (g->tb ? col * g->ldb : col);
+    p->g.C += e * g->sc + row * g->ldc + col;
+    *at = j->plan.weights_at + (g->tb ? col * g->ldb : col);
+    return 1;
+}
+
+/* Computes g by GEMV. If B is packed, reads the packed weights from index `at`. */
+static void stx__gemv_any(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_args *g, size_t at) {
+    if (j->plan.weights)
+        j->plan.weights->gemv(x, g, j->plan.weights, at);
+    else
+        STX_CALL(x, stx__gemv, (g));
+}
+
+/* Computes parts [begin,end) of C. Applies the epilogue for GEMV and SKINNY; the
+   functions for the other paths apply it themselves. */
+static void stx__gemm_parts(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    stx__gemm_part p;
+    size_t i, at;
+    for (i = s->begin; i < s->end; i++) {
+        if (!stx__gemm_part_of(s, j, i, &p, &at)) continue;
+        switch (j->plan.path) {
+        case STX__GEMM_GEMV:
+            stx__gemv_any(s->x, j, &p.g, at);
+            stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
+            break;
+        case STX__GEMM_SKINNY:
+            p.mk->skinny(&p.g, p.scratch);
+            stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
+            break;
+        default:
+            if (p.mk->enter) p.mk->enter();
+            if (j->plan.path == STX__GEMM_TRANSPOSED)
+                stx__gemm_transposed(&p);
+            else
+                stx__gemm_blocked(&p);
+            if (p.mk->leave) p.mk->leave();
+        }
+    }
+}
+
+static void stx__gemm_all_parts(stx_ctx *x, const stx__gemm_job *j) {
+    const stx_gemm_args *g = j->g;
+    const size_t work = g->batch * g->M * g->N * g->K;
+    stx_parallel(x, g->batch * j->plan.parts, work, stx__gemm_parts, j);
+}
+
+/* K_SPLIT: computes the partial sums of parts [begin,end) of K. All parts are in the
+   scratch memory of the first thread, (parts,M,N). */
+static void stx__k_split_part(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    size_t i;
+    for (i = s->begin; i < s->end; i++) {
+        const size_t k = i * j->plan.per_part;
+        stx_gemm_args g = *j->g;
+        g.K = STX_MIN(j->plan.per_part, g.K - k);
+        g.A += k;
+        g.B += k * g.ldb;
+        g.C = s->x->threads.scratch + i * g.M * g.N;
+        g.ldc = g.N;
+        g.beta = 0;
+        stx__gemv_any(s->x, j, &g, j->plan.weights_at + k * g.ldb);
+    }
+}
+
+/* K_SPLIT: adds the partial sums to columns [begin,end) of C, part by part. */
+static void stx__k_split_sum(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    const size_t M = j->g->M, N = j->g->N, n = s->end - s->begin;
+    stx_gemm_args g = *j->g;
+    size_t i, r, e;
+    g.C += s->begin;
+    g.N = n;
+    stx__gemm_scale_c(&g);
+    for (i = 0; i < M; i++)
+        for (r = 0; r < j->plan.parts; r++) {
+            const stx_real *sum = s->x->threads.scratch + (r * M + i) * N + s->begin;
+            for (e = 0; e < n; e++) g.C[i * g.ldc + e] += sum[e];
+        }
+}
+
+static void stx__gemm_k_split(stx_ctx *x, const stx__gemm_job *j) {
+    const stx_gemm_args *g = j->g;
+    stx_parallel(x, j->plan.parts, g->M * g->N * g->K, stx__k_split_part, j);
+    stx_parallel(x, g->N, g->M * g->N * j->plan.parts, stx__k_split_sum, j);
+}
+
+/* SHARED_B: packs strips [begin,end) of a block of op(B). */
+static void stx__shared_b_pack(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    const stx_gemm_args *g = j->g;
+    const size_t nr = j->mk->nr, u = stx__unit_elements(j->mk);
+    const size_t col = s->begin * nr, n = STX_MIN(g->N, s->end * nr) - col;
+    const size_t stride = nr * (stx__round_up(g->K, j->mk->kr) / u);
+    stx_real *to = j->shared_b + s->begin * stride;
+    size_t i;
+    stx__pack_b(j->mk, to, stride, g->B + (g->tb ? col * g->ldb : col), g->ldb, g->tb, g->K, n);
+    if (g->alpha == 1 || u == 2) return;
+    for (i = 0; i < (s->end - s->begin) * stride; i++) to[i] *= g->alpha;
+}
+
+/* SHARED_B: processes op(B) block by block. For each block, all threads first pack it
+   into the scratch memory of the first thread and then compute with it. */
+static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
+    const stx_gemm_args *g = job->g;
+    const stx__micro *mk = job->mk;
+    const size_t kc = stx__block_k(mk, g->K), nc = stx__block_n(mk, g->N, g->K);
+    stx__gemm_job j = *job;
+    stx_gemm_args block = *g;
+    size_t p;
+    /* only in a batch, where each part is a whole matmul. A block has fewer columns than
+       `extent`, so the part becomes all M rows of the block */
+    if (!j.plan.by_rows) {
+        j.plan.by_rows = 1;
+        j.plan.extent = j.plan.per_part = g->M;
+    }
+    j.g = &block;
+    j.shared_b = x->threads.scratch + STX__MC * STX__KC;
+    for (j.shared_col = 0; j.shared_col < g->N; j.shared_col += nc)
+        for (p = 0; p < g->K; p += kc) {
+            block.N = STX_MIN(nc, g->N - j.shared_col);
+            block.K = STX_MIN(kc, g->K - p);
+            block.A = g->A + (g->ta ? p * g->lda : p);
+            block.B = g->B + (g->tb ? j.shared_col * g->ldb + p : p * g->ldb + j.shared_col);
+            block.C = g->C + j.shared_col;
+            block.beta = p ? 1 : g->beta;
+            j.epilogue = p + block.K == g->K ? job->epilogue : NULL;
+            stx_parallel(x, (block.N + mk->nr - 1) / mk->nr, block.N * block.K,
+                         stx__shared_b_pack, &j);
+            stx__gemm_all_parts(x, &j);
+        }
+}
+
+/* Applies the epilogue to rows [begin,end) of C. */
+static void stx__gemm_epilogue_part(const stx_share *s, const void *job) {
+    const stx__gemm_job *j = (const stx__gemm_job *)job;
+    const stx_gemm_args *g = j->g;
+    stx__c_block block;
+    block.rows = s->end - s->begin;
+    block.cols = g->N;
+    block.ldc = g->ldc;
+    block.offset = s->begin * g->ldc;
+    block.col = 0;
+    block.C = g->C + block.offset;
+    j->epilogue->run(s->x, j->epilogue->arg, &block);
+}
+
+static void stx__gemm_epilogue(stx_ctx *x, const stx__gemm_job *j) {
+    if (j->epilogue) stx_parallel(x, j->g->M, j->g->M * j->g->N, stx__gemm_epilogue_part, j);
+}
+
+#ifdef SEQTX_CBLAS
+static void stx__gemm_cblas(stx_ctx *x, const stx__gemm_job *j) {
+    const stx_gemm_args *g = j->g;
+    size_t e;
+    for (e = 0; e < g->batch; e++)
+        stx__cblas_gemm(STX__CBLAS_ROWS, STX__CBLAS_TRANS(g->ta), STX__CBLAS_TRANS(g->tb),
+                        (int)g->M, (int)g->N, (int)g->K, g->alpha, g->A + e * g->sa, (int)g->lda,
+                        g->B + e * g->sb, (int)g->ldb, g->beta, g->C + e * g->sc, (int)g->ldc);
+    stx__gemm_epilogue(x, j);
+}
+#endif
+
+/* Plans and computes a matmul, or a batch of matmuls with separate C matrices. */
+static void stx__gemm_run(stx_ctx *x, stx__gemm_job *j) {
+    j->plan = stx__gemm_plan_of(x, j->g, j->epilogue != NULL);
+    switch (j->plan.path) {
+#ifdef SEQTX_CBLAS
+    case STX__GEMM_CBLAS: stx__gemm_cblas(x, j); break;
+#endif
+    case STX__GEMM_K_SPLIT: stx__gemm_k_split(x, j); break;
+    case STX__GEMM_SHARED_B: stx__gemm_shared_b(x, j); break;
+    default: stx__gemm_all_parts(x, j);
+    }
+}
+
+/* Computes the matmul that g describes and, unless `epilogue` is NULL, applies the
+   epilogue to C. An epilogue requires batch = 1 or sc = 0, because only the first C would
+   be handled correctly. If all matmuls of a batch are added to the same C (sc = 0, for
+   weight gradients), they run one after another, so that the number of threads does not
+   affect the order of the additions. */
+static void stx__gemm_fused(stx_ctx *x, const stx_gemm_args *g, const stx__epilogue *epilogue) {
+    stx_gemm_args one = *g;
+    stx__gemm_job j;
+    size_t e;
+    if (!g->batch || !g->M || !g->N) return;
+    memset(&j, 0, sizeof j);
+    j.mk = stx__micro_kernel(x);
+    j.g = g;
+    j.epilogue = epilogue;
+    if (g->batch == 1 || g->sc) {
+        stx__gemm_run(x, &j);
+        return;
+    }
+    one.batch = 1;
+    j.g = &one;
+    j.epilogue = NULL;
+    for (e = 0; e < g->batch; e++, one.A += g->sa, one.B += g->sb, one.beta = 1)
+        stx__gemm_run(x, &j);
+    j.epilogue = epilogue;
+    stx__gemm_epilogue(x, &j);
+}
+
+STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
+    stx__gemm_fused(x, g, NULL);
+}
+
+
+// >>gemm: x86
+
+#if (defined(STX__X86) || defined(STX__NEON)) && !defined(SEQTX_DOUBLE)
+
+  /* Macros for this section and the next one. STX__INLINE_FOR("avx2") begins the
+     definition of a function that is inlined into functions for that instruction set. */
+  #define STX__INLINE_FOR(isa) __attribute__((STX__TARGET(isa), always_inline)) static inline
+  #if defined(STX__X86) || defined(__clang__)
+    #define STX__TARGET(isa) target(isa)
+  #else
+    #define STX__TARGET(isa) target("+" isa)
+  #endif
+
+  /* These macros define one micro-kernel per height, so that no row is computed
+     needlessly, and the function for stx__micro.run, which calls the micro-kernel for
+     height h. Each micro-kernel inlines fn_rows with a constant height n. A and B are
+     the element types of its inputs av and bv. STX__MICRO_HEIGHT(3, ..) expands to
+
+         static void fn_3(STX__MICRO_PARAMS) { fn_rows(3, steps, (const A *)av, ..); } */
+  #define STX__MICRO_HEIGHT(n, fn, isa, A, B) \
+    __attribute__((STX__TARGET(isa))) static void fn##_##n(STX__MICRO_PARAMS) { \
+      (void)h; \
+      fn##_rows(n, steps, (const A *)av, rs, ks, (const B *)bv, ldb, c, ldc, add); \
+    }
+  #define STX__MICRO_HEIGHTS6(fn, isa, A, B) \
+    STX__MICRO_HEIGHT(1, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(2, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(3, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(4, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(5, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(6, fn, isa, A, B)
+  #define STX__MICRO_RUN6(fn, isa, A, B) \
+    STX__MICRO_HEIGHTS6(fn, isa, A, B) \
+    static void fn##_run(STX__MICRO_PARAMS) { \
+      static void (*const height[6])(STX__MICRO_PARAMS) = {fn##_1, fn##_2, fn##_3, \
+                                                           fn##_4, fn##_5, fn##_6}; \
+      height[h - 1](h, steps, av, rs, ks, bv, ldb, c, ldc, add); \
+    }
+#endif
+
+#if defined(STX__X86) && defined(SEQTX_DOUBLE)
+
+/* The 4 x 8 micro-kernel for double: a loop that compilers vectorise for AVX2 and
+   AVX-512. */
+STX_INNER void stx__micro_wide(STX__MICRO_PARAMS) {
+    const stx_real *STX_RESTRICT b = (const stx_real *)bv;
+    const stx_real *STX_RESTRICT r0 = (const stx_real *)av;
+    const stx_real *STX_RESTRICT r1 = r0 + (h > 1 ? rs : 0);
+    const stx_real *STX_RESTRICT r2 = r0 + (h > 2 ? 2 * rs : 0);
+    const stx_real *STX_RESTRICT r3 = r0 + (h > 3 ? 3 * rs : 0);
+    stx_real s[4][8] = {{0}};
+    size_t k, i, j;
+    for (k = 0; k < steps; k++, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
+        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
+        for (j = 0; j < 8; j++) {
+            s[0][j] = STX_FMA(1, a0, b[j], s[0][j]);
+            s[1][j] = STX_FMA(1, a1, b[j], s[1][j]);
+            s[2][j] = STX_FMA(1, a2, b[j], s[2][j]);
+            s[3][j] = STX_FMA(1, a3, b[j], s[3][j]);
+        }
+    }
+    for (i = 0; i < h; i++)
+        for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + s[i][j] : s[i][j];
+}
+
+STX__AVX2 STX_VECTOR static void stx__micro_wide_avx2(STX__MICRO_PARAMS) {
+    stx__micro_wide(h, steps, av, rs, ks, bv, ldb, c, ldc, add);
+}
+
+STX__AVX512 STX_VECTOR static void stx__micro_wide_avx512(STX__MICRO_PARAMS) {
+    stx__micro_wide(h, steps, av, rs, ks, bv, ldb, c, ldc, add);
+}
+
+static const stx__micro stx__micro_avx2 =
+    STX__MICRO("avx2", 4, 8, 1, stx__micro_wide_avx2, NULL, NULL);
+static const stx__micro stx__micro_avx512 =
+    STX__MICRO("avx512", 4, 8, 1, stx__micro_wide_avx512, NULL, NULL);
+
+#elif defined(STX__X86)
+
+/* The portable bf16 micro-kernel, compiled for AVX2 and AVX-512 processors without bf16
+   instructions. */
+static const stx__micro stx__micro_generic_bf16_avx2 =
+    STX__MICRO("avx2, bf16 by float", 4, 16, 2, stx__micro_pairs_avx2, stx__round_row_avx2,
+               stx__pair_rows_avx2);
+static const stx__micro stx__micro_generic_bf16_avx512 =
+    STX__MICRO("avx512, bf16 by float", 4, 16, 2, stx__micro_pairs_avx512, stx__round_row_avx512,
+               stx__pair_rows_avx512);
+
+/* The AVX2 micro-kernel, 6 x 16: row i of the tile is s[i], two vectors of 8 elements.
+   r[q] points at row 3 q of op(A). With rs and 2 rs as index registers, each pointer
+   reaches three rows, so two pointers reach all six. */
+STX__INLINE_FOR("avx2,fma") void stx__avx2_zero(size_t i, __m256 (*s)[2]) {
+    s[i][0] = s[i][1] = _mm256_setzero_ps();
+}
+
+STX__INLINE_FOR("avx2,fma")
+void stx__avx2_step(size_t i, __m256 (*s)[2], const float *const *r, size_t rs, __m256 b0,
+                    __m256 b1) {
+    __m256 a = _mm256_set1_ps(r[i / 3][i % 3 * rs]);
+    s[i][0] = _mm256_fmadd_ps(a, b0, s[i][0]);
+    s[i][1] = _mm256_fmadd_ps(a, b1, s[i][1]);
+}
+
+STX__INLINE_FOR("avx2,fma")
+void stx__avx2_add(size_t i, __m256 (*s)[2], const float *c, size_t ldc) {
+    s[i][0] = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), s[i][0]);
+    s[i][1] = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), s[i][1]);
+}
+
+STX__INLINE_FOR("avx2,fma") void stx__avx2_store(size_t i, __m256 (*s)[2], float *c, size_t ldc) {
+    _mm256_storeu_ps(c + i * ldc, s[i][0]);
+    _mm256_storeu_ps(c + i * ldc + 8, s[i][1]);
+}
+
+STX__INLINE_FOR("avx2,fma")
+void stx__micro_avx2_rows(size_t n, size_t steps, const float *a, size_t rs, size_t ks,
+                          const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *r[2];
+    __m256 s[6][2];
+    r[0] = a;
+    r[1] = a + 3 * rs;
+    STX__UNROLL6(n, stx__avx2_zero, s);
+    for (; steps; steps--, b += ldb, r[0] += ks, r[1] += ks) {
+        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
+        STX__UNROLL6(n, stx__avx2_step, s, r, rs, b0, b1);
+    }
+    if (add) STX__UNROLL6(n, stx__avx2_add, s, c, ldc);
+    STX__UNROLL6(n, stx__avx2_store, s, c, ldc);
+}
+
+STX__MICRO_RUN6(stx__micro_avx2, "avx2,fma", float, float)
+
+static const stx__micro stx__micro_avx2 =
+    STX__MICRO("avx2", 6, 16, 1, stx__micro_avx2_run, NULL, NULL);
+
+  #define STX__MICRO_RUN14(fn, isa, A, B) \
+    STX__MICRO_HEIGHTS6(fn, isa, A, B) \
+    STX__MICRO_HEIGHT(7, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(8, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(9, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(10, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(11, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(12, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(13, fn, isa, A, B) \
+    STX__MICRO_HEIGHT(14, fn, isa, A, B) \
+    static void fn##_run(STX__MICRO_PARAMS) { \
+      static void (*const height[14])(STX__MICRO_PARAMS) = { \
+          fn##_1, fn##_2, fn##_3,  fn##_4,  fn##_5,  fn##_6,  fn##_7, \
+          fn##_8, fn##_9, fn##_10, fn##_11, fn##_12, fn##_13, fn##_14}; \
+      height[h - 1](h, steps, av, rs, ks, bv, ldb, c, ldc, add); \
+    }
+
+/* The AVX-512 micro-kernel, 14 x 32: row i of the tile is s[i], two vectors of 16
+   elements. As in the AVX2 kernel, each pointer reaches three rows of op(A), so five
+   pointers reach all fourteen. This kernel is for f32; the one for bf16 is below. */
+STX__INLINE_FOR("avx512f") void stx__avx512_zero(size_t i, __m512 (*s)[2]) {
+    s[i][0] = s[i][1] = _mm512_setzero_ps();
+}
+
+STX__INLINE_FOR("avx512f")
+void stx__avx512_step(size_t i, __m512 (*s)[2], const float *const *r, size_t rs, __m512 b0,
+                      __m512 b1) {
+    __m512 a = _mm512_set1_ps(r[i / 3][i % 3 * rs]);
+    s[i][0] = _mm512_fmadd_ps(a, b0, s[i][0]);
+    s[i][1] = _mm512_fmadd_ps(a, b1, s[i][1]);
+}
+
+STX__INLINE_FOR("avx512f")
+void stx__avx512_add(size_t i, __m512 (*s)[2], const float *c, size_t ldc) {
+    s[i][0] = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), s[i][0]);
+    s[i][1] = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), s[i][1]);
+}
+
+STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], float *c, size_t ldc) {
+    _mm512_storeu_ps(c + i * ldc, s[i][0]);
+    _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
+}
+
+/* The rows of C are prefetched into L1 from this many steps before the end of a tile,
+   one row every two steps. Prefetching all rows together would delay the loads of
+   op(B), and rows prefetched at the beginning of the tile would be evicted before its
+   end. This prefetch saves 5 % of the matmul time of a training step, more than any
+   other. */
+enum { STX__C_AHEAD = 80 };
+
+STX__INLINE_FOR("avx512f") void stx__prefetch_c(const float *c) {
+    _mm_prefetch((const char *)c, _MM_HINT_T0);
+    _mm_prefetch((const char *)(c + 16), _MM_HINT_T0);
+    _mm_prefetch((const char *)(c + 31), _MM_HINT_T0);
+}
+
+/* Computes steps p .. end-1 of a tile. */
+STX__INLINE_FOR("avx512f")
+void stx__avx512_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const float **r, size_t rs,
+                       size_t ks, const float *b, size_t ldb) {
+    for (b += p * ldb; p < end; p++, b += ldb) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
+        STX__UNROLL14(n, stx__avx512_step, s, r, rs, b0, b1);
+        r[0] += ks;
+        r[1] += ks;
+        r[2] += ks;
+        r[3] += ks;
+        r[4] += ks;
+    }
+}
+
+STX__INLINE_FOR("avx512f")
+void stx__micro_avx512_rows(size_t n, size_t steps, const float *a, size_t rs, size_t ks,
+                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *r[5];
+    __m512 s[14][2];
+    size_t p = steps > STX__C_AHEAD ? steps - STX__C_AHEAD : 0, i;
+    r[0] = a;
+    r[1] = a + 3 * rs;
+    r[2] = a + 6 * rs;
+    r[3] = a + 9 * rs;
+    r[4] = a + 12 * rs;
+    STX__UNROLL14(n, stx__avx512_zero, s);
+    stx__avx512_steps(n, 0, p, s, r, rs, ks, b, ldb);
+    for (i = 0; i < n && steps >= 2 * n; i++, p += 2) {
+        stx__prefetch_c(c + i * ldc);
+        stx__avx512_steps(n, p, p + 2, s, r, rs, ks, b, ldb);
+    }
+    stx__avx512_steps(n, p, steps, s, r, rs, ks, b, ldb);
+    if (add) STX__UNROLL14(n, stx__avx512_add, s, c, ldc);
+    STX__UNROLL14(n, stx__avx512_store, s, c, ldc);
+}
+
+STX__MICRO_RUN14(stx__micro_avx512, "avx512f", float, float)
+
+/* Transposes 16 rows of 16 units. (The all-ones masks here and below avoid a warning:
+   gcc implements its unmasked shuffles with an undefined vector.) */
+STX__INLINE_FOR("avx512f") void stx__transpose16(__m512i *z) {
+    __m512i t[16];
+    size_t q, c;
+    for (q = 0; q < 16; q += 2) {
+        t[q] = _mm512_maskz_unpacklo_epi32(0xffff, z[q], z[q + 1]);
+        t[q + 1] = _mm512_maskz_unpackhi_epi32(0xffff, z[q], z[q + 1]);
+    }
+    for (q = 0; q < 16; q += 4) /* 128-bit lane L of z[q + c] is column 4 L + c of four rows */
+        for (c = 0; c < 2; c++) {
+            z[q + 2 * c] = _mm512_maskz_unpacklo_epi64(0xff, t[q + c], t[q + 2 + c]);
+            z[q + 2 * c + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[q + c], t[q + 2 + c]);
+        }
+    for (c = 0; c < 4; c++) { /* t[4 L + c] is column 4 L + c */
+        __m512i even0 = _mm512_maskz_shuffle_i32x4(0xffff, z[c], z[4 + c], 0x88);
+        __m512i odd0 = _mm512_maskz_shuffle_i32x4(0xffff, z[c], z[4 + c], 0xdd);
+        __m512i even1 = _mm512_maskz_shuffle_i32x4(0xffff, z[8 + c], z[12 + c], 0x88);
+        __m512i odd1 = _mm512_maskz_shuffle_i32x4(0xffff, z[8 + c], z[12 + c], 0xdd);
+        t[c] = _mm512_maskz_shuffle_i32x4(0xffff, even0, even1, 0x88);
+        t[4 + c] = _mm512_maskz_shuffle_i32x4(0xffff, odd0, odd1, 0x88);
+        t[8 + c] = _mm512_maskz_shuffle_i32x4(0xffff, even0, even1, 0xdd);
+        t[12 + c] = _mm512_maskz_shuffle_i32x4(0xffff, odd0, odd1, 0xdd);
+    }
+    for (q = 0; q < 16; q++) z[q] = t[q];
+}
+
+/* Transposes 16 rows of 4 floats to 4 rows of 16 floats with a stride of 32 floats.
+   This takes fewer shuffles per element than stx__transpose16. */
+STX__INLINE_FOR("avx512f,avx512dq")
+void stx__transpose16x4(float *to, const float *b, size_t ldb) {
+    __m512 z[4], lo0, lo1, hi0, hi1;
+    size_t i;
+    for (i = 0; i < 4; i++) { /* place rows i, i+4, i+8 and i+12 side by side */
+        __m256 lo = _mm256_castps128_ps256(_mm_loadu_ps(b + i * ldb));
+        __m256 hi = _mm256_castps128_ps256(_mm_loadu_ps(b + (i + 8) * ldb));
+        lo = _mm256_insertf128_ps(lo, _mm_loadu_ps(b + (i + 4) * ldb), 1);
+        hi = _mm256_insertf128_ps(hi, _mm_loadu_ps(b + (i + 12) * ldb), 1);
+        z[i] = _mm512_insertf32x8(_mm512_castps256_ps512(lo), hi, 1);
+    }
+    lo0 = _mm512_maskz_unpacklo_ps(0xffff, z[0], z[1]);
+    hi0 = _mm512_maskz_unpackhi_ps(0xffff, z[0], z[1]);
+    lo1 = _mm512_maskz_unpacklo_ps(0xffff, z[2], z[3]);
+    hi1 = _mm512_maskz_unpackhi_ps(0xffff, z[2], z[3]);
+    _mm512_storeu_pd(to, _mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(lo0),
+                                                  _mm512_castps_pd(lo1)));
+    _mm512_storeu_pd(to + 32, _mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(lo0),
+                                                       _mm512_castps_pd(lo1)));
+    _mm512_storeu_pd(to + 64, _mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(hi0),
+                                                       _mm512_castps_pd(hi1)));
+    _mm512_storeu_pd(to + 96, _mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(hi0),
+                                                       _mm512_castps_pd(hi1)));
+}
+
+/* Implements stx__micro.transpose. */
+STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t n,
+                                              size_t k) {
+    size_t half, p, i;
+    for (half = 0; half < 32; half += 16) {
+        const size_t rows = n > half ? STX_MIN((size_t)16, n - half) : 0;
+        const float *b = B + half * ldb;
+        for (p = 0; rows == 16 && p + 4 <= k; p += 4)
+            stx__transpose16x4(to + p * 32 + half, b + p, ldb);
+        for (; p < k; p += 16) {
+            const size_t cols = STX_MIN((size_t)16, k - p);
+            const __mmask16 mask = (__mmask16)((1u << cols) - 1);
+            __m512i z[16];
+            for (i = 0; i < 16; i++)
+                z[i] = i < rows ? _mm512_maskz_loadu_epi32(mask, b + i * ldb + p)
+                                : _mm512_setzero_si512();
+            stx__transpose16(z);
+            for (i = 0; i < cols; i++) _mm512_storeu_si512(to + (p + i) * 32 + half, z[i]);
+        }
+    }
+}
+
+/* Returns a mask that selects the first n of 16 elements. */
+STX__INLINE_FOR("avx512f") __mmask16 stx__first16(size_t n) {
+    return (__mmask16)(n < 16 ? (1u << n) - 1 : 0xffff);
+}
+
+/* Implements stx__micro.pack_at. */
+STX__AVX512 static void stx__pack_at_avx512(float *to, const float *A, size_t lda, size_t m,
+                                            size_t k) {
+    size_t i, p;
+    for (p = 0; p < k; p++) {
+        if (p + STX__PACK_AHEAD < k) stx_prefetch(A + (p + STX__PACK_AHEAD) * lda, m);
+        for (i = 0; i < m; i += 14) {
+            const __mmask16 mask = stx__first16(STX_MIN((size_t)14, m - i));
+            _mm512_mask_storeu_ps(to + i * k + p * 14, mask,
+                                  _mm512_maskz_loadu_ps(mask, A + p * lda + i));
+        }
+    }
+}
+
+/* Implements stx__micro.pack_strips, eight rows at a time. Each row is spread over all
+   strips, so packing whole rows one by one would write to so many distant cache lines
+   that they may not fit in L1. */
+STX__AVX512 static void stx__pack_strips_avx512(float *to, size_t stride, const float *B,
+                                                size_t ldb, size_t k, size_t n) {
+    size_t p0, p, j;
+    for (p0 = 0; p0 < k; p0 += 8)
+        for (j = 0; j < n; j += 32) {
+            const size_t w = STX_MIN((size_t)32, n - j), end = STX_MIN(p0 + 8, k);
+            const __mmask16 m0 = stx__first16(w), m1 = stx__first16(w > 16 ? w - 16 : 0);
+            float *t = to + j / 32 * stride;
+            for (p = p0; p < end; p++) {
+                const float *b = B + p * ldb + j;
+                if (p + 8 < k) stx_prefetch(b + 8 * ldb, w);
+                _mm512_storeu_ps(t + p * 32, _mm512_maskz_loadu_ps(m0, b));
+                _mm512_storeu_ps(t + p * 32 + 16, _mm512_maskz_loadu_ps(m1, b + 16));
+            }
+        }
+}
+
+/* The path STX__GEMM_SKINNY computes C = A B^T, where A is x and B is W. Each of the 16
+   lanes of a register adds up every 16th product along k (in bf16, the products of every
+   16th unit). A tile combines n rows of x with w rows of W: in f32, n is 4 to 7
+   and w is 4; in bf16, n is 4 to 7 and w is 4, or n is 8 to 14 and w is 2. The lanes
+   are added up at the end of the tile.
+
+   x is copied (and, in bf16, rounded), so that its rows do not compete for the same L1
+   cache sets. K is split so that L1 holds the rows of a tile, and W is processed in
+   blocks that stay in L2 for all tiles. */
+  #define STX__SKINNY_PARAMS \
+    const void *av, size_t rs, const float *b, size_t ldb, size_t k, float *c, size_t ldc, \
+        size_t cols, int add
+
+STX__INLINE_FOR("avx512f") void stx__skinny_zero(size_t i, __m512 (*s)[4], size_t w) {
+    s[i][0] = s[i][1] = _mm512_setzero_ps();
+    if (w > 2) s[i][2] = s[i][3] = _mm512_setzero_ps();
+}
+
+STX__INLINE_FOR("avx512f")
+void stx__skinny_step(size_t i, __m512 (*s)[4], const float *const *r, size_t rs, const __m512 *b,
+                      __mmask16 mask) {
+    __m512 a = _mm512_maskz_loadu_ps(mask, r[i / 3] + i % 3 * rs);
+    /* without this statement, gcc reloads `a` for each multiplication, which is slower */
+    __asm__("" : "+v"(a));
+    s[i][0] = _mm512_fmadd_ps(a, b[0], s[i][0]);
+    s[i][1] = _mm512_fmadd_ps(a, b[1], s[i][1]);
+    s[i][2] = _mm512_fmadd_ps(a, b[2], s[i][2]);
+    s[i][3] = _mm512_fmadd_ps(a, b[3], s[i][3]);
+}
+
+/* Returns, in each 128-bit lane, the sums of the lane's four elements of a, b, c and
+   d. */
+STX__INLINE_FOR("avx512f") __m512 stx__skinny_add4(__m512 a, __m512 b, __m512 c, __m512 d) {
+    __m512d t = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, a, b),
+                                               _mm512_maskz_unpackhi_ps(0xffff, a, b)));
+    __m512d u = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, c, d),
+                                               _mm512_maskz_unpackhi_ps(0xffff, c, d)));
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, t, u)),
+                         _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, t, u)));
+}
+
+/* Adds up the lanes of four registers at a time: the registers of row i if w = 4, or
+   the registers of rows i and i + 1 if w = 2 and i is even. */
+STX__INLINE_FOR("avx512f")
+void stx__skinny_group(size_t i, __m512 (*s)[4], __m512 *q, size_t n, size_t w) {
+    if (w > 2)
+        q[i] = stx__skinny_add4(s[i][0], s[i][1], s[i][2], s[i][3]);
+    else if (i % 2 == 0 && i + 1 < n)
+        q[i / 2] = stx__skinny_add4(s[i][0], s[i][1], s[i + 1][0], s[i + 1][1]);
+    else if (i % 2 == 0)
+        q[i / 2] = stx__skinny_add4(s[i][0], s[i][1], _mm512_setzero_ps(), _mm512_setzero_ps());
+}
+
+/* Returns a0 + a1, a2 + a3, b0 + b1 and b2 + b3, where a0 .. a3 and b0 .. b3 are the
+   128-bit lanes of a and b. */
+STX__INLINE_FOR("avx512f") __m512 stx__skinny_halve(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88),
+                         _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd));
+}
+
+/* Stores row i of the tile. */
+STX__INLINE_FOR("avx512f")
+void stx__skinny_store(size_t i, const float *sum, float *c, size_t ldc, size_t w, size_t cols,
+                       int add) {
+    size_t j;
+    sum += i * w;
+    c += i * ldc;
+    if (cols < w) {
+        for (j = 0; j < cols; j++) c[j] = add ? c[j] + sum[j] : sum[j];
+    } else if (w > 2) {
+        __m128 t = _mm_loadu_ps(sum);
+        if (add) t = _mm_add_ps(_mm_loadu_ps(c), t);
+        _mm_storeu_ps(c, t);
+    } else {
+        __m128 t = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)sum));
+        if (add)
+            t = _mm_add_ps(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)c)), t);
+        _mm_storel_epi64((__m128i *)(void *)c, _mm_castps_si128(t));
+    }
+}
+
+STX__INLINE_FOR("avx512f")
+void stx__skinny_end(size_t n, __m512 (*s)[4], float *c, size_t ldc, size_t w, size_t cols,
+                     int add) {
+    float sum[32];
+    __m512 q[8];
+    q[1] = q[2] = q[3] = q[4] = q[5] = q[6] = q[7] = _mm512_setzero_ps();
+    STX__UNROLL14(n, stx__skinny_group, s, q, n, w);
+    _mm512_storeu_ps(sum, stx__skinny_halve(stx__skinny_halve(q[0], q[1]),
+                                            stx__skinny_halve(q[2], q[3])));
+    if (n * w > 16)
+        _mm512_storeu_ps(sum + 16, stx__skinny_halve(stx__skinny_halve(q[4], q[5]),
+                                                     stx__skinny_halve(q[6], q[7])));
+    STX__UNROLL14(n, stx__skinny_store, sum, c, ldc, w, cols, add);
+}
+
+/* Computes the tiles for n rows of x and all `cols` rows of W. */
+STX__INLINE_FOR("avx512f") void stx__skinny_avx512_rows(size_t n, STX__SKINNY_PARAMS) {
+    enum { W = 4 };
+
+    const float *a = (const float *)av, *r[5], *row[W];
+    size_t j;
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
+    for (; cols; cols -= STX_MIN((size_t)W, cols), b += W * ldb, c += W) {
+        size_t p;
+        __m512 s[14][4], t[W];
+        for (j = 0; j < W; j++) row[j] = b + (j < cols ? j : 0) * ldb;
+        r[0] = a;
+        r[1] = a + 3 * rs;
+        r[2] = a + 6 * rs;
+        r[3] = a + 9 * rs;
+        r[4] = a + 12 * rs;
+        STX__UNROLL14(n, stx__skinny_zero, s, W);
+        for (p = 0; p + 16 <= k; p += 16) {
+            stx__row_prefetch_next(&next);
+            t[0] = _mm512_loadu_ps(row[0] + p);
+            t[1] = _mm512_loadu_ps(row[1] + p);
+            t[2] = _mm512_loadu_ps(row[2] + p);
+            t[3] = _mm512_loadu_ps(row[3] + p);
+            STX__UNROLL14(n, stx__skinny_step, s, r, rs, t, 0xffff);
+            r[0] += 16;
+            r[1] += 16;
+            r[2] += 16;
+            r[3] += 16;
+            r[4] += 16;
+        }
+        if (p < k) {
+            const __mmask16 mask = stx__first16(k - p);
+            for (j = 0; j < W; j++) t[j] = _mm512_maskz_loadu_ps(mask, row[j] + p);
+            STX__UNROLL14(n, stx__skinny_step, s, r, rs, t, mask);
+        }
+        stx__skinny_end(n, s, c, ldc, W, cols, add);
+    }
+}
+
+/* A function that computes tiles of n rows, for a constant n. Tables of these functions
+   start with n = 4. */
+typedef void (*stx__skinny_tile)(STX__SKINNY_PARAMS);
+  #define STX__SKINNY_F32(n) \
+    STX__AVX512 static void stx__skinny_avx512_##n(STX__SKINNY_PARAMS) { \
+      stx__skinny_avx512_rows(n, av, rs, b, ldb, k, c, ldc, cols, add); \
+    }
+STX__SKINNY_F32(4)
+STX__SKINNY_F32(5)
+STX__SKINNY_F32(6)
+STX__SKINNY_F32(7)
+
+/* STX__SKINNY_K and STX__SKINNY_K_BF16 are the largest k per pass in f32 and bf16.
+   STX__SKINNY_X_BF16 is the maximum number of elements of x in a bf16 tile. Its 20 KB
+   leave space in L1 for the rows of W, which are read as floats. STX__SKINNY_W is the
+   number of floats in a block of W. */
+enum { STX__SKINNY_K = 512, STX__SKINNY_K_BF16 = 1024, STX__SKINNY_X_BF16 = 10240 };
+
+enum { STX__SKINNY_W = (1 << 18) / 4 };
+
+/* Returns the row stride of the copy of x. The stride includes 32 additional elements,
+   so that it is not a power of two for the longest rows. */
+static size_t stx__skinny_stride(size_t k) {
+    return stx__round_up(k, 32) + 32;
+}
+
+/* Computes all tiles for the range [p,p + k) of the summation index. x is the copy of
+   A, with a row stride of rs and elements of `size` bytes. kc is the largest k of any
+   pass. */
+static void stx__skinny_pass(const stx_gemm_args *g, const void *x, size_t rs, size_t size,
+                             size_t p, size_t k, size_t kc, size_t tiles,
+                             const stx__skinny_tile *tile) {
+    const size_t block = tiles == 1 ? g->N : STX__SKINNY_W / kc / 4 * 4;
+    size_t j, q;
+    for (j = 0; j < g->N; j += block)
+        for (q = 0; q < tiles; q++) {
+            const size_t row = g->M * q / tiles, rows = g->M * (q + 1) / tiles - row;
+            tile[rows - 4]((const char *)x + row * rs * size, rs, g->B + j * g->ldb + p, g->ldb,
+                           k, g->C + row * g->ldc + j, g->ldc, STX_MIN(block, g->N - j),
+                           p || g->beta != 0);
+        }
+}
+
+/* Implements stx__micro.skinny. */
+static void stx__skinny_avx512(const stx_gemm_args *g, stx_real *scratch) {
+    static const stx__skinny_tile tile[4] = {stx__skinny_avx512_4, stx__skinny_avx512_5,
+                                             stx__skinny_avx512_6, stx__skinny_avx512_7};
+    const size_t kc = stx__equal_blocks(g->K, STX__SKINNY_K, 16), rs = stx__skinny_stride(kc);
+    size_t i, p;
+    for (p = 0; p < g->K; p += kc) {
+        const size_t k = STX_MIN(kc, g->K - p);
+        for (i = 0; i < g->M; i++)
+            memcpy(scratch + i * rs, g->A + i * g->lda + p, k * sizeof *scratch);
+        stx__skinny_pass(g, scratch, rs, sizeof *scratch, p, k, kc, (g->M + 6) / 7, tile);
+    }
+}
+
+static const stx__micro stx__micro_avx512 = {
+    "avx512", 14, 32, 1, stx__micro_avx512_run, /* name, MR, NR, KR, run */
+    NULL, NULL,                                 /* to_bf16, pair */
+    NULL, NULL,                                 /* enter, leave */
+    stx__transpose_avx512,                      /* transpose */
+    stx__pack_at_avx512,                        /* pack_at */
+    stx__pack_strips_avx512,                    /* pack_strips */
+    stx__skinny_avx512                          /* skinny */
+};
+#endif
+
+
+// >>gemm: x86, bf16
+
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+  /* The AVX512-BF16 kernels need clang 9 or gcc 10. */
+  #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
+    #define STX__BF16     1
+    #define STX__BF16_ISA "avx512f,avx512bw,avx512vl,avx512bf16"
+    #define STX__BF16_FN  __attribute__((target(STX__BF16_ISA)))
+
+/* Loads a unit from an address that may be unaligned. */
+STX_INNER int stx__load_unit(const uint16_t *p) {
+    int v;
+    memcpy(&v, p, 4);
+    return v;
+}
+
+/* Rounds two rows of 16 floats to 16 units in an __m512i. cvtne2 returns the elements
+   of r0 followed by those of r1; the permutation interleaves them. */
+STX__INLINE_FOR(STX__BF16_ISA) __m512i stx__zip_bf16(__m512 r0, __m512 r1) {
+    const __m512i zip =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                         6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(r1, r0));
+}
+
+STX__INLINE_FOR(STX__BF16_ISA)
+void stx__avx512_bf16_step(size_t i, __m512 (*s)[2], const uint16_t *const *r, size_t rs,
+                           __m512bh b0, __m512bh b1) {
+    __m512bh a = (__m512bh)_mm512_set1_epi32(stx__load_unit(r[i / 3] + i % 3 * rs));
+    s[i][0] = _mm512_dpbf16_ps(s[i][0], a, b0);
+    s[i][1] = _mm512_dpbf16_ps(s[i][1], a, b1);
+}
+
+/* Computes steps p .. end-1 of a tile. */
+STX__INLINE_FOR(STX__BF16_ISA)
+void stx__avx512_bf16_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const uint16_t **r,
+                            size_t rs, size_t ks, const uint32_t *b, size_t ldb) {
+    for (b += p * ldb; p < end; p++, b += ldb) {
+        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b);
+        __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + 16);
+        STX__UNROLL14(n, stx__avx512_bf16_step, s, r, rs, b0, b1);
+        r[0] += ks;
+        r[1] += ks;
+        r[2] += ks;
+        r[3] += ks;
+        r[4] += ks;
+    }
+}
+
+/* The AVX512-BF16 micro-kernel, 14 x 32: like stx__micro_avx512_rows, but a step
+   multiplies units of two bf16 elements. */
+STX__INLINE_FOR(STX__BF16_ISA)
+void stx__micro_avx512_bf16_rows(size_t n, size_t steps, const uint16_t *a, size_t rs, size_t ks,
+                                 const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
+    const uint16_t *r[5];
+    __m512 s[14][2];
+    size_t p = steps > STX__C_AHEAD ? steps - STX__C_AHEAD : 0, i;
+    r[0] = a;
+    r[1] = a + 3 * rs;
+    r[2] = a + 6 * rs;
+    r[3] = a + 9 * rs;
+    r[4] = a + 12 * rs;
+    STX__UNROLL14(n, stx__avx512_zero, s);
+    stx__avx512_bf16_steps(n, 0, p, s, r, rs, ks, b, ldb);
+    for (i = 0; i < n && steps >= 2 * n; i++, p += 2) {
+        stx__prefetch_c(c + i * ldc);
+        stx__avx512_bf16_steps(n, p, p + 2, s, r, rs, ks, b, ldb);
+    }
+    stx__avx512_bf16_steps(n, p, steps, s, r, rs, ks, b, ldb);
+    if (add) STX__UNROLL14(n, stx__avx512_add, s, c, ldc);
+    STX__UNROLL14(n, stx__avx512_store, s, c, ldc);
+}
+
+STX__MICRO_RUN14(stx__micro_avx512_bf16, STX__BF16_ISA, uint16_t, uint32_t)
+
+/* stx__round_row_bf16 implements stx__micro.to_bf16, and stx__pair_rows_bf16 implements
+   stx__micro.pair. The conversion instructions treat denormals as zero. */
+STX__BF16_FN static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
+    size_t i;
+    for (i = 0; i + 32 <= n; i += 32)
+        _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + 16),
+                                                                 _mm512_loadu_ps(from + i)));
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256((__m256i *)(void *)(to + i),
+                            (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+    if (i < n) {
+        const __mmask16 mask = stx__first16(n - i);
+        __m512 last = _mm512_maskz_loadu_ps(mask, from + i);
+        _mm256_mask_storeu_epi16(to + i, mask, (__m256i)_mm512_cvtneps_pbh(last));
+    }
+}
+
+STX__BF16_FN static void stx__pair_rows_bf16(uint32_t *to, const float *r0, const float *r1,
+                                             size_t n) {
+    size_t i;
+    for (i = 0; r1 && i + 16 <= n; i += 16)
+        _mm512_storeu_si512(to + i, stx__zip_bf16(_mm512_loadu_ps(r0 + i),
+                                                  _mm512_loadu_ps(r1 + i)));
+    for (; i < n; i += 16) {
+        const __mmask16 mask = stx__first16(n - i);
+        __m512 lo = _mm512_maskz_loadu_ps(mask, r0 + i), hi = _mm512_setzero_ps();
+        if (r1) hi = _mm512_maskz_loadu_ps(mask, r1 + i);
+        _mm512_mask_storeu_epi32(to + i, mask, stx__zip_bf16(lo, hi));
+    }
+}
+
+/* Implements stx__micro.pack_strips, eight pairs of rows at a time. See
+   stx__pack_strips_avx512. */
+STX__BF16_FN static void stx__pack_strips_bf16(float *to, size_t stride, const float *B,
+                                               size_t ldb, size_t k, size_t n) {
+    size_t p0, p, j;
+    for (p0 = 0; p0 < k; p0 += 16)
+        for (j = 0; j < n; j += 32) {
+            const size_t w = STX_MIN((size_t)32, n - j), end = STX_MIN(p0 + 16, k);
+            const __mmask16 m0 = stx__first16(w), m1 = stx__first16(w > 16 ? w - 16 : 0);
+            float *t = to + j / 32 * stride + p0 / 2 * 32;
+            for (p = p0; p < end; p += 2, t += 32) {
+                const int two = p + 1 < k; /* 0 if the last row has no partner */
+                const __mmask16 n0 = two ? m0 : 0, n1 = two ? m1 : 0;
+                const float *r0 = B + p * ldb + j, *r1 = r0 + (two ? ldb : 0);
+                if (p + 17 < k) {
+                    stx_prefetch(r0 + 16 * ldb, w);
+                    stx_prefetch(r0 + 17 * ldb, w);
+                }
+                _mm512_storeu_si512(t, stx__zip_bf16(_mm512_maskz_loadu_ps(m0, r0),
+                                                     _mm512_maskz_loadu_ps(n0, r1)));
+                _mm512_storeu_si512(t + 16, stx__zip_bf16(_mm512_maskz_loadu_ps(m1, r0 + 16),
+                                                          _mm512_maskz_loadu_ps(n1, r1 + 16)));
+            }
+        }
+}
+
+/* The path STX__GEMM_SKINNY in bf16. The rows of W are rounded as they are read. */
+STX__INLINE_FOR(STX__BF16_ISA)
+void stx__skinny_bf16_step(size_t i, __m512 (*s)[4], const uint16_t *const *r, size_t rs,
+                           const __m512i *b, size_t w) {
+    __m512i v = _mm512_loadu_si512(r[i / 3] + i % 3 * rs);
+    __m512bh a;
+    __asm__("" : "+v"(v)); /* prevents reloads, as in stx__skinny_step */
+    a = (__m512bh)v;
+    s[i][0] = _mm512_dpbf16_ps(s[i][0], a, (__m512bh)b[0]);
+    s[i][1] = _mm512_dpbf16_ps(s[i][1], a, (__m512bh)b[1]);
+    if (w > 2) {
+        s[i][2] = _mm512_dpbf16_ps(s[i][2], a, (__m512bh)b[2]);
+        s[i][3] = _mm512_dpbf16_ps(s[i][3], a, (__m512bh)b[3]);
+    }
+}
+
+/* Rounds n <= 32 floats to bf16 and pads the result with zeros. */
+STX__INLINE_FOR(STX__BF16_ISA) __m512i stx__skinny_round(const float *b, size_t n) {
+    const __mmask16 m0 = stx__first16(n), m1 = stx__first16(n > 16 ? n - 16 : 0);
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(m1, b + 16),
+                                        _mm512_maskz_loadu_ps(m0, b));
+}
+
+STX__INLINE_FOR(STX__BF16_ISA) void stx__skinny_bf16_rows(size_t n, size_t w, STX__SKINNY_PARAMS) {
+    const uint16_t *a = (const uint16_t *)av, *r[5];
+    const float *row[4];
+    size_t j;
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
+    for (; cols; cols -= STX_MIN(w, cols), b += w * ldb, c += w) {
+        size_t p;
+        __m512 s[14][4];
+        __m512i t[4];
+        for (j = 0; j < w; j++) row[j] = b + (j < cols ? j : 0) * ldb;
+        r[0] = a;
+        r[1] = a + 3 * rs;
+        r[2] = a + 6 * rs;
+        r[3] = a + 9 * rs;
+        r[4] = a + 12 * rs;
+        STX__UNROLL14(n, stx__skinny_zero, s, w);
+        for (p = 0; p < k; p += 32) {
+            stx__row_prefetch_next(&next);
+            if (w > 2) stx__row_prefetch_next(&next);
+            if (p + 32 <= k)
+                for (j = 0; j < w; j++)
+                    t[j] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(row[j] + p + 16),
+                                                        _mm512_loadu_ps(row[j] + p));
+            else
+                for (j = 0; j < w; j++) t[j] = stx__skinny_round(row[j] + p, k - p);
+            STX__UNROLL14(n, stx__skinny_bf16_step, s, r, rs, t, w);
+            r[0] += 32;
+            r[1] += 32;
+            r[2] += 32;
+            r[3] += 32;
+            r[4] += 32;
+        }
+        stx__skinny_end(n, s, c, ldc, w, cols, add);
+    }
+}
+
+    #define STX__SKINNY_BF16(n, w) \
+      STX__BF16_FN static void stx__skinny_bf16_##n(STX__SKINNY_PARAMS) { \
+        stx__skinny_bf16_rows(n, w, av, rs, b, ldb, k, c, ldc, cols, add); \
+      }
+STX__SKINNY_BF16(4, 4)
+STX__SKINNY_BF16(5, 4)
+STX__SKINNY_BF16(6, 4)
+STX__SKINNY_BF16(7, 4)
+STX__SKINNY_BF16(8, 2)
+STX__SKINNY_BF16(9, 2)
+STX__SKINNY_BF16(10, 2)
+STX__SKINNY_BF16(11, 2)
+STX__SKINNY_BF16(12, 2)
+STX__SKINNY_BF16(13, 2)
+STX__SKINNY_BF16(14, 2)
+
+static void stx__skinny_bf16(const stx_gemm_args *g, stx_real *scratch) {
+    static const stx__skinny_tile tile[11] = {
+        stx__skinny_bf16_4,  stx__skinny_bf16_5,  stx__skinny_bf16_6,  stx__skinny_bf16_7,
+        stx__skinny_bf16_8,  stx__skinny_bf16_9,  stx__skinny_bf16_10, stx__skinny_bf16_11,
+        stx__skinny_bf16_12, stx__skinny_bf16_13, stx__skinny_bf16_14};
+    const size_t tiles = (g->M + 13) / 14, rows = (g->M + tiles - 1) / tiles;
+    const size_t most = STX_MIN((size_t)STX__SKINNY_K_BF16, STX__SKINNY_X_BF16 / rows);
+    const size_t kc = stx__equal_blocks(g->K, most, 32), rs = stx__skinny_stride(kc);
+    uint16_t *x = (uint16_t *)(void *)scratch;
+    size_t i, p;
+    for (p = 0; p < g->K; p += kc) {
+        const size_t k = STX_MIN(kc, g->K - p), padded = stx__round_up(k, 32);
+        for (i = 0; i < g->M; i++) {
+            stx__round_row_bf16(x + i * rs, g->A + i * g->lda + p, k);
+            memset(x + i * rs + k, 0, (padded - k) * sizeof *x);
+        }
+        stx__skinny_pass(g, x, rs, sizeof *x, p, k, kc, tiles, tile);
+    }
+}
+
+static const stx__micro stx__micro_avx512_bf16 = {
+    "avx512 bf16", 14, 32, 2, stx__micro_avx512_bf16_run, /* name, MR, NR, KR, run */
+    stx__round_row_bf16, stx__pair_rows_bf16,             /* to_bf16, pair */
+    NULL, NULL,                                           /* enter, leave */
+    stx__transpose_avx512,                                /* transpose */
+    NULL,                                                 /* pack_at */
+    stx__pack_strips_bf16,                                /* pack_strips */
+    stx__skinny_bf16                                      /* skinny */
+};
+  #endif
+
+  /* The AMX micro-kernel, 32 x 32. A core has eight tile registers, each with 16 rows
+     of 64 bytes. One instruction multiplies a 16 x 32 matrix of bf16 values by a 32 x
+     16 matrix (stored as 16 rows of 16 units) and adds the result to 16 x 16 sums.
+     Tiles 0 to 3 hold C, 4 and 5 hold op(A), and 6 and 7 hold op(B). To test this code
+     on processors without AMX, tests/inner/amx.h defines STX__AMX, STX__AMX_EMULATED
+     and stx__has_amx. */
+  #if !defined(STX__AMX) && defined(__linux__) \
+      && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+    #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
+
+/* Returns 1 if the processor has AMX for bf16 and the operating system permits this
+   process to use it: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA). */
+static int stx__has_amx(void) {
+    uint32_t a = 7, b, c = 0, d;
+    long r = 158;
+    if (!__builtin_cpu_supports("avx512bf16")) return 0; /* packing needs AVX512-BF16 */
+    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
+    __asm__ volatile("syscall" : "+a"(r) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return r == 0;
+}
+  #endif
+  #ifdef STX__AMX
+
+/* stx__amx_enter implements stx__micro.enter, and stx__amx_leave implements
+   stx__micro.leave. */
+STX__AMX static void stx__amx_enter(void) {
+    uint8_t config[64] = {1}; /* palette 1 */
+    int t;
+    for (t = 0; t < 8; t++) {
+        config[16 + 2 * t] = 64; /* bytes per row */
+        config[48 + t] = 16;     /* rows */
+    }
+    /* gcc's _tile_loadconfig is declared to read only 8 of the 64 bytes. Without this
+       statement, gcc would remove the loop above. */
+    __asm__ volatile("" : : "r"(config) : "memory");
+    _tile_loadconfig(config);
+}
+
+STX__AMX static void stx__amx_leave(void) {
+    _tile_release();
+}
+
+STX__AMX static void stx__micro_amx_run(STX__MICRO_PARAMS) {
+    const uint16_t *a = (const uint16_t *)av;
+    const uint32_t *b = (const uint32_t *)bv;
+    const int two = h > 16, whole = h == 16 || h == 32;
+    float t[32 * 32], *to = whole ? c : t;
+    size_t ldt = whole ? ldc : 32, k, i, j;
+
+    /* The sums start from C for every height, so that the result does not depend on how
+       C is divided among the threads. */
+    if (!whole && add)
+        for (i = 0; i < 32; i++)
+            for (j = 0; j < 32; j++) t[i * 32 + j] = i < h ? c[i * ldc + j] : 0;
+    if (add) {
+        _tile_loadd(0, to, ldt * 4);
+        _tile_loadd(1, to + 16, ldt * 4);
+        if (two) {
+            _tile_loadd(2, to + 16 * ldt, ldt * 4);
+            _tile_loadd(3, to + 16 * ldt + 16, ldt * 4);
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (k = 0; k < steps; k += 16) {
+        _tile_loadd(6, b + k * ldb, ldb * 4);
+        _tile_loadd(7, b + k * ldb + 16, ldb * 4);
+        _tile_loadd(4, a + k * ks, rs * 2);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (two) {
+            _tile_loadd(5, a + 16 * rs + k * ks, rs * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, to, ldt * 4);
+    _tile_stored(1, to + 16, ldt * 4);
+    if (two) {
+        _tile_stored(2, to + 16 * ldt, ldt * 4);
+        _tile_stored(3, to + 16 * ldt + 16, ldt * 4);
+    }
+    if (!whole)
+        for (i = 0; i < h; i++) memcpy(c + i * ldc, t + i * 32, 32 * sizeof *c);
+}
+
+    #ifdef STX__AMX_EMULATED
+static const stx__micro stx__micro_amx = {
+    "amx bf16, emulated", 32, 32, 32, stx__micro_amx_run, /* name, MR, NR, KR, run */
+    stx__round_row_base, stx__pair_rows_base,             /* to_bf16, pair */
+    stx__amx_enter, stx__amx_leave,                       /* enter, leave */
+    NULL, NULL, NULL, NULL                                /* NULL: portable packing */
+};
+    #else
+/* Implements stx__micro.pack_at for AMX. The result is the same as that of
+   stx__pack_at_tiles, but 16 rows of 16 units are transposed at a time. */
+STX__BF16_FN static void stx__pack_at_amx(float *to, const float *A, size_t lda, size_t m,
+                                          size_t k) {
+    const size_t steps = (k + 31) / 32;
+    size_t p, i, q;
+    for (p = 0; p < steps; p++)
+        for (i = 0; i < m; i += 16) {
+            const __mmask16 mask = stx__first16(m - i);
+            float *tile = to + ((i / 32 * steps + p) * 32 + i % 32) * 16;
+            __m512i z[16];
+            for (q = 0; q < 16; q++) {
+                const size_t row = 32 * p + 2 * q; /* missing rows are zeros */
+                const float *r0 = A + STX_MIN(row, k - 1) * lda + i;
+                const float *r1 = A + STX_MIN(row + 1, k - 1) * lda + i;
+                z[q] = stx__zip_bf16(_mm512_maskz_loadu_ps(row < k ? mask : 0, r0),
+                                     _mm512_maskz_loadu_ps(row + 1 < k ? mask : 0, r1));
+            }
+            stx__transpose16(z);
+            for (q = 0; q < 16; q++) _mm512_storeu_si512(tile + q * 16, z[q]);
+        }
+}
+
+static const stx__micro stx__micro_amx = {
+    "amx bf16", 32, 32, 32, stx__micro_amx_run, /* name, MR, NR, KR, run */
+    stx__round_row_bf16, stx__pair_rows_bf16,   /* to_bf16, pair */
+    stx__amx_enter, stx__amx_leave,             /* enter, leave */
+    stx__transpose_avx512,                      /* transpose */
+    stx__pack_at_amx,                           /* pack_at */
+    stx__pack_strips_bf16,                      /* pack_strips */
+    stx__skinny_bf16                            /* skinny */
+};
+    #endif
+  #endif
+#endif
+
+
+// >>gemm: arm
+
+#if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
+
+  #ifdef __clang__
+    #define STX__SIMD "neon"
+  #else
+    #define STX__SIMD "simd"
+  #endif
+
+/* The NEON micro-kernel, 6 x 16: row i of the tile is s[i], four vectors. Together with
+   four vectors of op(B), the tile takes 28 of the 32 registers. As in the AVX2 kernel,
+   each pointer reaches three rows of op(A). */
+STX_INNER void stx__neon_zero(size_t i, float32x4_t (*s)[4]) {
+    s[i][0] = s[i][1] = s[i][2] = s[i][3] = vdupq_n_f32(0);
+}
+
+STX_INNER void stx__neon_step(size_t i, float32x4_t (*s)[4], const float *const *r, size_t rs,
+                              const float32x4_t *b) {
+    float a = r[i / 3][i % 3 * rs];
+    s[i][0] = vfmaq_n_f32(s[i][0], b[0], a);
+    s[i][1] = vfmaq_n_f32(s[i][1], b[1], a);
+    s[i][2] = vfmaq_n_f32(s[i][2], b[2], a);
+    s[i][3] = vfmaq_n_f32(s[i][3], b[3], a);
+    /* without this statement, gcc loads all six elements of op(A) first and runs out of
+       registers */
+    if (i == 2) __asm__ volatile("" : : : "memory");
+}
+
+STX_INNER void stx__neon_add(size_t i, float32x4_t (*s)[4], const float *c, size_t ldc) {
+    s[i][0] = vaddq_f32(vld1q_f32(c + i * ldc), s[i][0]);
+    s[i][1] = vaddq_f32(vld1q_f32(c + i * ldc + 4), s[i][1]);
+    s[i][2] = vaddq_f32(vld1q_f32(c + i * ldc + 8), s[i][2]);
+    s[i][3] = vaddq_f32(vld1q_f32(c + i * ldc + 12), s[i][3]);
+}
+
+STX_INNER void stx__neon_store(size_t i, float32x4_t (*s)[4], float *c, size_t ldc) {
+    vst1q_f32(c + i * ldc, s[i][0]);
+    vst1q_f32(c + i * ldc + 4, s[i][1]);
+    vst1q_f32(c + i * ldc + 8, s[i][2]);
+    vst1q_f32(c + i * ldc + 12, s[i][3]);
+}
+
+STX_INNER void stx__micro_neon_rows(size_t n, size_t steps, const float *a, size_t rs, size_t ks,
+                                    const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *r[2];
+    float32x4_t s[6][4];
+    r[0] = a;
+    r[1] = a + 3 * rs;
+    STX__UNROLL6(n, stx__neon_zero, s);
+    for (; steps; steps--, b += ldb, r[0] += ks, r[1] += ks) {
+        float32x4_t v[4];
+        v[0] = vld1q_f32(b);
+        v[1] = vld1q_f32(b + 4);
+        v[2] = vld1q_f32(b + 8);
+        v[3] = vld1q_f32(b + 12);
+        STX__UNROLL6(n, stx__neon_step, s, r, rs, v);
+    }
+    if (add) STX__UNROLL6(n, stx__neon_add, s, c, ldc);
+    STX__UNROLL6(n, stx__neon_store, s, c, ldc);
+}
+
+STX__MICRO_RUN6(stx__micro_neon, STX__SIMD, float, float)
+
+static const stx__micro stx__micro_neon =
+    STX__MICRO("neon", 6, 16, 1, stx__micro_neon_run, NULL, NULL);
+
+  /* The BFDOT micro-kernel, 6 x 16. The instruction adds the two products of a unit to
+     each of four sums. The kernel uses inline assembly, because compilers provide the
+     intrinsic only if the whole file may use the instruction. Like AVX512-BF16, BFDOT
+     treats denormals as zero, but it rounds twice, to odd. The layout of a unit
+     requires a little-endian processor. */
+  #if !defined(__AARCH64EB__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 10)
+    #define STX__HAS_BFDOT 1
+    #define STX__BFDOT(sum, b, a) \
+      __asm__("bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(sum) : "w"(b), "w"(a))
+
+STX__INLINE_FOR("bf16")
+void stx__bfdot_step(size_t i, float32x4_t (*s)[4], const uint16_t *const *r, size_t rs,
+                     const uint32x4_t *b) {
+    float a; /* the bits of a unit */
+    memcpy(&a, r[i / 3] + i % 3 * rs, 4);
+    STX__BFDOT(s[i][0], b[0], a);
+    STX__BFDOT(s[i][1], b[1], a);
+    STX__BFDOT(s[i][2], b[2], a);
+    STX__BFDOT(s[i][3], b[3], a);
+}
+
+STX__INLINE_FOR("bf16")
+void stx__micro_bfdot_rows(size_t n, size_t steps, const uint16_t *a, size_t rs, size_t ks,
+                           const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
+    const uint16_t *r[2];
+    float32x4_t s[6][4];
+    r[0] = a;
+    r[1] = a + 3 * rs;
+    STX__UNROLL6(n, stx__neon_zero, s);
+    for (; steps; steps--, b += ldb, r[0] += ks, r[1] += ks) {
+        uint32x4_t v[4];
+        v[0] = vld1q_u32(b);
+        v[1] = vld1q_u32(b + 4);
+        v[2] = vld1q_u32(b + 8);
+        v[3] = vld1q_u32(b + 12);
+        STX__UNROLL6(n, stx__bfdot_step, s, r, rs, v);
+    }
+    if (add) STX__UNROLL6(n, stx__neon_add, s, c, ldc);
+    STX__UNROLL6(n, stx__neon_store, s, c, ldc);
+}
+
+STX__MICRO_RUN6(stx__micro_bfdot, "bf16", uint16_t, uint32_t)
+
+static const stx__micro stx__micro_bfdot =
+    STX__MICRO("neon bf16", 6, 16, 2, stx__micro_bfdot_run, stx__round_row_base,
+               stx__pair_rows_base);
+
+    #ifdef __linux__
+      #include <sys/auxv.h>
+
+/* AT_HWCAP2 is 26 and HWCAP2_BF16 is bit 14; older headers lack the names. */
+static int stx__has_bfdot(void) {
+    return (getauxval(26) >> 14 & 1) != 0;
+}
+    #elif defined(__APPLE__)
+      #ifdef __cplusplus
+extern "C" {
+      #endif
+/* In strict C mode, <sys/sysctl.h> does not declare sysctlbyname. */
+extern int sysctlbyname(const char *, void *, size_t *, void *, size_t);
+      #ifdef __cplusplus
+}
+      #endif
+static int stx__has_bfdot(void) {
+    int has = 0;
+    size_t size = sizeof has;
+    return !sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) && has;
+}
+    #else
+static int stx__has_bfdot(void) {
+    return 0;
+}
+    #endif
+  #endif
+#endif
+
+
+// >>gemm: choice of the micro-kernel
+
+/* Returns the micro-kernel for a precision and an instruction set (STX__ISA_*). */
+static const stx__micro *stx__choose_micro(int precision, int isa) {
+    (void)isa;
+    (void)precision;
+#ifndef SEQTX_DOUBLE
+    if (precision == STX_PREC_BF16) {
+  #ifdef STX__AMX
+        if (isa == STX__ISA_AVX512 && stx__has_amx()) return &stx__micro_amx;
+  #endif
+  #ifdef STX__BF16
+        if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16"))
+            return &stx__micro_avx512_bf16;
+  #endif
+  #ifdef STX__X86
+        if (isa == STX__ISA_AVX512) return &stx__micro_generic_bf16_avx512;
+        if (isa == STX__ISA_AVX2) return &stx__micro_generic_bf16_avx2;
+  #endif
+  #ifdef STX__HAS_BFDOT
+        if (stx__has_bfdot()) return &stx__micro_bfdot;
+  #endif
+        return &stx__micro_generic_bf16;
+    }
+#endif
+#ifdef STX__X86
+    if (isa == STX__ISA_AVX512) return &stx__micro_avx512;
+    if (isa == STX__ISA_AVX2) return &stx__micro_avx2;
+#endif
+#if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
+    return &stx__micro_neon;
+#else
+    return &stx__micro_generic;
+#endif
+}
+
+STX_DEF const char *stx_backend(const stx_ctx *x) {
+#ifdef SEQTX_CUDA
+    if (x && x->gpu) return stx_cuda_name(x);
+#endif
+#ifdef SEQTX_CBLAS
+    if (!x || x->desc.precision == STX_PREC_F32) return "cblas";
+#endif
+    return stx__micro_kernel(x)->name;
+}
+
+
+// >>gemm: packed weights
+
+/* GEMV with weights from stx_params_pack: C = alpha A op(B) + beta C, where B is a part
+   of a packed weight matrix. These kernels read 2 (bf16) or 1.125 (int8) bytes per
+   weight. Sums are added in the same order as in stx__gemv, so the result is
+   bit-identical to that of stx__gemv with the rounded weights, unless the compiler
+   contracts floating-point expressions (gcc without -std=c99). */
+
+static size_t stx__int8_groups(size_t C) {
+    return (C + STX__INT8_GROUP - 1) / STX__INT8_GROUP;
+}
+
+/* Like stx__dot4, but b has bf16 elements. */
+STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const uint16_t *b,
+                              size_t ldb, size_t k) {
+    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
+    const uint16_t *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
+    size_t p, e;
+    for (p = 0; p + 16 <= k; p += 16) {
+        if (p % 32 == 0) stx__row_prefetch_next(&next);
+        for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b[p + e]), s0[e]);
+        for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b1[p + e]), s1[e]);
+        for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b2[p + e]), s2[e]);
+        for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b3[p + e]), s3[e]);
+    }
+    for (; p < k; p++) {
+        t0 += a[p] * stx__from_bf16(b[p]);
+        t1 += a[p] * stx__from_bf16(b1[p]);
+        t2 += a[p] * stx__from_bf16(b2[p]);
+        t3 += a[p] * stx__from_bf16(b3[p]);
+    }
+    out[0] = t0 + stx_fast_lanes(s0);
+    out[1] = t1 + stx_fast_lanes(s1);
+    out[2] = t2 + stx_fast_lanes(s2);
+    out[3] = t3 + stx_fast_lanes(s3);
+}
+
+/* The parameters of stx__dot4_int8, which computes the same dot products as stx__dot4,
+   but with four int8 rows b. f contains the scale factors of the rows' groups, with a
+   row stride of ldf. b and f begin at the start of a group. */
+#define STX__DOT4_INT8_PARAMS \
+  stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, \
+      size_t k
+
+/* Finishes stx__dot4_int8: for each of the four rows, adds up the 16 lanes of s and the
+   last k % 16 products. */
+STX_INNER void stx__dot4_int8_end(stx_real (*s)[16], STX__DOT4_INT8_PARAMS) {
+    size_t j, p;
+    for (j = 0; j < 4; j++) {
+        stx_real t = 0;
+        for (p = k / 16 * 16; p < k; p++)
+            t += a[p] * ((stx_real)f[j * ldf + p / STX__INT8_GROUP] * (stx_real)b[j * ldb + p]);
+        out[j] = t + stx_fast_lanes(s[j]);
+    }
+}
+
+STX_INNER void stx__dot4_int8(int fma, STX__DOT4_INT8_PARAMS) {
+    stx_real s[4][16] = {{0}};
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb, k);
+    size_t p, e, j;
+    for (p = 0; p + 16 <= k; p += 16) {
+        if (p % 64 == 0) stx__row_prefetch_next(&next);
+        for (j = 0; j < 4; j++) {
+            const stx_real v = (stx_real)f[j * ldf + p / STX__INT8_GROUP];
+            for (e = 0; e < 16; e++)
+                s[j][e] = STX_FMA(fma, a[p + e], v * (stx_real)b[j * ldb + p + e], s[j][e]);
+        }
+    }
+    stx__dot4_int8_end(s, out, a, b, ldb, f, ldf, k);
+}
+
+#if !defined(STX__X86) || defined(SEQTX_DOUBLE)
+STX_EACH_ISA(stx__dot4_int8, (STX__DOT4_INT8_PARAMS), out, a, b, ldb, f, ldf, k)
+#else
+
+/* The versions below use intrinsics, because compilers convert int8 to float in several
+   steps. */
+static void stx__dot4_int8_base(STX__DOT4_INT8_PARAMS) {
+    stx__dot4_int8(0, out, a, b, ldb, f, ldf, k);
+}
+
+/* stx__int8_x16 and stx__int8_x8 return 16 and 8 elements of q, multiplied by f. */
+STX__INLINE_FOR("avx512f") __m512 stx__int8_x16(const int8_t *q, float f) {
+    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)q);
+    return _mm512_mul_ps(_mm512_set1_ps(f), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+}
+
+STX__INLINE_FOR("avx2,fma") __m256 stx__int8_x8(const int8_t *q, float f) {
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)q);
+    return _mm256_mul_ps(_mm256_set1_ps(f), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+}
+
+STX__AVX512 static void stx__dot4_int8_avx512(STX__DOT4_INT8_PARAMS) {
+    __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
+    stx_real s[4][16];
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb, k);
+    stx__row_prefetch factors = stx__row_prefetch_of(f, ldf * sizeof *f, ldf * sizeof *f);
+    size_t p;
+    for (p = 0; p + 16 <= k; p += 16) {
+        const __m512 v = _mm512_loadu_ps(a + p);
+        const float *fp = f + p / STX__INT8_GROUP;
+        if (p % 64 == 0) stx__row_prefetch_next(&next);
+        /* the 16 factors of 512 weights take 64 bytes, one cache line */
+        if (p % 512 == 0) stx__row_prefetch_next(&factors);
+        s0 = _mm512_fmadd_ps(v, stx__int8_x16(b + p, fp[0]), s0);
+        s1 = _mm512_fmadd_ps(v, stx__int8_x16(b + ldb + p, fp[ldf]), s1);
+        s2 = _mm512_fmadd_ps(v, stx__int8_x16(b + 2 * ldb + p, fp[2 * ldf]), s2);
+        s3 = _mm512_fmadd_ps(v, stx__int8_x16(b + 3 * ldb + p, fp[3 * ldf]), s3);
+    }
+    _mm512_storeu_ps(s[0], s0);
+    _mm512_storeu_ps(s[1], s1);
+    _mm512_storeu_ps(s[2], s2);
+    _mm512_storeu_ps(s[3], s3);
+    stx__dot4_int8_end(s, out, a, b, ldb, f, ldf, k);
+}
+
+STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
+    __m256 s0 = _mm256_setzero_ps(), s1 = s0, s2 = s0, s3 = s0; /* lanes 0 to 7 */
+    __m256 t0 = s0, t1 = s0, t2 = s0, t3 = s0;                  /* lanes 8 to 15 */
+    stx_real s[4][16];
+    stx__row_prefetch next = stx__row_prefetch_of(b, ldb, k);
+    stx__row_prefetch factors = stx__row_prefetch_of(f, ldf * sizeof *f, ldf * sizeof *f);
+    size_t p;
+    for (p = 0; p + 16 <= k; p += 16) {
+        const __m256 v = _mm256_loadu_ps(a + p), w = _mm256_loadu_ps(a + p + 8);
+        const int8_t *b0 = b + p, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
+        const float *fp = f + p / STX__INT8_GROUP;
+        if (p % 64 == 0) stx__row_prefetch_next(&next);
+        /* the 16 factors of 512 weights take 64 bytes, one cache line */
+        if (p % 512 == 0) stx__row_prefetch_next(&factors);
+        s0 = _mm256_fmadd_ps(v, stx__int8_x8(b0, fp[0]), s0);
+        s1 = _mm256_fmadd_ps(v, stx__int8_x8(b1, fp[ldf]), s1);
+        s2 = _mm256_fmadd_ps(v, stx__int8_x8(b2, fp[2 * ldf]), s2);
+        s3 = _mm256_fmadd_ps(v, stx__int8_x8(b3, fp[3 * ldf]), s3);
+        t0 = _mm256_fmadd_ps(w, stx__int8_x8(b0 + 8, fp[0]), t0);
+        t1 = _mm256_fmadd_ps(w, stx__int8_x8(b1 + 8, fp[ldf]), t1);
+        t2 = _mm256_fmadd_ps(w, stx__int8_x8(b2 + 8, fp[2 * ldf]), t2);
+        t3 = _mm256_fmadd_ps(w, stx__int8_x8(b3 + 8, fp[3 * ldf]), t3);
+    }
+    _mm256_storeu_ps(s[0], s0);
+    _mm256_storeu_ps(s[1], s1);
+    _mm256_storeu_ps(s[2], s2);
+    _mm256_storeu_ps(s[3], s3);
+    _mm256_storeu_ps(s[0] + 8, t0);
+    _mm256_storeu_ps(s[1] + 8, t1);
+    _mm256_storeu_ps(s[2] + 8, t2);
+    _mm256_storeu_ps(s[3] + 8, t3);
+    stx__dot4_int8_end(s, out, a, b, ldb, f, ldf, k);
+}
+#endif
+
+/* The parameters of the packed versions of stx__axpy4, which add multiples of rows
+   row[0] .. row[3] of the packed weights w to c. The first column, col, must be the
+   start of a group. */
+#define STX__AXPY4_PACKED_PARAMS \
+  stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *row, \
+      size_t col, size_t n
+
+STX_INNER void stx__axpy4_bf16(int fma, STX__AXPY4_PACKED_PARAMS) {
+    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
+    const uint16_t *STX_RESTRICT h0 = w->h + row[0] * w->C + col;
+    const uint16_t *STX_RESTRICT h1 = w->h + row[1] * w->C + col;
+    const uint16_t *STX_RESTRICT h2 = w->h + row[2] * w->C + col;
+    const uint16_t *STX_RESTRICT h3 = w->h + row[3] * w->C + col;
+    stx__row_prefetch next = stx__row_prefetch_of(h0, w->C * sizeof *h0, n * sizeof *h0);
+    size_t j, e;
+    for (j = 0; j + 32 <= n; j += 32) {
+        stx__row_prefetch_next(&next);
+        for (e = j; e < j + 32; e++)
+            c[e] = stx__add4(fma, c[e], a0, stx__from_bf16(h0[e]), a1, stx__from_bf16(h1[e]), a2,
+                             stx__from_bf16(h2[e]), a3, stx__from_bf16(h3[e]));
+    }
+    for (; j < n; j++)
+        c[j] = stx__add4(fma, c[j], a0, stx__from_bf16(h0[j]), a1, stx__from_bf16(h1[j]), a2,
+                         stx__from_bf16(h2[j]), a3, stx__from_bf16(h3[j]));
+}
+
+STX_INNER void stx__axpy4_int8(int fma, STX__AXPY4_PACKED_PARAMS) {
+    const size_t C = w->C, G = stx__int8_groups(C);
+    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
+    stx__row_prefetch next = stx__row_prefetch_of(w->q + row[0] * C + col, C, n);
+    size_t j, e;
+    for (j = 0; j < n; j += STX__INT8_GROUP) {
+        const int8_t *STX_RESTRICT q0 = w->q + row[0] * C + col + j;
+        const int8_t *STX_RESTRICT q1 = w->q + row[1] * C + col + j;
+        const int8_t *STX_RESTRICT q2 = w->q + row[2] * C + col + j;
+        const int8_t *STX_RESTRICT q3 = w->q + row[3] * C + col + j;
+        const float *f = w->f + (col + j) / STX__INT8_GROUP;
+        const stx_real f0 = (stx_real)f[row[0] * G], f1 = (stx_real)f[row[1] * G];
+        const stx_real f2 = (stx_real)f[row[2] * G], f3 = (stx_real)f[row[3] * G];
+        if (j % (2 * STX__INT8_GROUP) == 0) stx__row_prefetch_next(&next);
+        if (j + STX__INT8_GROUP <= n) /* a loop of constant length vectorises better */
+            for (e = 0; e < STX__INT8_GROUP; e++)
+                c[j + e] = stx__add4(fma, c[j + e], a0, f0 * (stx_real)q0[e], a1,
+                                     f1 * (stx_real)q1[e], a2, f2 * (stx_real)q2[e], a3,
+                                     f3 * (stx_real)q3[e]);
+        else
+            for (e = 0; e < n - j; e++)
+                c[j + e] = stx__add4(fma, c[j + e], a0, f0 * (stx_real)q0[e], a1,
+                                     f1 * (stx_real)q1[e], a2, f2 * (stx_real)q2[e], a3,
+                                     f3 * (stx_real)q3[e]);
+    }
+}
+
+STX_EACH_ISA(stx__axpy4_int8, (STX__AXPY4_PACKED_PARAMS), c, a, w, row, col, n)
+
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+
+/* Uses intrinsics, because compilers convert int8 to float in several steps. */
+STX__AVX512 static void stx__axpy4_int8_intrinsics(STX__AXPY4_PACKED_PARAMS) {
+    const size_t C = w->C, G = stx__int8_groups(C), whole = n / STX__INT8_GROUP * STX__INT8_GROUP;
+    const __m512 a0 = _mm512_set1_ps(a[0]), a1 = _mm512_set1_ps(a[1]);
+    const __m512 a2 = _mm512_set1_ps(a[2]), a3 = _mm512_set1_ps(a[3]);
+    const int8_t *q0 = w->q + row[0] * C + col, *q1 = w->q + row[1] * C + col;
+    const int8_t *q2 = w->q + row[2] * C + col, *q3 = w->q + row[3] * C + col;
+    stx__row_prefetch next = stx__row_prefetch_of(q0, C, n);
+    size_t j, e;
+    for (j = 0; j < whole; j += STX__INT8_GROUP) {
+        const float *f = w->f + (col + j) / STX__INT8_GROUP;
+        const float f0 = f[row[0] * G], f1 = f[row[1] * G];
+        const float f2 = f[row[2] * G], f3 = f[row[3] * G];
+        if (j % (2 * STX__INT8_GROUP) == 0) stx__row_prefetch_next(&next);
+        for (e = j; e < j + STX__INT8_GROUP; e += 16) {
+            __m512 t = _mm512_loadu_ps(c + e);
+            t = _mm512_fmadd_ps(a0, stx__int8_x16(q0 + e, f0), t);
+            t = _mm512_fmadd_ps(a1, stx__int8_x16(q1 + e, f1), t);
+            t = _mm512_fmadd_ps(a2, stx__int8_x16(q2 + e, f2), t);
+            t = _mm512_fmadd_ps(a3, stx__int8_x16(q3 + e, f3), t);
+            _mm512_storeu_ps(c + e, t);
+        }
+    }
+    if (whole < n) stx__axpy4_int8_avx512(c + whole, a, w, row, col + whole, n - whole);
+}
+#endif
+
+/* The int8 kernels for one instruction set. */
+typedef struct stx__int8_kernels {
+    void (*dot4)(STX__DOT4_INT8_PARAMS);
+    void (*axpy4)(STX__AXPY4_PACKED_PARAMS);
+} stx__int8_kernels;
+
+static stx__int8_kernels stx__int8_kernels_for(int isa) {
+    stx__int8_kernels k;
+    k.dot4 = stx__dot4_int8_base;
+    k.axpy4 = stx__axpy4_int8_base;
+#ifdef STX__X86
+    if (isa == STX__ISA_AVX2) {
+        k.dot4 = stx__dot4_int8_avx2;
+        k.axpy4 = stx__axpy4_int8_avx2;
+    }
+    if (isa == STX__ISA_AVX512) {
+        k.dot4 = stx__dot4_int8_avx512;
+  #ifdef SEQTX_DOUBLE
+        k.axpy4 = stx__axpy4_int8_avx512;
+  #else
+        k.axpy4 = stx__axpy4_int8_intrinsics;
+  #endif
+    }
+#endif
+    (void)isa;
+    return k;
+}
+
+/* Computes C += alpha A B^T, where B is the part of w that begins at element `at`. */
+STX_INNER void stx__gemv_packed_dots(int fma, const stx_gemm_args *g, const stx__packed *w,
+                                     size_t at, stx__int8_kernels int8) {
+    const size_t C = w->C, G = stx__int8_groups(C), row = at / C, col = at % C;
+    size_t i, j, e;
+    for (j = 0; j < g->N; j += 4) {
+        const size_t n = STX_MIN((size_t)4, g->N - j);
+        /* if fewer than four rows are left, each is computed four times, and t has
+           space for the copies */
+        const size_t step = n == 4 ? 4 : 1, ldb = n == 4 ? C : 0, ldf = n == 4 ? G : 0;
+        const size_t b = (row + j) * C + col;
+        const size_t f = (row + j) * G + col / STX__INT8_GROUP;
+        for (i = 0; i < g->M; i++) {
+            const stx_real *a = g->A + i * g->lda;
+            stx_real *c = g->C + i * g->ldc + j, t[8];
+            for (e = 0; e < n; e += step)
+                if (w->h)
+                    stx__dot4_bf16(fma, t + e, a, w->h + b + e * C, ldb, g->K);
+                else
+                    int8.dot4(t + e, a, w->q + b + e * C, ldb, w->f + f + e * G, ldf, g->K);
+            for (e = 0; e < n; e++) c[e] += g->alpha * t[e];
+        }
+    }
+}
+
+/* Computes C += alpha A B, where B is the part of w that begins at element `at`. */
+STX_INNER void stx__gemv_packed_axpys(int fma, const stx_gemm_args *g, const stx__packed *w,
+                                      size_t at, stx__int8_kernels int8) {
+    enum { COLUMNS = 1024 }; /* columns of C per pass, which stay in L1 */
+
+    const size_t row = at / w->C, col = at % w->C;
+    size_t i, j, k, e;
+    for (j = 0; j < g->N; j += COLUMNS)
+        for (k = 0; k < g->K; k += 4) {
+            const size_t n = STX_MIN((size_t)4, g->K - k);
+            const size_t columns = STX_MIN((size_t)COLUMNS, g->N - j);
+            size_t r[4];
+            /* missing rows are replaced by the first row, multiplied by 0 */
+            for (e = 0; e < 4; e++) r[e] = row + k + (e < n ? e : 0);
+            for (i = 0; i < g->M; i++) {
+                stx_real *c = g->C + i * g->ldc + j, a[4] = {0};
+                for (e = 0; e < n; e++) a[e] = g->alpha * g->A[i * g->lda + k + e];
+                if (w->h)
+                    stx__axpy4_bf16(fma, c, a, w, r, col + j, columns);
+                else
+                    int8.axpy4(c, a, w, r, col + j, columns);
+            }
+        }
+}
+
+STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__packed *w, size_t at,
+                                stx__int8_kernels int8) {
+    stx__gemm_scale_c(g);
+    if (g->tb)
+        stx__gemv_packed_dots(fma, g, w, at, int8);
+    else
+        stx__gemv_packed_axpys(fma, g, w, at, int8);
+}
+
+STX_EACH_ISA(stx__gemv_packed,
+             (const stx_gemm_args *g, const stx__packed *w, size_t at, stx__int8_kernels int8), g,
+             w, at, int8)
+
+/* Implements stx__packed.gemv. */
+static void stx__gemv_packed_run(stx_ctx *x, const stx_gemm_args *g, const stx__packed *w,
+                                 size_t at) {
+    STX_CALL(x, stx__gemv_packed, (g, w, at, stx__int8_kernels_for(stx_isa(x))));
+}
+
+static int stx__is_packable(const stx_tensor *t) {
+    return t->ndim == 2 && t->dim[0] >= STX_PACK_MIN && t->dim[1] >= STX_PACK_MIN;
+}
+
+/* Rounds a row of C weights in place and stores it as bf16 in h. */
+static void stx__pack_row_bf16(stx_real *w, size_t C, uint16_t *h) {
+    size_t i;
+    for (i = 0; i < C; i++) {
+        h[i] = (uint16_t)stx__bf16(w[i]);
+        w[i] = stx__from_bf16(h[i]);
+    }
+}
+
+/* Rounds a row of C weights in place and stores it as int8 in q. Stores one factor per
+   group in f: 1/127 of the largest absolute value in the group. */
+static void stx__pack_row_int8(stx_real *w, size_t C, int8_t *q, float *f) {
+    size_t i, g;
+    for (g = 0; g < C; g += STX__INT8_GROUP, f++) {
+        const size_t end = STX_MIN(C, g + STX__INT8_GROUP);
+        stx_real largest = 0;
+        for (i = g; i < end; i++)
+            if (fabs((double)w[i]) > (double)largest) largest = (stx_real)fabs((double)w[i]);
+        *f = (float)(largest / 127);
+        for (i = g; i < end; i++) {
+            double v = *f > 0 ? floor((double)w[i] / (double)*f + 0.5) : 0;
+            q[i] = (int8_t)STX_MIN(STX_MAX(v, -127), 127);
+            w[i] = (stx_real)((stx_real)*f * (stx_real)q[i]);
+        }
+    }
+}
+
+/* Rounds rows [begin,end) of a parameter in place and packs them into w. w->from points
+   to the data of the parameter. */
+static void stx__pack_matrix_part(const stx_share *s, const void *job) {
+    const stx__packed *w = (const stx__packed *)job;
+    stx_real *data = (stx_real *)(uintptr_t)w->from;
+    size_t r;
+    for (r = s->begin; r < s->end; r++)
+        if (w->h)
+            stx__pack_row_bf16(data + r * w->C, w->C, (uint16_t *)(uintptr_t)w->h + r * w->C);
+        else
+            stx__pack_row_int8(data + r * w->C, w->C, (int8_t *)(uintptr_t)w->q + r * w->C,
+                               (float *)(uintptr_t)w->f + r * stx__int8_groups(w->C));
+}
+
+/* Fills in *w for tensor t and allocates its memory. Returns 0 on failure. */
+static int stx__packed_init(stx_ctx *x, stx__packed *w, const stx_tensor *t, int kind) {
+    size_t factors = 0;
+    char *block;
+    if (kind == STX_WEIGHTS_INT8)
+        factors = t->dim[0] * stx__int8_groups(t->dim[1]) * sizeof(float);
+    memset(w, 0, sizeof *w);
+    w->from = t->data;
+    w->size = t->size;
+    w->C = t->dim[1];
+    w->bytes = factors + t->size * (kind == STX_WEIGHTS_BF16 ? 2 : 1);
+    w->gemv = stx__gemv_packed_run;
+    block = (char *)stx_block(x, w->bytes);
+    if (!block) return 0;
+    if (kind == STX_WEIGHTS_BF16) {
+        w->h = (const uint16_t *)(const void *)block;
+    } else {
+        w->f = (const float *)(const void *)block;
+        w->q = (const int8_t *)block + factors;
+    }
+    return 1;
+}
+
+/* Checks that all weights are finite and do not overflow when rounded to bf16. */
+static int stx__params_packable(stx_ctx *x, const stx_params *p) {
+    size_t i, j;
+    for (i = 0; i < p->count; i++)
+        for (j = 0; stx__is_packable(p->tensor[i]) && j < p->tensor[i]->size; j++) {
+            double v = (double)p->tensor[i]->data[j];
+            if (stx__finite(v) && fabs(v) <= 3.3e38) continue;
+            stx_fail(x, STX_ERR_ARG,
+                     "stx_params_pack: element %zu of \"%s\": expected a finite value of "
+                     "magnitude 3.3e38 or less, got %g: the model has diverged or its file is "
+                     "damaged",
+                     j, p->name[i], v);
+            return 0;
+        }
+    return 1;
+}
+
+static void stx__sort_packed(stx__packed *list, size_t n) {
+    size_t i, j;
+    for (i = 1; i < n; i++) {
+        const stx__packed w = list[i];
+        for (j = i; j > 0 && list[j - 1].from > w.from; j--) list[j] = list[j - 1];
+        list[j] = w;
+    }
+}
+
+STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
+    STX__FP_SCOPE;
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx__packed *list;
+    size_t i, n, old, total = 0;
+    if (!stx_ok(x)) return 0;
+    if (stx__on_gpu(x)) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_params_pack: not available on a GPU: use STX_PREC_BF16 instead");
+        return 0;
+    }
+    if (kind < STX_WEIGHTS_F32 || kind > STX_WEIGHTS_INT8) {
+        stx_bad_value(x, "stx_params_pack", "kind", kind, "one of STX_WEIGHTS_*");
+        return 0;
+    }
+    if (kind && !stx__params_packable(x, p)) return 0;
+
+    /* the new list holds the packed matrices of p and of the other parameter lists. All
+       memory is allocated before the first weight changes */
+    for (i = 0; i < p->count; i++) stx__param_written(x, p->tensor[i]->data);
+    n = old = x->packed.count;
+    list = (stx__packed *)stx_block(x, (n + p->count + 1) * sizeof *list);
+    if (!list) return 0;
+    if (n) memcpy(list, x->packed.matrix, n * sizeof *list);
+    for (i = 0; kind && i < p->count; i++) {
+        if (!stx__is_packable(p->tensor[i])) continue;
+        if (!stx__packed_init(x, list + n, p->tensor[i], kind)) break;
+        n++;
+    }
+    if (!stx_ok(x)) {
+        while (n > old) stx_block_free(x, stx__packed_block(list + --n));
+        stx_block_free(x, list);
+        return 0;
+    }
+
+    for (i = old; i < n; i++)
+        stx_parallel(x, list[i].size / list[i].C, list[i].size, stx__pack_matrix_part, list + i);
+    stx__sort_packed(list, n);
+    stx_block_free(x, x->packed.matrix);
+    x->packed.matrix = list;
+    x->packed.count = n;
+    for (i = 0; i < n; i++) total += list[i].bytes;
+    return total;
 }
 
 
@@ -8353,3032 +11597,6 @@ STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r
 
 STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
     return stx_ok(x) && a ? stx__view(x, a) : NULL;
-}
-
-
-// >>gemm
-
-/* Matrix multiplication, C = alpha op(A) op(B) + beta C with op(X) = X or X^T, after
-   Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
-
-   Letters used in all >>gemm sections
-       M, N, K        C is (M,N), op(A) is (M,K), op(B) is (K,N)
-       ta, tb         1 for op(A) = A^T and for op(B) = B^T
-       lda, ldb, ldc  row strides of A, B and C in memory, in elements
-       i, j, k        row of C, column of C, summation index
-       MR, NR         rows and columns of C that a micro-kernel keeps in registers: a tile
-       KR             k is padded to a multiple of KR in packed blocks: 1 in f32, 2 or 32
-                      in bf16
-       MC, KC, NC     capacity of a thread's scratch memory: MC KC units of op(A) and KC
-                      NC units of op(B). A block with fewer than KC steps can have more
-                      than NC columns: see stx__block_k and stx__block_n
-       mc, kc, nc     size of the current block
-       rs, ks         strides of a block of op(A), in elements of its type: the unit of
-                      row i and step s is at a[i rs + s ks]
-       unit           the data that a micro-kernel reads from each row of op(A) and each
-                      column of op(B) in one step: one element or, in bf16, two elements
-                      with adjacent k in 4 bytes. A unit has the size of stx_real, so
-                      buffers of units are declared as stx_real *, in bf16 too
-       step           one iteration of a micro-kernel, over one unit of k
-       part           rows or columns of C that a thread computes at a time. A thread can
-                      compute several parts
-
-   The calls, down to the loops:
-
-       stx__gemm_fused            the entry: stx_gemm and stx_linear_fwd call it
-         stx__gemm_run            stx__gemm_plan_of chooses the path and the parts
-           stx__gemm_parts        runs on every thread, for some of the parts
-             stx__gemm_blocked    one part, by the loops below
-
-   The loops of a part (stx__gemm_blocked):
-
-       C = beta C, unless beta is 0
-       for blocks of nc columns of C
-           for blocks of kc
-               pack op(B) (kc,nc) into strips of NR columns             stays in L3
-               f32: multiply the packed op(B) by alpha
-               for blocks of mc rows of C
-                   pack op(A) (mc,kc), in a form listed below           stays in L2
-                   for groups of strips of op(B)                        stay in L2
-                       for strips of op(A)                              stays in L1
-                           for strips of op(B) in the group
-                               micro-kernel: one tile, in registers
-                               bf16: multiply the tile by alpha
-                               store the tile in C, or add it if beta is not 0 or this is
-                               not the first block of k
-                   epilogue, after the last block of k
-
-   These cache levels apply to NR > 16. With a smaller NR, a group is a single strip of
-   op(B), which stays in L1, and the block of op(A) stays in L2.
-
-   Strips of op(B) are contiguous, so they are read in address order. A block of op(A)
-   is stored in one of these forms:
-       f32, A       in place, or copied if its rows collide in L1 (STX__L1_ALIAS)
-       f32, A^T     strips (k,MR)
-       bf16, A      rounded rows (m,k)
-       bf16, A^T    rows of units (k/2,m) or, with KR = 32, pieces of 32 rows of 16 units
-
-   C is split among the threads by rows, or by columns if C has more columns than rows.
-   SKINNY and packed weights are always split by columns, and a batch only into its
-   matrices. Column splits of blocked matmuls are at multiples of NR, so only the last
-   strip of C is padded. The bits of C depend on this, because AMX adds up a padded strip
-   in another order. Rows can be split anywhere, because a row is computed in the same way
-   in a tile of any height. K is split identically for all parts. Therefore, the order of
-   every sum, and hence every bit of C, depends only on what stx__gemm_plan_of lists, not
-   on the number of threads.
-
-   With bf16 (STX_PREC_BF16), operands are rounded while they are packed; sums and C are
-   float. Matmuls of at most STX__GEMV_ROWS rows stay in f32.
-
-   Packed operands are copies that every call writes to scratch memory. Packed weights,
-   in contrast, are the bf16 or int8 copies made by stx_params_pack. GEMV reads packed
-   weights in place.
-
-   The above describes the general path, STX__GEMM_BLOCKED. There are other paths for
-   few rows, for few columns, and for an op(B) that several parts share: see
-   stx__gemm_path.
-
-   The code is in this order: definition, micro-kernel interface, portable
-   micro-kernels, packing, blocked matmul, matrix-vector kernels, transposed matmul,
-   paths and plan, driver, instruction sets. >>loops explains the macros STX_EACH_ISA and
-   STX_CALL and the parameter `fma`. */
-
-/* The definition of the result, which the rest of the section computes faster. For
-   matrix e of the batch,
-       C[i][j] = alpha stx_gemm_plain(g, e, i, j) + beta C[i][j] */
-STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j) {
-    STX__FP_SCOPE;
-    /* with sc = 0, all matmuls of the batch are summed in one C */
-    size_t k, last = g->batch > 1 && !g->sc ? g->batch - 1 : e;
-    double s = 0;
-    for (; e <= last; e++) {
-        const stx_real *A = g->A + e * g->sa;
-        const stx_real *B = g->B + e * g->sb;
-        for (k = 0; k < g->K; k++)
-            s += (double)A[g->ta ? k * g->lda + i : i * g->lda + k]
-                 * (double)B[g->tb ? j * g->ldb + k : k * g->ldb + j];
-    }
-    STX__FP_PIN(s);
-    return s;
-}
-
-STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A,
-                                    const stx_real *B, stx_real *C) {
-    stx_gemm_args g;
-    g.batch = 1;
-    g.M = M;
-    g.N = N;
-    g.K = K;
-    g.ta = ta;
-    g.tb = tb;
-    g.alpha = 1;
-    g.beta = 0;
-    g.A = A;
-    g.B = B;
-    g.C = C;
-    g.lda = ta ? M : K;
-    g.ldb = tb ? K : N;
-    g.ldc = N;
-    g.sa = M * K;
-    g.sb = K * N;
-    g.sc = M * N;
-    return g;
-}
-
-/* Parameters of a micro-kernel. A call computes one tile, C (h,NR) = op(A) op(B), or
-   C += op(A) op(B) if `add` is set, with 1 <= h <= MR.
-       steps   number of steps, each over one unit of k
-       av      op(A): the unit of row i and step s is at av[i rs + s ks]. With KR = 32
-               and A^T, this is only true for s % 16 = 0; the 16 units that begin at such
-               a step are contiguous. AMX reads a multiple of 16 rows: the rows after h
-               must be readable, but can have any contents
-       bv      op(B): the NR units of step s begin at unit s ldb. Here, ldb is the stride
-               of the steps: NR if op(B) is packed in strips */
-#define STX__MICRO_PARAMS \
-  size_t h, size_t steps, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, \
-      stx_real *c, size_t ldc, int add
-
-/* A micro-kernel and related functions for the same instruction set. The functions
-   after `run` are NULL if they are not needed or if the portable version is used. */
-typedef struct stx__micro {
-    const char *name;   /* the name that stx_backend returns */
-    size_t mr, nr, kr;  /* MR <= STX__MR_MAX, NR <= STX__NR_MAX, KR */
-    void (*run)(STX__MICRO_PARAMS);
-
-    /* bf16: to_bf16 rounds n elements; pair rounds two rows to n units. If r1 is NULL,
-       the second row is zero */
-    void (*to_bf16)(uint16_t *to, const stx_real *from, size_t n);
-    void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
-
-    /* called before and after the micro-kernels of a part; NULL except for AMX */
-    void (*enter)(void);
-    void (*leave)(void);
-
-    /* faster versions of stx__transpose, stx__pack_at (stx__pack_at_tiles if KR is 32)
-       and stx__pack_strips. pack_strips also pads columns to NR and k to a whole unit */
-    void (*transpose)(stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k);
-    void (*pack_at)(stx_real *to, const stx_real *A, size_t lda, size_t m, size_t k);
-    void (*pack_strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k,
-                        size_t n);
-
-    /* runs the path STX__GEMM_SKINNY; NULL if this path is not available */
-    void (*skinny)(const stx_gemm_args *g, stx_real *scratch);
-} stx__micro;
-
-enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
-
-/* Initialises a micro-kernel without the optional functions. */
-#define STX__MICRO(name, mr, nr, kr, run, to_bf16, pair) \
-  {name, mr, nr, kr, run, to_bf16, pair, NULL, NULL, NULL, NULL, NULL, NULL}
-
-/* Calls f(i, ..) for i = 0 .. n-1, where n is a constant. The calls are written out,
-   and f is always inlined, so that a tile indexed by i stays in registers even at -O1.
-   For example, STX__UNROLL6(2, f, s, b) is equivalent to f(0, s, b); f(1, s, b); */
-#define STX__UNROLL6(n, f, ...) \
-  do { \
-    f(0, __VA_ARGS__); \
-    if ((n) > 1) f(1, __VA_ARGS__); \
-    if ((n) > 2) f(2, __VA_ARGS__); \
-    if ((n) > 3) f(3, __VA_ARGS__); \
-    if ((n) > 4) f(4, __VA_ARGS__); \
-    if ((n) > 5) f(5, __VA_ARGS__); \
-  } while (0)
-#define STX__UNROLL8(n, f, ...) \
-  do { \
-    STX__UNROLL6(n, f, __VA_ARGS__); \
-    if ((n) > 6) f(6, __VA_ARGS__); \
-    if ((n) > 7) f(7, __VA_ARGS__); \
-  } while (0)
-#define STX__UNROLL14(n, f, ...) \
-  do { \
-    STX__UNROLL8(n, f, __VA_ARGS__); \
-    if ((n) > 8) f(8, __VA_ARGS__); \
-    if ((n) > 9) f(9, __VA_ARGS__); \
-    if ((n) > 10) f(10, __VA_ARGS__); \
-    if ((n) > 11) f(11, __VA_ARGS__); \
-    if ((n) > 12) f(12, __VA_ARGS__); \
-    if ((n) > 13) f(13, __VA_ARGS__); \
-  } while (0)
-
-/* Portable micro-kernel, 4 x 8. With GNU C, the sums are vectors of 16 bytes, because gcc
-   would keep the sums of a plain loop in memory. Vector types are not used if the
-   compiler evaluates expressions in a wider type (FLT_EVAL_METHOD 1 or 2). If h < 4, the
-   missing rows repeat row 0, so a tile costs the same for every h; matmuls with few rows
-   use stx__gemv instead. */
-#if (defined(__GNUC__) || defined(__clang__)) \
-    && (!defined(__FLT_EVAL_METHOD__) || __FLT_EVAL_METHOD__ < 1 || __FLT_EVAL_METHOD__ > 2)
-typedef stx_real stx__lanes __attribute__((vector_size(16)));
-#else
-typedef stx_real stx__lanes;
-#endif
-
-enum {
-    STX__GENERIC_LANES = sizeof(stx__lanes) / sizeof(stx_real),
-    STX__GENERIC_VECTORS = 8 / STX__GENERIC_LANES /* vectors per row of the tile */
-};
-
-/* Multiplies vector j of b, which is a row of op(B), by the elements a0 .. a3 of op(A),
-   and adds the products to s[0][j] .. s[3][j]. */
-STX_INNER void stx__generic_step(size_t j, stx__lanes (*s)[8], const stx_real *b, stx_real a0,
-                                 stx_real a1, stx_real a2, stx_real a3) {
-    stx__lanes v;
-    memcpy(&v, b + j * STX__GENERIC_LANES, sizeof v);
-    s[0][j] += a0 * v;
-    s[1][j] += a1 * v;
-    s[2][j] += a2 * v;
-    s[3][j] += a3 * v;
-}
-
-static void stx__micro_generic_run(STX__MICRO_PARAMS) {
-    const stx_real *b = (const stx_real *)bv;
-    const stx_real *r0 = (const stx_real *)av;
-    const stx_real *r1 = r0 + (h > 1 ? rs : 0);
-    const stx_real *r2 = r0 + (h > 2 ? 2 * rs : 0);
-    const stx_real *r3 = r0 + (h > 3 ? 3 * rs : 0);
-    stx__lanes s[4][8]; /* only the first STX__GENERIC_VECTORS of each row are used */
-    stx_real sum[4][8];
-    size_t i, j;
-
-    memset(s, 0, sizeof s);
-    for (; steps; steps--, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
-        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
-        STX__UNROLL8(STX__GENERIC_VECTORS, stx__generic_step, s, b, a0, a1, a2, a3);
-    }
-
-    for (i = 0; i < 4; i++)
-        for (j = 0; j < STX__GENERIC_VECTORS; j++)
-            memcpy(&sum[i][j * STX__GENERIC_LANES], &s[i][j], sizeof s[i][j]);
-    for (i = 0; i < h; i++)
-        for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
-}
-
-static const stx__micro stx__micro_generic =
-    STX__MICRO("portable", 4, 8, 1, stx__micro_generic_run, NULL, NULL);
-
-/* Returns v as bf16, the upper half of a float. Rounds to nearest even; NaN stays NaN. */
-STX_INNER uint32_t stx__bf16(stx_real v) {
-    float f = (float)v;
-    uint32_t b;
-    memcpy(&b, &f, 4);
-    return (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
-}
-
-/* Returns the float with the given bits. */
-STX_INNER stx_real stx__float_of_bits(uint32_t bits) {
-    float f;
-    memcpy(&f, &bits, 4);
-    return (stx_real)f;
-}
-
-STX_INNER stx_real stx__from_bf16(uint16_t v) {
-    return stx__float_of_bits((uint32_t)v << 16);
-}
-
-/* Interleaves two bf16 rows of adjacent k into a row of units. Used in >>attention. */
-STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t *STX_RESTRICT r0,
-                             const uint16_t *STX_RESTRICT r1, size_t n) {
-    size_t i;
-    (void)fma;
-    for (i = 0; i < n; i++) to[i] = r0[i] | (uint32_t)r1[i] << 16;
-}
-
-STX_EACH_ISA(stx__zip_rows, (uint32_t * to, const uint16_t *r0, const uint16_t *r1, size_t n), to,
-             r0, r1, n)
-
-#ifndef SEQTX_DOUBLE
-
-/* The portable versions of stx__micro.to_bf16 and stx__micro.pair. */
-STX_INNER void stx__round_row(int fma, uint16_t *STX_RESTRICT to, const stx_real *STX_RESTRICT from,
-                              size_t n) {
-    size_t i;
-    (void)fma;
-    for (i = 0; i < n; i++) to[i] = (uint16_t)stx__bf16(from[i]);
-}
-
-STX_EACH_ISA(stx__round_row, (uint16_t * to, const stx_real *from, size_t n), to, from, n)
-
-STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real *STX_RESTRICT r0,
-                              const stx_real *STX_RESTRICT r1, size_t n) {
-    size_t i;
-    (void)fma;
-    if (!r1)
-        for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]);
-    else
-        for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]) | stx__bf16(r1[i]) << 16;
-}
-
-STX_EACH_ISA(stx__pair_rows, (uint32_t * to, const stx_real *r0, const stx_real *r1, size_t n), to,
-             r0, r1, n)
-
-/* Portable bf16 micro-kernel, 4 x 16. Splits each unit into two floats and computes
-   with floats. The results equal those of bf16 instructions, except for the order and
-   rounding of sums and for denormals. This kernel is slower than the f32 kernel; it
-   exists so that bf16 has the same meaning on every machine. */
-STX_INNER void stx__micro_pairs(int fma, STX__MICRO_PARAMS) {
-    stx_real s[4][16];
-    size_t k, i, j;
-    for (i = 0; i < 4; i++)
-        for (j = 0; j < 16; j++) s[i][j] = 0;
-
-    for (k = 0; k < steps; k++) {
-        const uint32_t *b = (const uint32_t *)bv + k * ldb;
-        for (i = 0; i < 4; i++) {
-            const uint16_t *row = (const uint16_t *)av + (i < h ? i : h - 1) * rs;
-            uint32_t a;
-            stx_real lo, hi;
-            memcpy(&a, row + k * ks, 4);
-            lo = stx__float_of_bits(a << 16);
-            hi = stx__float_of_bits(a & 0xffff0000u);
-            for (j = 0; j < 16; j++)
-                s[i][j] = STX_FMA(fma, hi, stx__float_of_bits(b[j] & 0xffff0000u),
-                                  STX_FMA(fma, lo, stx__float_of_bits(b[j] << 16), s[i][j]));
-        }
-    }
-    for (i = 0; i < h; i++)
-        for (j = 0; j < 16; j++) c[i * ldc + j] = add ? c[i * ldc + j] + s[i][j] : s[i][j];
-}
-
-STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_PARAMS), h, steps, av, rs, ks, bv, ldb, c, ldc, add)
-
-static const stx__micro stx__micro_generic_bf16 =
-    STX__MICRO("portable, bf16 by float", 4, 16, 2, stx__micro_pairs_base, stx__round_row_base,
-               stx__pair_rows_base);
-
-#endif
-
-/* Returns the micro-kernel that stx_create selected for a context. Without a context,
-   returns the portable one. */
-static const stx__micro *stx__micro_kernel(const stx_ctx *x) {
-    return x ? x->micro : &stx__micro_generic;
-}
-
-static size_t stx__round_up(size_t n, size_t multiple) {
-    return (n + multiple - 1) / multiple * multiple;
-}
-
-/* Divides n into the smallest number of equal blocks of at most `most`. Returns the
-   block size, rounded up to a multiple of `multiple`. The result is at least
-   `multiple`. */
-static size_t stx__equal_blocks(size_t n, size_t most, size_t multiple) {
-    size_t blocks = (n + most - 1) / most;
-    size_t size = stx__round_up(blocks ? (n + blocks - 1) / blocks : 1, multiple);
-    return size <= most ? size : STX_MAX(most / multiple * multiple, multiple);
-}
-
-static size_t stx__unit_elements(const stx__micro *mk) {
-    return mk->kr > 1 ? 2 : 1;
-}
-
-/* Returns the number of k values per block: a multiple of KR and of 16 (the number of
-   floats in a cache line), at most 448 in f32 and 1024 in bf16. These limits gave the
-   best speed in measurements. Because of the rounding, the result can exceed K. */
-static size_t stx__block_k(const stx__micro *mk, size_t K) {
-    return stx__equal_blocks(K, stx__unit_elements(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8,
-                             STX_MAX((size_t)16, mk->kr));
-}
-
-/* Returns the number of columns in a block: as many whole strips as fit in a thread's
-   scratch memory. With fewer than KC steps, a block can have more than NC columns. */
-static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
-    size_t steps = stx__round_up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit_elements(mk);
-    return stx__equal_blocks(N, STX__NC * STX__KC / steps, mk->nr);
-}
-
-/* Packing reads short parts of rows that are far apart, so it prefetches this many rows
-   ahead. */
-enum { STX__PACK_AHEAD = 8 };
-
-/* Transposes one strip of B for op(B) = B^T: B (n,k), with n <= NR, becomes (k,NR),
-   padded with zeros. Moves whole units: in bf16, k counts units and B consists of
-   units. */
-static void stx__transpose(stx_real *to, size_t nr, const stx_real *B, size_t ldb, size_t n,
-                           size_t k) {
-    size_t p, j;
-    if (n < nr) memset(to, 0, nr * k * sizeof *to);
-    /* uses memcpy, because a unit can consist of two bf16 elements */
-    for (j = 0; j < n; j++)
-        for (p = 0; p < k; p++) memcpy(to + p * nr + j, B + j * ldb + p, sizeof *to);
-}
-
-static void stx__transpose_for(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb,
-                               size_t n, size_t k) {
-    if (mk->transpose)
-        mk->transpose(to, B, ldb, n, k);
-    else
-        stx__transpose(to, mk->nr, B, ldb, n, k);
-}
-
-/* Packs op(B) = B (k,n) into strips (k/u,NR) of units, where u is the number of
-   elements per unit. The strips are `stride` units apart. The caller adds the padding. */
-static void stx__pack_strips(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
-                             size_t ldb, size_t k, size_t n) {
-    const size_t nr = mk->nr, u = stx__unit_elements(mk);
-    size_t p, j;
-    for (p = 0; p < k; p += u)
-        for (j = 0; j < n; j += nr) {
-            stx_real *t = to + j / nr * stride + p / u * nr;
-            const stx_real *b = B + p * ldb + j;
-            size_t w = STX_MIN(nr, n - j);
-            if (u == 1)
-                memcpy(t, b, w * sizeof *t);
-            else
-                mk->pair((uint32_t *)(void *)t, b, p + 1 < k ? b + ldb : NULL, w);
-        }
-}
-
-enum { STX__TRANSPOSE_PIECE = 128 };    /* columns of B per pass of stx__pack_bt_bf16 */
-
-/* Packs one strip of op(B) = B^T in bf16, with B (n,k) and n <= NR. Rounds the rows, in
-   which the two elements of a unit are already adjacent, and then transposes the
-   units. */
-static void stx__pack_bt_bf16(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb,
-                              size_t k, size_t n) {
-    uint32_t units[(size_t)STX__NR_MAX * STX__TRANSPOSE_PIECE / 2];
-    uint16_t *rows = (uint16_t *)(void *)units;
-    size_t p, r;
-    for (p = 0; p < k; p += STX__TRANSPOSE_PIECE) {
-        size_t kc = STX_MIN((size_t)STX__TRANSPOSE_PIECE, k - p);
-        size_t padded = stx__round_up(kc, mk->kr);
-        for (r = 0; r < n; r++) {
-            uint16_t *row = rows + r * STX__TRANSPOSE_PIECE;
-            mk->to_bf16(row, B + r * ldb + p, kc);
-            memset(row + kc, 0, (padded - kc) * sizeof *row);
-        }
-        stx__transpose_for(mk, to + p / 2 * mk->nr, (const stx_real *)(const void *)units,
-                           STX__TRANSPOSE_PIECE / 2, n, padded / 2);
-    }
-}
-
-/* Packs op(B) (k,n) into strips of NR columns, each with (k/u,NR) units of u elements.
-   The strips are `stride` units apart. Pads the columns with zeros to a multiple of NR,
-   and k to a multiple of KR. */
-static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
-                        size_t ldb, int tb, size_t k, size_t n) {
-    const size_t nr = mk->nr, u = stx__unit_elements(mk), padded = stx__round_up(k, mk->kr);
-    size_t j;
-    if (!tb) {
-        /* stx__pack_strips does not pad; mk->pack_strips pads columns to NR and k to a
-           whole unit. Strips that need other padding are zeroed first */
-        const int pads = mk->pack_strips != NULL;
-        const size_t done = pads ? stx__round_up(k, u) : k;
-        for (j = 0; j < n; j += nr)
-            if (done < padded || (!pads && n - j < nr))
-                memset(to + j / nr * stride, 0, nr * padded / u * sizeof *to);
-        if (pads)
-            mk->pack_strips(to, stride, B, ldb, k, n);
-        else
-            stx__pack_strips(mk, to, stride, B, ldb, k, n);
-        return;
-    }
-    for (j = 0; j < n; j += nr, to += stride) {
-        size_t w = STX_MIN(nr, n - j);
-        if (u == 1)
-            stx__transpose_for(mk, to, B + j * ldb, ldb, w, k);
-        else
-            stx__pack_bt_bf16(mk, to, B + j * ldb, ldb, k, w);
-    }
-}
-
-/* A block of op(A) in the form in which the micro-kernel reads it. */
-typedef struct stx__a_block {
-    const char *data;
-    size_t row_bytes;   /* row i begins at data + i row_bytes if i is a multiple of MR */
-    size_t rs, ks;
-} stx__a_block;
-
-/* Packs op(A) = A^T in f32, with A (k,m), into strips (k,MR). The missing rows of the
-   last strip are not written, because no f32 micro-kernel reads them. */
-static void stx__pack_at(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda,
-                         size_t m, size_t k) {
-    size_t i0, i, p;
-    if (mk->pack_at) {
-        mk->pack_at(to, A, lda, m, k);
-        return;
-    }
-    for (i0 = 0; i0 < m; i0 += mk->mr, to += mk->mr * k) {
-        size_t n = STX_MIN(mk->mr, m - i0);
-        for (p = 0; p < k; p++)
-            for (i = 0; i < n; i++) to[p * mk->mr + i] = A[p * lda + i0 + i];
-    }
-}
-
-/* Packs op(A) in f32. A^T is packed into strips. A is used in place or, if `copy` is
-   set, copied to contiguous rows. */
-static stx__a_block stx__pack_a_f32(const stx__micro *mk, stx_real *to, const stx_real *A,
-                                    size_t lda, int ta, size_t m, size_t k, int copy) {
-    const size_t row = ta || copy ? k : lda;
-    stx__a_block a;
-    size_t i;
-    a.data = (const char *)(ta || copy ? to : A);
-    a.row_bytes = row * sizeof *to;
-    a.rs = ta ? 1 : row;
-    a.ks = ta ? mk->mr : 1;
-    if (ta) {
-        stx__pack_at(mk, to, A, lda, m, k);
-        return a;
-    }
-    if (!copy) return a;
-    for (i = 0; i < m; i++) {
-        if (i + STX__PACK_AHEAD < m) stx_prefetch(A + (i + STX__PACK_AHEAD) * lda, k);
-        memcpy(to + i * k, A + i * lda, k * sizeof *to);
-    }
-    return a;
-}
-
-/* Packs op(A) = A in bf16 as rounded rows (m,k), with k padded to a multiple of KR. AMX
-   also reads rows after the last one; their contents do not matter. */
-static stx__a_block stx__pack_a_bf16(const stx__micro *mk, stx_real *to, const stx_real *A,
-                                     size_t lda, size_t m, size_t k) {
-    const size_t padded = stx__round_up(k, mk->kr);
-    stx__a_block a;
-    size_t i;
-    a.data = (const char *)to;
-    a.row_bytes = padded * sizeof(uint16_t);
-    a.rs = padded;
-    a.ks = 2;
-    for (i = 0; i < m; i++) {
-        uint16_t *row = (uint16_t *)(void *)to + i * padded;
-        mk->to_bf16(row, A + i * lda, k);
-        memset(row + k, 0, (padded - k) * sizeof *row);
-    }
-    return a;
-}
-
-/* Packs op(A) = A^T in bf16, with A (k,m). Two rows of A become one row of units of the
-   result (k/2,m). */
-static stx__a_block stx__pack_at_bf16(const stx__micro *mk, stx_real *to, const stx_real *A,
-                                      size_t lda, size_t m, size_t k) {
-    uint32_t *units = (uint32_t *)(void *)to;
-    stx__a_block a;
-    size_t p;
-    a.data = (const char *)to;
-    a.row_bytes = sizeof *units;
-    a.rs = 2;
-    a.ks = 2 * m;
-    for (p = 0; p < k; p += 2, units += m) {
-        const stx_real *r0 = A + p * lda;
-        if (p + 1 + STX__PACK_AHEAD < k) {
-            stx_prefetch(r0 + STX__PACK_AHEAD * lda, m);
-            stx_prefetch(r0 + (STX__PACK_AHEAD + 1) * lda, m);
-        }
-        mk->pair(units, r0, p + 1 < k ? r0 + lda : NULL, m);
-    }
-    return a;
-}
-
-/* Packs op(A) = A^T in bf16 with KR = 32 (AMX), with A (k,m), into [m/32][k/32] pieces of
-   op(A), each with 32 rows of 16 units. Half a piece fills a tile register. Packs each
-   piece as 16 rows of 32 units and then transposes it. Missing rows are not written; see
-   stx__pack_a_bf16. */
-static stx__a_block stx__pack_at_tiles(const stx__micro *mk, stx_real *to, const stx_real *A,
-                                       size_t lda, size_t m, size_t k) {
-    const size_t padded = stx__round_up(k, 32);
-    uint32_t t[16 * 32], *tile = (uint32_t *)(void *)to;
-    stx__a_block a;
-    size_t i, p, q, r;
-    a.data = (const char *)to;
-    a.row_bytes = padded * sizeof(uint16_t);
-    a.rs = 32;
-    a.ks = 64; /* 16 steps span a piece of 1024 elements */
-    if (mk->pack_at) {
-        mk->pack_at(to, A, lda, m, k);
-        return a;
-    }
-    for (i = 0; i < m; i += 32)
-        for (p = 0; p < padded; p += 32, tile += 16 * 32) {
-            const size_t n = STX_MIN((size_t)32, m - i);
-            for (q = 0; q < 16; q++) {
-                const size_t row = p + 2 * q;
-                const stx_real *r0 = A + row * lda + i;
-                if (row < k)
-                    mk->pair(t + q * 32, r0, row + 1 < k ? r0 + lda : NULL, n);
-                else
-                    memset(t + q * 32, 0, 32 * sizeof *t);
-            }
-            for (r = 0; r < n; r++)
-                for (q = 0; q < 16; q++) tile[r * 16 + q] = t[q * 32 + r];
-        }
-    return a;
-}
-
-/* Packs op(A) (m,k) at `to`, unless the micro-kernel can read op(A) in place. If `copy`
-   is set, always copies op(A). */
-static stx__a_block stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda,
-                                int ta, size_t m, size_t k, int copy) {
-    if (mk->kr == 1) return stx__pack_a_f32(mk, to, A, lda, ta, m, k, copy);
-    if (!ta) return stx__pack_a_bf16(mk, to, A, lda, m, k);
-    if (mk->kr == 2) return stx__pack_at_bf16(mk, to, A, lda, m, k);
-    return stx__pack_at_tiles(mk, to, A, lda, m, k);
-}
-
-/* A block of C whose values are final. The epilogue, such as the bias and activation of
-   >>linear, is applied to the block while it is in the cache. */
-typedef struct stx__c_block {
-    stx_real *C;                /* (rows,cols), row stride ldc */
-    size_t rows, cols, ldc;
-    size_t offset, col;         /* element index and column of C[0][0] in the whole matrix */
-} stx__c_block;
-
-typedef struct stx__epilogue {
-    void (*run)(stx_ctx *x, const void *arg, const stx__c_block *block);
-    const void *arg;
-} stx__epilogue;
-
-/* The part of a matmul that one thread computes at a time. */
-typedef struct stx__gemm_part {
-    stx_ctx *x;
-    const stx__micro *mk;
-    stx_real *scratch;              /* STX__SCRATCH elements of this thread */
-    stx_gemm_args g;                /* one matmul, with a batch of 1 */
-    const stx_real *shared_b;       /* path SHARED_B: the packed op(B) of g, which is not
-                                       divided into blocks; other paths: NULL */
-    const stx__epilogue *epilogue;  /* NULL if there is none */
-    size_t offset, col;             /* element index and column of g.C in the whole C */
-} stx__gemm_part;
-
-/* Runs the epilogue on `rows` rows from row i and `cols` columns from column j of the
-   part. */
-static void stx__part_epilogue(const stx__gemm_part *p, size_t i, size_t j, size_t rows,
-                               size_t cols) {
-    stx__c_block block;
-    if (!p->epilogue) return;
-    block.C = p->g.C + i * p->g.ldc + j;
-    block.rows = rows;
-    block.cols = cols;
-    block.ldc = p->g.ldc;
-    block.offset = p->offset + i * p->g.ldc + j;
-    block.col = p->col + j;
-    p->epilogue->run(p->x, p->epilogue->arg, &block);
-}
-
-/* C = beta C. If beta is 0, C is cleared even where it contains NaN. */
-STX_INNER void stx__gemm_scale_c(const stx_gemm_args *g) {
-    size_t i, j;
-    for (i = 0; i < g->M; i++) {
-        stx_real *c = g->C + i * g->ldc;
-        if (g->beta == 0)
-            memset(c, 0, g->N * sizeof *c);
-        else if (g->beta != 1)
-            for (j = 0; j < g->N; j++) c[j] *= g->beta;
-    }
-}
-
-/* Number of units (columns times steps) in a group of strips of op(B): 540 KB, about
-   half of a 1 MB L2 cache. */
-enum { STX__GROUP_B = (540 << 10) / 4 };
-
-/* Rows of A whose distance is a multiple of this many elements (4 KB) map to the same
-   set of L1, which has 64 sets of 64-byte lines. An AVX-512 tile has 14 rows, more than
-   the 8 or 12 ways of a set, so such rows are copied. For simplicity, they are copied
-   for every micro-kernel. */
-enum { STX__L1_ALIAS = 4096 / sizeof(stx_real) };
-
-/* A blocked matmul and its current block. */
-typedef struct stx__blocked {
-    const stx__micro *mk;
-    const stx_gemm_args *g;
-    const stx_real *packed_b;       /* the packed op(B) of the current block */
-    int copy_a;                     /* 1: A is copied, because its rows collide in L1 */
-    int scale_tile;                 /* 1: tiles are multiplied by alpha, because op(B) is
-                                       in bf16 */
-    size_t mc_max, nc_max, kc_max, group; /* the largest mc, nc and kc; columns of op(B)
-                                             per group of strips */
-
-    size_t jc, nc;              /* columns of C: jc .. jc + nc - 1 */
-    size_t pc, kc, steps;       /* summation indices pc .. pc + kc - 1 */
-    size_t ic, mc;              /* rows of C: ic .. ic + mc - 1 */
-    stx__a_block a;
-} stx__blocked;
-
-static void stx__blocked_init(stx__blocked *w, const stx__gemm_part *p) {
-    const stx_gemm_args *g = &p->g;
-    const stx__micro *mk = p->mk;
-    const size_t u = stx__unit_elements(mk);
-    size_t steps;
-    memset(w, 0, sizeof *w);
-    w->mk = mk;
-    w->g = g;
-    w->copy_a = !g->ta && mk->kr == 1 && g->lda % STX__L1_ALIAS == 0;
-    w->scale_tile = u == 2 && g->alpha != 1;
-    w->kc_max = stx__block_k(mk, g->K);
-    w->nc_max = stx__block_n(mk, g->N, g->K);
-    w->mc_max = stx__equal_blocks(g->M, STX__MC, mk->mr);
-
-    /* NR > 16: the tiles of a strip of op(A) are computed from left to right, for a
-       group of strips of op(B). NR <= 16: a group is one strip of op(B), which stays in
-       L1, and its tiles are computed from top to bottom */
-    steps = stx__round_up(STX_MIN(g->K, w->kc_max), mk->kr) / u;
-    w->group = mk->nr;
-    if (mk->nr > 16) w->group = STX_MAX(STX__GROUP_B / steps / mk->nr * mk->nr, mk->nr);
-
-    /* with only one group, each strip of op(A) is used in one pass over op(B), so MR
-       rows are copied at a time, and the copy stays in L1 */
-    if (w->copy_a && STX_MIN(g->N, w->nc_max) <= w->group) w->mc_max = mk->mr;
-}
-
-/* Packs op(B) for the current block. */
-static void stx__blocked_pack_b(const stx__blocked *w, stx_real *to) {
-    const stx_gemm_args *g = w->g;
-    const stx_real *b = g->B + (g->tb ? w->jc * g->ldb + w->pc : w->pc * g->ldb + w->jc);
-    size_t i, n = stx__round_up(w->nc, w->mk->nr) * w->kc;
-    stx__pack_b(w->mk, to, w->mk->nr * w->steps, b, g->ldb, g->tb, w->kc, w->nc);
-    if (g->alpha == 1 || w->scale_tile) return;
-    for (i = 0; i < n; i++) to[i] *= g->alpha;
-}
-
-/* Computes the tile that begins at row ir and column jr of the current block. The
-   micro-kernel always computes NR columns. It writes them directly to C, unless the tile
-   is narrower or must be multiplied by alpha. */
-static void stx__blocked_tile(const stx__blocked *w, size_t ir, size_t jr) {
-    const stx__micro *mk = w->mk;
-    const size_t ldc = w->g->ldc, nr = mk->nr;
-    const size_t rows = STX_MIN(mk->mr, w->mc - ir), cols = STX_MIN(nr, w->nc - jr);
-    const int add = w->pc || w->g->beta != 0;
-    const char *a = w->a.data + ir * w->a.row_bytes;
-    const stx_real *b = w->packed_b + jr * w->steps;
-    stx_real *c = w->g->C + (w->ic + ir) * ldc + w->jc + jr;
-    stx_real tile[STX__MR_MAX * STX__NR_MAX];
-    size_t i, j;
-    if (cols == nr && !w->scale_tile) {
-        mk->run(rows, w->steps, a, w->a.rs, w->a.ks, b, nr, c, ldc, add);
-        return;
-    }
-    mk->run(rows, w->steps, a, w->a.rs, w->a.ks, b, nr, tile, nr, 0);
-    if (w->scale_tile)
-        for (i = 0; i < rows * nr; i++) tile[i] *= w->g->alpha;
-    for (i = 0; i < rows; i++)
-        for (j = 0; j < cols; j++)
-            c[i * ldc + j] = add ? c[i * ldc + j] + tile[i * nr + j] : tile[i * nr + j];
-}
-
-/* Computes all tiles of the current block. */
-static void stx__blocked_tiles(const stx__blocked *w) {
-    size_t jg, ir, jr;
-    for (jg = 0; jg < w->nc; jg += w->group)
-        for (ir = 0; ir < w->mc; ir += w->mk->mr)
-            for (jr = jg; jr < STX_MIN(w->nc, jg + w->group); jr += w->mk->nr)
-                stx__blocked_tile(w, ir, jr);
-}
-
-/* Computes one part by the loops that the start of the section explains. */
-static void stx__gemm_blocked(const stx__gemm_part *p) {
-    const stx_gemm_args *g = &p->g;
-    stx_real *packed_a = p->scratch, *packed_b = p->scratch + STX__MC * STX__KC;
-    stx__blocked w;
-    stx__blocked_init(&w, p);
-    w.packed_b = p->shared_b ? p->shared_b : packed_b;
-    if (g->beta != 0) stx__gemm_scale_c(g);
-
-    for (w.jc = 0; w.jc < g->N; w.jc += w.nc) {
-        w.nc = STX_MIN(w.nc_max, g->N - w.jc);
-        for (w.pc = 0; w.pc < g->K; w.pc += w.kc) {
-            w.kc = STX_MIN(w.kc_max, g->K - w.pc);
-            w.steps = stx__round_up(w.kc, w.mk->kr) / stx__unit_elements(w.mk);
-            if (!p->shared_b) stx__blocked_pack_b(&w, packed_b);
-
-            for (w.ic = 0; w.ic < g->M; w.ic += w.mc) {
-                w.mc = STX_MIN(w.mc_max, g->M - w.ic);
-                w.a = stx__pack_a(w.mk, packed_a,
-                                  g->A + (g->ta ? w.pc * g->lda + w.ic : w.ic * g->lda + w.pc),
-                                  g->lda, g->ta, w.mc, w.kc, w.copy_a);
-                stx__blocked_tiles(&w);
-                if (w.pc + w.kc == g->K) stx__part_epilogue(p, w.ic, w.jc, w.mc, w.nc);
-            }
-        }
-    }
-}
-
-/* Matmuls of at most this many rows use GEMV (see stx__gemm_path). */
-enum { STX__GEMV_ROWS = 3 };
-
-/* Matmuls with few rows, as in generation, are limited by the memory bandwidth for B, so
-   the kernels below read B in place. They use four rows of B for all rows of A in turn,
-   so B is loaded from memory only once.
-
-   Memory is fastest in address order: reading four rows interleaved loses up to two
-   thirds of the bandwidth. The kernels therefore process four rows at a time, but
-   prefetch in address order. Each call of stx__row_prefetch_next prefetches 256 bytes,
-   and the kernels call it once per 256 bytes that they read: 64 bytes of each of four
-   rows, that is, 16 elements in f32, 32 in bf16 or 64 in int8. (With SEQTX_DOUBLE, 16
-   elements are 128 bytes, and half of them are prefetched.) */
-typedef struct stx__row_prefetch {
-    uintptr_t p, end;       /* next address to prefetch, and the end of its row */
-    size_t stride, bytes;   /* row stride and row size, in bytes */
-} stx__row_prefetch;
-
-/* Starts prefetching rows of `bytes` bytes with a stride of `stride` bytes. Begins 4 to
-   32 whole rows ahead: 8 to 16 KB for rows of 256 to 4096 bytes, and 4 rows for longer
-   ones. Prefetches past the last row are harmless. */
-STX_INNER stx__row_prefetch stx__row_prefetch_of(const void *rows, size_t stride, size_t bytes) {
-    stx__row_prefetch a;
-    size_t ahead = 32;      /* number of rows to prefetch ahead */
-    if (bytes >= 512) ahead = 16;
-    if (bytes >= 1024) ahead = 8;
-    if (bytes >= 2048) ahead = 4;
-    a.p = (uintptr_t)rows + ahead * stride;
-    a.end = a.p + bytes;
-    a.stride = stride;
-    a.bytes = bytes;
-    return a;
-}
-
-STX_INNER void stx__row_prefetch_next(stx__row_prefetch *a) {
-#ifdef STX__PREFETCHES
-    __builtin_prefetch((const void *)a->p);
-    __builtin_prefetch((const void *)(a->p + 64));
-    __builtin_prefetch((const void *)(a->p + 128));
-    __builtin_prefetch((const void *)(a->p + 192));
-#endif
-    a->p += 256;
-    if (a->p < a->end) return;
-    /* continues with the next row; contiguous rows are prefetched as one */
-    if (a->stride != a->bytes) a->p = a->end - a->bytes + a->stride;
-    a->end += a->stride;
-}
-
-/* Computes out[r] = a . (row r of b) for four rows. If `next` is not NULL, also
-   prefetches the rows that it describes. */
-STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const stx_real *b,
-                               size_t ldb, size_t k, stx__row_prefetch *next) {
-    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
-    const stx_real *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
-    size_t p, e;
-    for (p = 0; p + 16 <= k; p += 16) {
-        if (next) stx__row_prefetch_next(next);
-        for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], b[p + e], s0[e]);
-        for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], b1[p + e], s1[e]);
-        for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
-        for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], b3[p + e], s3[e]);
-    }
-    for (; p < k; p++) {
-        t0 += a[p] * b[p];
-        t1 += a[p] * b1[p];
-        t2 += a[p] * b2[p];
-        t3 += a[p] * b3[p];
-    }
-    out[0] = t0 + stx_fast_lanes(s0);
-    out[1] = t1 + stx_fast_lanes(s1);
-    out[2] = t2 + stx_fast_lanes(s2);
-    out[3] = t3 + stx_fast_lanes(s3);
-}
-
-/* Like stx__dot4_ahead, with a new prefetch per call. It starts where the prefetch of the
-   previous four rows ended. */
-STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb,
-                         size_t k) {
-    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
-    stx__dot4_ahead(fma, out, a, b, ldb, k, &next);
-}
-
-/* Returns c + a0 b0 + a1 b1 + a2 b2 + a3 b3, added in this order. */
-STX_INNER stx_real stx__add4(int fma, stx_real c, stx_real a0, stx_real b0, stx_real a1,
-                             stx_real b1, stx_real a2, stx_real b2, stx_real a3, stx_real b3) {
-    c = STX_FMA(fma, a0, b0, c);
-    c = STX_FMA(fma, a1, b1, c);
-    c = STX_FMA(fma, a2, b2, c);
-    return STX_FMA(fma, a3, b3, c);
-}
-
-/* Adds a[r] times row r of b to c, for r = 0 .. 3. */
-STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a,
-                          const stx_real *STX_RESTRICT b, size_t ldb, size_t n) {
-    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
-    const stx_real *STX_RESTRICT b1 = b + ldb;
-    const stx_real *STX_RESTRICT b2 = b + 2 * ldb;
-    const stx_real *STX_RESTRICT b3 = b + 3 * ldb;
-    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, n * sizeof *b);
-    size_t j, e;
-    for (j = 0; j + 16 <= n; j += 16) {
-        stx__row_prefetch_next(&next);
-        for (e = j; e < j + 16; e++)
-            c[e] = stx__add4(fma, c[e], a0, b[e], a1, b1[e], a2, b2[e], a3, b3[e]);
-    }
-    for (; j < n; j++) c[j] = stx__add4(fma, c[j], a0, b[j], a1, b1[j], a2, b2[j], a3, b3[j]);
-}
-
-/* Computes C += alpha A B^T as dot products with four rows of B at a time. */
-STX_INNER void stx__gemv_dots(int fma, const stx_gemm_args *g) {
-    size_t i, j, e;
-    for (j = 0; j < g->N; j += 4) {
-        const stx_real *b = g->B + j * g->ldb;
-        const size_t n = STX_MIN((size_t)4, g->N - j);
-        for (i = 0; i < g->M; i++) {
-            const stx_real *a = g->A + i * g->lda;
-            stx_real *c = g->C + i * g->ldc + j, t[8];
-            if (n == 4)
-                stx__dot4(fma, t, a, b, g->ldb, g->K);
-            else /* stride 0: all four results are equal, and only the first is used */
-                for (e = 0; e < n; e++) stx__dot4(fma, t + e, a, b + e * g->ldb, 0, g->K);
-            for (e = 0; e < n; e++) c[e] += g->alpha * t[e];
-        }
-    }
-}
-
-/* Computes C += alpha A^T B^T. No caller in the library needs this case to be fast. */
-STX_INNER void stx__gemv_both(const stx_gemm_args *g) {
-    size_t i, j, k;
-    for (j = 0; j < g->N; j++)
-        for (i = 0; i < g->M; i++) {
-            stx_real s = 0;
-            for (k = 0; k < g->K; k++) s += g->A[k * g->lda + i] * g->B[j * g->ldb + k];
-            g->C[i * g->ldc + j] += g->alpha * s;
-        }
-}
-
-/* Computes C += alpha op(A) B by adding four rows of B at a time. */
-STX_INNER void stx__gemv_axpys(int fma, const stx_gemm_args *g) {
-    size_t i, j, k, e;
-    for (k = 0; k < g->K; k += 4) {
-        const stx_real *b = g->B + k * g->ldb;
-        const size_t n = STX_MIN((size_t)4, g->K - k);
-        for (i = 0; i < g->M; i++) {
-            stx_real *c = g->C + i * g->ldc, a[4] = {0};
-            for (e = 0; e < n; e++)
-                a[e] = g->alpha
-                       * (g->ta ? g->A[(k + e) * g->lda + i] : g->A[i * g->lda + k + e]);
-            if (n == 4) {
-                stx__axpy4(fma, c, a, b, g->ldb, g->N);
-                continue;
-            }
-            for (e = 0; e < n; e++)
-                for (j = 0; j < g->N; j++) c[j] = STX_FMA(fma, a[e], b[e * g->ldb + j], c[j]);
-        }
-    }
-}
-
-/* Computes C = alpha op(A) op(B) + beta C for a C with few rows. If alpha is 0, A and B
-   are not read. */
-STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
-    stx__gemm_scale_c(g);
-    if (g->alpha == 0) return;
-    if (!g->tb)
-        stx__gemv_axpys(fma, g);
-    else if (!g->ta)
-        stx__gemv_dots(fma, g);
-    else
-        stx__gemv_both(g);
-}
-
-STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
-
-/* Computes a C with few columns as the transpose of op(B)^T op(A)^T. Without the
-   transposition, most of each strip would be padding. Each block of the transpose holds
-   `rows` rows of C and is transposed back into C. The scratch memory holds the packed
-   op(B)^T, strips of op(A)^T with KC units per row of C, and the block of the
-   transpose. */
-static void stx__gemm_transposed(const stx__gemm_part *p) {
-    const stx_gemm_args *g = &p->g;
-    const size_t space = (size_t)STX__SCRATCH - STX__MC * STX__KC;
-    const size_t rows = stx__equal_blocks(g->M, space / (STX__KC + g->N), p->mk->nr);
-    stx_real *t = p->scratch + STX__MC * STX__KC + stx__round_up(rows, p->mk->nr) * STX__KC;
-    stx__gemm_part q = *p;
-    size_t i, j, at;
-    q.epilogue = NULL;
-    q.g.ta = !g->tb;
-    q.g.A = g->B;
-    q.g.lda = g->ldb;
-    q.g.tb = !g->ta;
-    q.g.ldb = g->lda;
-    q.g.M = g->N;
-    q.g.C = t;
-    q.g.beta = 0;
-    for (at = 0; at < g->M; at += rows) {
-        stx_real *c = g->C + at * g->ldc;
-        q.g.B = g->A + (g->ta ? at : at * g->lda);
-        q.g.N = q.g.ldc = STX_MIN(rows, g->M - at);
-        /* GEMV reads op(A) in place, in f32. Without tb, q.g.ta is set, which GEMV
-           computes slowly if q.g.tb is also set */
-        if (g->N <= STX__GEMV_ROWS && p->mk->kr == 1 && g->tb)
-            STX_CALL(p->x, stx__gemv, (&q.g));
-        else
-            stx__gemm_blocked(&q);
-        for (i = 0; i < q.g.N; i++, c += g->ldc)
-            for (j = 0; j < g->N; j++)
-                c[j] = g->beta == 0 ? t[j * q.g.ldc + i] : g->beta * c[j] + t[j * q.g.ldc + i];
-    }
-    stx__part_epilogue(p, 0, 0, g->M, g->N);
-}
-
-/* The code paths of a matmul, in the order in which stx__gemm_choose and
-   stx__gemm_plan_of try them. A gain of 1.4 means 1.4 times the speed of BLOCKED,
-   unless stated otherwise; the measurements are in docs/speed.md. */
-typedef enum stx__gemm_path {
-    /* Used if SEQTX_CBLAS is defined, for f32 matmuls with K > 0 and sizes that fit in an
-       int, except those with packed weights. An external BLAS computes the matmul, so the
-       result may depend on the number of threads. */
-    STX__GEMM_CBLAS,
-
-    /* Used if M <= STX__GEMV_ROWS (generation), if K or alpha is 0, or if there is no
-       context and therefore no scratch memory. Reads B or its packed copy in place, and
-       only once from memory. Computes in f32 even with STX_PREC_BF16. Prefetching makes
-       this path 1.4 to 3.3 times as fast. */
-    STX__GEMM_GEMV,
-
-    /* GEMV for C = A B (ta = tb = 0) if K >= 2 STX__K_PART_MIN, alpha is not 0, batch = 1
-       and there is no epilogue. N is limited, because the partial sums must fit in
-       scratch memory. K is split so that each thread reads contiguous memory, and the
-       partial sums are added in a fixed order. The number of parts depends only on the
-       shape. */
-    STX__GEMM_K_SPLIT,
-
-    /* Used for x W^T if x has few rows (generation with several streams). Transposing W
-       into strips would take longer than the arithmetic, so W is read in place. AVX-512
-       only. Gain: 1.1 to 2.7. */
-    STX__GEMM_SKINNY,
-
-    /* Used if C has few columns: computes the transpose of C; in f32 with tb and up to
-       STX__GEMV_ROWS columns, by stx__gemv. Gain: 1.4 to 2.9, and 12 if C has only one
-       column. */
-    STX__GEMM_TRANSPOSED,
-
-    /* If several parts of C need the same op(B), all threads pack a block of it
-       together before they compute. The result is bit-identical to that of BLOCKED.
-       Gain: 1.02 to 1.10 if op(B) is read from memory, 1.32 in a batch. */
-    STX__GEMM_SHARED_B,
-
-    /* Used for all other matmuls. Each part packs the operands that it needs. */
-    STX__GEMM_BLOCKED
-} stx__gemm_path;
-
-/* How a matmul is computed and how C is split into parts. */
-typedef struct stx__gemm_plan {
-    stx__gemm_path path;
-    int by_rows;                /* nonzero: parts are rows of C; 0: parts are columns */
-    size_t extent;              /* number of rows or columns of C to split */
-    size_t per_part;            /* rows or columns per part; K_SPLIT: rows of B per
-                                   part */
-    size_t parts;               /* number of parts per matrix of the batch */
-    const stx__packed *weights; /* GEMV, K_SPLIT: the packed weights that contain B, or NULL */
-    size_t weights_at;          /* index of B's first element in the packed weights */
-} stx__gemm_plan;
-
-/* STX_WEIGHTS_INT8: the number of adjacent weights of a row that share a scale
-   factor. */
-enum { STX__INT8_GROUP = 32 };
-
-/* Returns the packed weights that contain all of B. *at receives the index of B's first
-   element in the packed weights. Returns NULL if there are none, if the kernels for
-   packed weights cannot compute g, or if B begins inside a group of STX__INT8_GROUP
-   weights. The matrix itself is then read; stx_params_pack has rounded it to the same
-   values. */
-static const stx__packed *stx__packed_weights(const stx_ctx *x, const stx_gemm_args *g,
-                                              size_t *at) {
-    const size_t rows = g->tb ? g->N : g->K, cols = g->tb ? g->K : g->N;
-    const stx__packed *w;
-    size_t row, col;
-    if (!x || !x->packed.count || g->M > STX__GEMV_ROWS) return NULL;
-    if (g->ta || !g->K || g->alpha == 0) return NULL;
-    if (g->batch > 1 && g->sb) return NULL;
-    w = stx__packed_at(x, g->B);
-    if (!w || g->ldb != w->C) return NULL;
-    *at = (size_t)(g->B - w->from);
-    row = *at / w->C;
-    col = *at % w->C;
-    if (col % STX__INT8_GROUP || col + cols > w->C || row + rows > w->size / w->C) return NULL;
-    return w;
-}
-
-/* K_SPLIT: the maximum number of parts, and the minimum number of rows of B per part.
-   stx__k_split_rows returns the rows per part, or 0 if K_SPLIT cannot be used. */
-enum { STX__K_PARTS = 16, STX__K_PART_MIN = 128 };
-
-static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
-    size_t rows = (g->K + STX__K_PARTS - 1) / STX__K_PARTS;
-    if (!x || !x->threads.scratch || g->M > STX__GEMV_ROWS || g->ta || g->tb || g->batch > 1)
-        return 0;
-    if (g->K < 2 * STX__K_PART_MIN || g->alpha == 0) return 0;
-    /* the partial sums must fit in the scratch memory */
-    if (g->N > (size_t)STX__SCRATCH / STX__K_PARTS / STX__GEMV_ROWS) return 0;
-    return stx__round_up(STX_MAX(rows, (size_t)STX__K_PART_MIN), 4);
-}
-
-/* Returns nonzero if SKINNY is the fastest path. The limits were measured. The shorter
-   the rows of x are, the larger the share of the time that is spent on adding up lanes.
-   In f32, if W fills exactly one strip, transposing W pays off for M > NR. In bf16, the
-   limit for M is K / 10, clamped to 6 .. 32 (AVX512-BF16) or 6 .. 14 (AMX). */
-static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
-    const size_t M = g->M, K = g->K;
-    if (!mk->skinny || g->ta || !g->tb) return 0;
-    if (g->alpha != 1 || (g->beta != 0 && g->beta != 1)) return 0;
-    if (mk->kr == 1)
-        return K >= 32 && M <= STX_MIN(K / 4, (size_t)112) && (g->N != mk->nr || M <= g->N);
-    return M <= STX_MIN(STX_MAX(K / 10, (size_t)6), mk->kr == 2 ? (size_t)32 : (size_t)14);
-}
-
-/* SHARED_B: the minimum number of multiplications per block of k. With fewer, the
-   additional barrier costs more time than shared packing saves. */
-enum { STX__SHARE_MIN = 24 << 20 };
-
-static int stx__shares_b(const stx__micro *mk, const stx_gemm_args *g, const stx__gemm_plan *p) {
-    const size_t k = STX_MIN(g->K, stx__block_k(mk, g->K));
-    if (g->batch * p->parts <= 1 || (!p->by_rows && p->parts > 1)) return 0;
-    if (g->batch > 1 && g->sb) return 0;
-    return g->batch * g->M * g->N * k >= STX__SHARE_MIN;
-}
-
-/* Chooses the path for g. `packed` is nonzero if op(B) is available as packed weights. */
-static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g, int packed) {
-    const stx__micro *mk = stx__micro_kernel(x);
-#ifdef SEQTX_CBLAS
-    if (!packed && (!x || x->desc.precision == STX_PREC_F32) && g->K && g->M <= INT_MAX
-        && g->N <= INT_MAX && g->K <= INT_MAX && g->lda <= INT_MAX && g->ldb <= INT_MAX
-        && g->ldc <= INT_MAX)
-        return STX__GEMM_CBLAS;
-#endif
-    (void)packed;
-    if (g->M <= STX__GEMV_ROWS || !g->K || g->alpha == 0 || !x || !x->threads.scratch)
-        return STX__GEMM_GEMV;
-    if (stx__is_skinny(mk, g)) return STX__GEMM_SKINNY;
-    /* at least half of a strip would be padding, and with 4 NR rows or more, avoiding
-       that saves more time than the transposition costs */
-    if (g->M >= 4 * mk->nr && 2 * g->N <= mk->nr) return STX__GEMM_TRANSPOSED;
-    return STX__GEMM_BLOCKED;
-}
-
-/* Returns the granularity of the parts. Each part begins at a multiple of this number
-   of columns or rows of C:
-       columns   NR; 4 for SKINNY, whose tiles have at most 4 rows of W; the size of a
-                 group for packed weights
-       rows      MR if it is at most 8; 4 for MR = 14, because smaller steps make the
-                 parts more equal, and the cost of a short tile is proportional to its
-                 number of rows; 16 for AMX, because a tile register has 16 rows; NR for
-                 TRANSPOSED, because rows of C become columns */
-static size_t stx__part_multiple(const stx__micro *mk, const stx__gemm_plan *p) {
-    if (p->weights) return STX__INT8_GROUP;
-    if (p->path == STX__GEMM_SKINNY) return 4;
-    if (!p->by_rows || p->path == STX__GEMM_TRANSPOSED) return mk->nr;
-    if (mk->mr > 16) return 16;
-    return mk->mr > 8 ? 4 : mk->mr;
-}
-
-/* Matmuls with fewer multiplications than this are one part, except with K_SPLIT. */
-enum { STX__GEMM_SPLIT_MIN = 100000 };
-
-/* Decides how g is computed. Except with CBLAS, the result does not depend on the number
-   of threads. The thread count affects only the choice between SHARED_B and BLOCKED,
-   whose results are bit-identical. Otherwise, the path depends on the arguments of the
-   whole matmul (shape, ta, tb, batch, alpha, beta), the presence of an epilogue and of
-   packed weights, the precision and the micro-kernel. */
-static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g, int epilogue) {
-    const size_t threads = (size_t)stx_threads(x), work = g->M * g->N * g->K;
-    const stx__micro *mk = stx__micro_kernel(x);
-    stx__gemm_plan p;
-    size_t multiple;
-    memset(&p, 0, sizeof p);
-    p.parts = 1;
-    p.weights = stx__packed_weights(x, g, &p.weights_at);
-    p.path = stx__gemm_choose(x, g, p.weights != NULL);
-    if (p.path == STX__GEMM_CBLAS) return p;
-    if (p.path == STX__GEMM_GEMV && !epilogue) {
-        p.per_part = stx__k_split_rows(x, g);
-        if (p.per_part) {
-            p.path = STX__GEMM_K_SPLIT;
-            p.parts = (g->K + p.per_part - 1) / p.per_part;
-            return p;
-        }
-    }
-    p.by_rows = g->M >= g->N && p.path != STX__GEMM_SKINNY && !p.weights;
-    p.extent = p.by_rows ? g->M : g->N;
-    multiple = stx__part_multiple(mk, &p);
-
-    /* One part per thread, or up to four per thread if each part still has at least 512
-       rows or columns. A batch is divided only into its matrices: if there are fewer
-       matrices than threads, some threads idle. */
-    if (g->batch == 1 && work >= STX__GEMM_SPLIT_MIN) {
-        p.parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, p.extent / threads / 512));
-        p.parts = STX_MIN(p.parts, (p.extent + multiple - 1) / multiple);
-    }
-    p.per_part = stx__round_up((p.extent + p.parts - 1) / p.parts, multiple);
-    if (p.path == STX__GEMM_BLOCKED && stx__shares_b(mk, g, &p)) p.path = STX__GEMM_SHARED_B;
-    return p;
-}
-
-/* A matmul and its plan: the job of the parallel loops below. */
-typedef struct stx__gemm_job {
-    const stx_gemm_args *g;
-    const stx__micro *mk;
-    const stx__epilogue *epilogue;
-    stx__gemm_plan plan;
-    stx_real *shared_b;     /* SHARED_B: the current packed block of op(B) */
-    size_t shared_col;      /* index in C of the block's first column */
-} stx__gemm_job;
-
-/* Returns the scratch memory of a thread, or NULL if there is none. */
-static stx_real *stx__scratch(stx_ctx *x, size_t thread) {
-    return x && x->threads.scratch ? x->threads.scratch + thread * STX__SCRATCH : NULL;
-}
-
-/* *p receives part i of a job, which belongs to matrix i / parts of the batch. *at
-   receives the index in the packed weights of the first element of B that the part
-   uses. Returns 0 if the part is empty. */
-static int stx__gemm_part_of(const stx_share *s, const stx__gemm_job *j, size_t i,
-                             stx__gemm_part *p, size_t *at) {
-    const stx_gemm_args *g = j->g;
-    const size_t e = i / j->plan.parts;
-    const size_t begin = i % j->plan.parts * j->plan.per_part;
-    const size_t end = STX_MIN(j->plan.extent, begin + j->plan.per_part);
-    const size_t row = j->plan.by_rows ? begin : 0, col = j->plan.by_rows ? 0 : begin;
-    if (begin >= end) return 0;
-    p->x = s->x;
-    p->mk = j->mk;
-    p->scratch = stx__scratch(s->x, s->thread);
-    p->shared_b = j->shared_b;
-    p->epilogue = j->epilogue;
-    p->offset = j->shared_col + row * g->ldc + col;
-    p->col = j->shared_col + col;
-    p->g = *g;
-    p->g.batch = 1;
-    p->g.M = j->plan.by_rows ? end - begin : g->M;
-    p->g.N = j->plan.by_rows ? g->N : end - begin;
-    p->g.A += e * g->sa + (g->ta ? row : row * g->lda);
-    p->g.B += e * g->sb + (g->tb ? col * g->ldb : col);
-    p->g.C += e * g->sc + row * g->ldc + col;
-    *at = j->plan.weights_at + (g->tb ? col * g->ldb : col);
-    return 1;
-}
-
-/* Computes g by GEMV. If B is packed, reads the packed weights from index `at`. */
-static void stx__gemv_any(stx_ctx *x, const stx__gemm_job *j, const stx_gemm_args *g, size_t at) {
-    if (j->plan.weights)
-        j->plan.weights->gemv(x, g, j->plan.weights, at);
-    else
-        STX_CALL(x, stx__gemv, (g));
-}
-
-/* Computes parts [begin,end) of C. Applies the epilogue for GEMV and SKINNY; the
-   functions for the other paths apply it themselves. */
-static void stx__gemm_parts(const stx_share *s, const void *job) {
-    const stx__gemm_job *j = (const stx__gemm_job *)job;
-    stx__gemm_part p;
-    size_t i, at;
-    for (i = s->begin; i < s->end; i++) {
-        if (!stx__gemm_part_of(s, j, i, &p, &at)) continue;
-        switch (j->plan.path) {
-        case STX__GEMM_GEMV:
-            stx__gemv_any(s->x, j, &p.g, at);
-            stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
-            break;
-        case STX__GEMM_SKINNY:
-            p.mk->skinny(&p.g, p.scratch);
-            stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
-            break;
-        default:
-            if (p.mk->enter) p.mk->enter();
-            if (j->plan.path == STX__GEMM_TRANSPOSED)
-                stx__gemm_transposed(&p);
-            else
-                stx__gemm_blocked(&p);
-            if (p.mk->leave) p.mk->leave();
-        }
-    }
-}
-
-static void stx__gemm_all_parts(stx_ctx *x, const stx__gemm_job *j) {
-    const stx_gemm_args *g = j->g;
-    const size_t work = g->batch * g->M * g->N * g->K;
-    stx_parallel(x, g->batch * j->plan.parts, work, stx__gemm_parts, j);
-}
-
-/* K_SPLIT: computes the partial sums of parts [begin,end) of K. All parts are in the
-   scratch memory of the first thread, (parts,M,N). */
-static void stx__k_split_part(const stx_share *s, const void *job) {
-    const stx__gemm_job *j = (const stx__gemm_job *)job;
-    size_t i;
-    for (i = s->begin; i < s->end; i++) {
-        const size_t k = i * j->plan.per_part;
-        stx_gemm_args g = *j->g;
-        g.K = STX_MIN(j->plan.per_part, g.K - k);
-        g.A += k;
-        g.B += k * g.ldb;
-        g.C = s->x->threads.scratch + i * g.M * g.N;
-        g.ldc = g.N;
-        g.beta = 0;
-        stx__gemv_any(s->x, j, &g, j->plan.weights_at + k * g.ldb);
-    }
-}
-
-/* K_SPLIT: adds the partial sums to columns [begin,end) of C, part by part. */
-static void stx__k_split_sum(const stx_share *s, const void *job) {
-    const stx__gemm_job *j = (const stx__gemm_job *)job;
-    const size_t M = j->g->M, N = j->g->N, n = s->end - s->begin;
-    stx_gemm_args g = *j->g;
-    size_t i, r, e;
-    g.C += s->begin;
-    g.N = n;
-    stx__gemm_scale_c(&g);
-    for (i = 0; i < M; i++)
-        for (r = 0; r < j->plan.parts; r++) {
-            const stx_real *sum = s->x->threads.scratch + (r * M + i) * N + s->begin;
-            for (e = 0; e < n; e++) g.C[i * g.ldc + e] += sum[e];
-        }
-}
-
-static void stx__gemm_k_split(stx_ctx *x, const stx__gemm_job *j) {
-    const stx_gemm_args *g = j->g;
-    stx_parallel(x, j->plan.parts, g->M * g->N * g->K, stx__k_split_part, j);
-    stx_parallel(x, g->N, g->M * g->N * j->plan.parts, stx__k_split_sum, j);
-}
-
-/* SHARED_B: packs strips [begin,end) of a block of op(B). */
-static void stx__shared_b_pack(const stx_share *s, const void *job) {
-    const stx__gemm_job *j = (const stx__gemm_job *)job;
-    const stx_gemm_args *g = j->g;
-    const size_t nr = j->mk->nr, u = stx__unit_elements(j->mk);
-    const size_t col = s->begin * nr, n = STX_MIN(g->N, s->end * nr) - col;
-    const size_t stride = nr * (stx__round_up(g->K, j->mk->kr) / u);
-    stx_real *to = j->shared_b + s->begin * stride;
-    size_t i;
-    stx__pack_b(j->mk, to, stride, g->B + (g->tb ? col * g->ldb : col), g->ldb, g->tb, g->K, n);
-    if (g->alpha == 1 || u == 2) return;
-    for (i = 0; i < (s->end - s->begin) * stride; i++) to[i] *= g->alpha;
-}
-
-/* SHARED_B: processes op(B) block by block. For each block, all threads first pack it
-   into the scratch memory of the first thread and then compute with it. */
-static void stx__gemm_shared_b(stx_ctx *x, const stx__gemm_job *job) {
-    const stx_gemm_args *g = job->g;
-    const stx__micro *mk = job->mk;
-    const size_t kc = stx__block_k(mk, g->K), nc = stx__block_n(mk, g->N, g->K);
-    stx__gemm_job j = *job;
-    stx_gemm_args block = *g;
-    size_t p;
-    /* only in a batch, where each part is a whole matmul. A block has fewer columns than
-       `extent`, so the part becomes all M rows of the block */
-    if (!j.plan.by_rows) {
-        j.plan.by_rows = 1;
-        j.plan.extent = j.plan.per_part = g->M;
-    }
-    j.g = &block;
-    j.shared_b = x->threads.scratch + STX__MC * STX__KC;
-    for (j.shared_col = 0; j.shared_col < g->N; j.shared_col += nc)
-        for (p = 0; p < g->K; p += kc) {
-            block.N = STX_MIN(nc, g->N - j.shared_col);
-            block.K = STX_MIN(kc, g->K - p);
-            block.A = g->A + (g->ta ? p * g->lda : p);
-            block.B = g->B + (g->tb ? j.shared_col * g->ldb + p : p * g->ldb + j.shared_col);
-            block.C = g->C + j.shared_col;
-            block.beta = p ? 1 : g->beta;
-            j.epilogue = p + block.K == g->K ? job->epilogue : NULL;
-            stx_parallel(x, (block.N + mk->nr - 1) / mk->nr, block.N * block.K,
-                         stx__shared_b_pack, &j);
-            stx__gemm_all_parts(x, &j);
-        }
-}
-
-/* Applies the epilogue to rows [begin,end) of C. */
-static void stx__gemm_epilogue_part(const stx_share *s, const void *job) {
-    const stx__gemm_job *j = (const stx__gemm_job *)job;
-    const stx_gemm_args *g = j->g;
-    stx__c_block block;
-    block.rows = s->end - s->begin;
-    block.cols = g->N;
-    block.ldc = g->ldc;
-    block.offset = s->begin * g->ldc;
-    block.col = 0;
-    block.C = g->C + block.offset;
-    j->epilogue->run(s->x, j->epilogue->arg, &block);
-}
-
-static void stx__gemm_epilogue(stx_ctx *x, const stx__gemm_job *j) {
-    if (j->epilogue) stx_parallel(x, j->g->M, j->g->M * j->g->N, stx__gemm_epilogue_part, j);
-}
-
-#ifdef SEQTX_CBLAS
-static void stx__gemm_cblas(stx_ctx *x, const stx__gemm_job *j) {
-    const stx_gemm_args *g = j->g;
-    size_t e;
-    for (e = 0; e < g->batch; e++)
-        stx__cblas_gemm(STX__CBLAS_ROWS, STX__CBLAS_TRANS(g->ta), STX__CBLAS_TRANS(g->tb),
-                        (int)g->M, (int)g->N, (int)g->K, g->alpha, g->A + e * g->sa, (int)g->lda,
-                        g->B + e * g->sb, (int)g->ldb, g->beta, g->C + e * g->sc, (int)g->ldc);
-    stx__gemm_epilogue(x, j);
-}
-#endif
-
-/* Plans and computes a matmul, or a batch of matmuls with separate C matrices. */
-static void stx__gemm_run(stx_ctx *x, stx__gemm_job *j) {
-    j->plan = stx__gemm_plan_of(x, j->g, j->epilogue != NULL);
-    switch (j->plan.path) {
-#ifdef SEQTX_CBLAS
-    case STX__GEMM_CBLAS: stx__gemm_cblas(x, j); break;
-#endif
-    case STX__GEMM_K_SPLIT: stx__gemm_k_split(x, j); break;
-    case STX__GEMM_SHARED_B: stx__gemm_shared_b(x, j); break;
-    default: stx__gemm_all_parts(x, j);
-    }
-}
-
-/* Computes the matmul that g describes and, unless `epilogue` is NULL, applies the
-   epilogue to C. An epilogue requires batch = 1 or sc = 0, because only the first C would
-   be handled correctly. If all matmuls of a batch are added to the same C (sc = 0, for
-   weight gradients), they run one after another, so that the number of threads does not
-   affect the order of the additions. */
-static void stx__gemm_fused(stx_ctx *x, const stx_gemm_args *g, const stx__epilogue *epilogue) {
-    stx_gemm_args one = *g;
-    stx__gemm_job j;
-    size_t e;
-    if (!g->batch || !g->M || !g->N) return;
-    memset(&j, 0, sizeof j);
-    j.mk = stx__micro_kernel(x);
-    j.g = g;
-    j.epilogue = epilogue;
-    if (g->batch == 1 || g->sc) {
-        stx__gemm_run(x, &j);
-        return;
-    }
-    one.batch = 1;
-    j.g = &one;
-    j.epilogue = NULL;
-    for (e = 0; e < g->batch; e++, one.A += g->sa, one.B += g->sb, one.beta = 1)
-        stx__gemm_run(x, &j);
-    j.epilogue = epilogue;
-    stx__gemm_epilogue(x, &j);
-}
-
-STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
-    stx__gemm_fused(x, g, NULL);
-}
-
-
-// >>gemm: x86
-
-#if (defined(STX__X86) || defined(STX__NEON)) && !defined(SEQTX_DOUBLE)
-
-  /* Macros for this section and the next one. STX__INLINE_FOR("avx2") begins the
-     definition of a function that is inlined into functions for that instruction set. */
-  #define STX__INLINE_FOR(isa) __attribute__((STX__TARGET(isa), always_inline)) static inline
-  #if defined(STX__X86) || defined(__clang__)
-    #define STX__TARGET(isa) target(isa)
-  #else
-    #define STX__TARGET(isa) target("+" isa)
-  #endif
-
-  /* These macros define one micro-kernel per height, so that no row is computed
-     needlessly, and the function for stx__micro.run, which calls the micro-kernel for
-     height h. Each micro-kernel inlines fn_rows with a constant height n. A and B are
-     the element types of its inputs av and bv. STX__MICRO_HEIGHT(3, ..) expands to
-
-         static void fn_3(STX__MICRO_PARAMS) { fn_rows(3, steps, (const A *)av, ..); } */
-  #define STX__MICRO_HEIGHT(n, fn, isa, A, B) \
-    __attribute__((STX__TARGET(isa))) static void fn##_##n(STX__MICRO_PARAMS) { \
-      (void)h; \
-      fn##_rows(n, steps, (const A *)av, rs, ks, (const B *)bv, ldb, c, ldc, add); \
-    }
-  #define STX__MICRO_HEIGHTS6(fn, isa, A, B) \
-    STX__MICRO_HEIGHT(1, fn, isa, A, B) \
-    STX__MICRO_HEIGHT(2, fn, isa, A, B) \
-    STX__MICRO_HEIGHT(3, fn, isa, A, B) \
-    STX__MICRO_HEIGHT(4, fn, isa, A, B) \
-    STX__MICRO_HEIGHT(5, fn, isa, A, B) \
-    STX__MICRO_HEIGHT(6, fn, isa, A, B)
-  #define STX__MICRO_RUN6(fn, isa, A, B) \
-    STX__MICRO_HEIGHTS6(fn, isa, A, B) \
-    static void fn##_run(STX__MICRO_PARAMS) { \
-      static void (*const height[6])(STX__MICRO_PARAMS) = {fn##_1, fn##_2, fn##_3, \
-                                                           fn##_4, fn##_5, fn##_6}; \
-      height[h - 1](h, steps, av, rs, ks, bv, ldb, c, ldc, add); \
-    }
-#endif
-
-#if defined(STX__X86) && defined(SEQTX_DOUBLE)
-
-/* The 4 x 8 micro-kernel for double: a loop that compilers vectorise for AVX2 and
-   AVX-512. */
-STX_INNER void stx__micro_wide(STX__MICRO_PARAMS) {
-    const stx_real *STX_RESTRICT b = (const stx_real *)bv;
-    const stx_real *STX_RESTRICT r0 = (const stx_real *)av;
-    const stx_real *STX_RESTRICT r1 = r0 + (h > 1 ? rs : 0);
-    const stx_real *STX_RESTRICT r2 = r0 + (h > 2 ? 2 * rs : 0);
-    const stx_real *STX_RESTRICT r3 = r0 + (h > 3 ? 3 * rs : 0);
-    stx_real s[4][8] = {{0}};
-    size_t k, i, j;
-    for (k = 0; k < steps; k++, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
-        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
-        for (j = 0; j < 8; j++) {
-            s[0][j] = STX_FMA(1, a0, b[j], s[0][j]);
-            s[1][j] = STX_FMA(1, a1, b[j], s[1][j]);
-            s[2][j] = STX_FMA(1, a2, b[j], s[2][j]);
-            s[3][j] = STX_FMA(1, a3, b[j], s[3][j]);
-        }
-    }
-    for (i = 0; i < h; i++)
-        for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + s[i][j] : s[i][j];
-}
-
-STX__AVX2 STX_VECTOR static void stx__micro_wide_avx2(STX__MICRO_PARAMS) {
-    stx__micro_wide(h, steps, av, rs, ks, bv, ldb, c, ldc, add);
-}
-
-STX__AVX512 STX_VECTOR static void stx__micro_wide_avx512(STX__MICRO_PARAMS) {
-    stx__micro_wide(h, steps, av, rs, ks, bv, ldb, c, ldc, add);
-}
-
-static const stx__micro stx__micro_avx2 =
-    STX__MICRO("avx2", 4, 8, 1, stx__micro_wide_avx2, NULL, NULL);
-static const stx__micro stx__micro_avx512 =
-    STX__MICRO("avx512", 4, 8, 1, stx__micro_wide_avx512, NULL, NULL);
-
-#elif defined(STX__X86)
-
-/* The portable bf16 micro-kernel, compiled for AVX2 and AVX-512 processors without bf16
-   instructions. */
-static const stx__micro stx__micro_generic_bf16_avx2 =
-    STX__MICRO("avx2, bf16 by float", 4, 16, 2, stx__micro_pairs_avx2, stx__round_row_avx2,
-               stx__pair_rows_avx2);
-static const stx__micro stx__micro_generic_bf16_avx512 =
-    STX__MICRO("avx512, bf16 by float", 4, 16, 2, stx__micro_pairs_avx512, stx__round_row_avx512,
-               stx__pair_rows_avx512);
-
-/* The AVX2 micro-kernel, 6 x 16: row i of the tile is s[i], two vectors of 8 elements.
-   r[q] points at row 3 q of op(A). With rs and 2 rs as index registers, each pointer
-   reaches three rows, so two pointers reach all six. */
-STX__INLINE_FOR("avx2,fma") void stx__avx2_zero(size_t i, __m256 (*s)[2]) {
-    s[i][0] = s[i][1] = _mm256_setzero_ps();
-}
-
-STX__INLINE_FOR("avx2,fma")
-void stx__avx2_step(size_t i, __m256 (*s)[2], const float *const *r, size_t rs, __m256 b0,
-                    __m256 b1) {
-    __m256 a = _mm256_set1_ps(r[i / 3][i % 3 * rs]);
-    s[i][0] = _mm256_fmadd_ps(a, b0, s[i][0]);
-    s[i][1] = _mm256_fmadd_ps(a, b1, s[i][1]);
-}
-
-STX__INLINE_FOR("avx2,fma")
-void stx__avx2_add(size_t i, __m256 (*s)[2], const float *c, size_t ldc) {
-    s[i][0] = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), s[i][0]);
-    s[i][1] = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), s[i][1]);
-}
-
-STX__INLINE_FOR("avx2,fma") void stx__avx2_store(size_t i, __m256 (*s)[2], float *c, size_t ldc) {
-    _mm256_storeu_ps(c + i * ldc, s[i][0]);
-    _mm256_storeu_ps(c + i * ldc + 8, s[i][1]);
-}
-
-STX__INLINE_FOR("avx2,fma")
-void stx__micro_avx2_rows(size_t n, size_t steps, const float *a, size_t rs, size_t ks,
-                          const float *b, size_t ldb, float *c, size_t ldc, int add) {
-    const float *r[2];
-    __m256 s[6][2];
-    r[0] = a;
-    r[1] = a + 3 * rs;
-    STX__UNROLL6(n, stx__avx2_zero, s);
-    for (; steps; steps--, b += ldb, r[0] += ks, r[1] += ks) {
-        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
-        STX__UNROLL6(n, stx__avx2_step, s, r, rs, b0, b1);
-    }
-    if (add) STX__UNROLL6(n, stx__avx2_add, s, c, ldc);
-    STX__UNROLL6(n, stx__avx2_store, s, c, ldc);
-}
-
-STX__MICRO_RUN6(stx__micro_avx2, "avx2,fma", float, float)
-
-static const stx__micro stx__micro_avx2 =
-    STX__MICRO("avx2", 6, 16, 1, stx__micro_avx2_run, NULL, NULL);
-
-  #define STX__MICRO_RUN14(fn, isa, A, B) \
-    STX__MICRO_HEIGHTS6(fn, isa, A, B) \
-    STX__MICRO_HEIGHT(7, fn, isa, A, B) \
-    STX__MICRO_HEIGHT(8, fn, isa, A, B) \
-    STX__MICRO_HEIGHT(9, fn, isa, A, B) \
-    STX__MICRO_HEIGHT(10, fn, isa, A, B) \
-    STX__MICRO_HEIGHT(11, fn, isa, A, B) \
-    STX__MICRO_HEIGHT(12, fn, isa, A, B) \
-    STX__MICRO_HEIGHT(13, fn, isa, A, B) \
-    STX__MICRO_HEIGHT(14, fn, isa, A, B) \
-    static void fn##_run(STX__MICRO_PARAMS) { \
-      static void (*const height[14])(STX__MICRO_PARAMS) = { \
-          fn##_1, fn##_2, fn##_3,  fn##_4,  fn##_5,  fn##_6,  fn##_7, \
-          fn##_8, fn##_9, fn##_10, fn##_11, fn##_12, fn##_13, fn##_14}; \
-      height[h - 1](h, steps, av, rs, ks, bv, ldb, c, ldc, add); \
-    }
-
-/* The AVX-512 micro-kernel, 14 x 32: row i of the tile is s[i], two vectors of 16
-   elements. As in the AVX2 kernel, each pointer reaches three rows of op(A), so five
-   pointers reach all fourteen. This kernel is for f32; the one for bf16 is below. */
-STX__INLINE_FOR("avx512f") void stx__avx512_zero(size_t i, __m512 (*s)[2]) {
-    s[i][0] = s[i][1] = _mm512_setzero_ps();
-}
-
-STX__INLINE_FOR("avx512f")
-void stx__avx512_step(size_t i, __m512 (*s)[2], const float *const *r, size_t rs, __m512 b0,
-                      __m512 b1) {
-    __m512 a = _mm512_set1_ps(r[i / 3][i % 3 * rs]);
-    s[i][0] = _mm512_fmadd_ps(a, b0, s[i][0]);
-    s[i][1] = _mm512_fmadd_ps(a, b1, s[i][1]);
-}
-
-STX__INLINE_FOR("avx512f")
-void stx__avx512_add(size_t i, __m512 (*s)[2], const float *c, size_t ldc) {
-    s[i][0] = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), s[i][0]);
-    s[i][1] = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), s[i][1]);
-}
-
-STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], float *c, size_t ldc) {
-    _mm512_storeu_ps(c + i * ldc, s[i][0]);
-    _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
-}
-
-/* The rows of C are prefetched into L1 from this many steps before the end of a tile,
-   one row every two steps. Prefetching all rows together would delay the loads of
-   op(B), and rows prefetched at the beginning of the tile would be evicted before its
-   end. This prefetch saves 5 % of the matmul time of a training step, more than any
-   other. */
-enum { STX__C_AHEAD = 80 };
-
-STX__INLINE_FOR("avx512f") void stx__prefetch_c(const float *c) {
-    _mm_prefetch((const char *)c, _MM_HINT_T0);
-    _mm_prefetch((const char *)(c + 16), _MM_HINT_T0);
-    _mm_prefetch((const char *)(c + 31), _MM_HINT_T0);
-}
-
-/* Computes steps p .. end-1 of a tile. */
-STX__INLINE_FOR("avx512f")
-void stx__avx512_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const float **r, size_t rs,
-                       size_t ks, const float *b, size_t ldb) {
-    for (b += p * ldb; p < end; p++, b += ldb) {
-        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
-        STX__UNROLL14(n, stx__avx512_step, s, r, rs, b0, b1);
-        r[0] += ks;
-        r[1] += ks;
-        r[2] += ks;
-        r[3] += ks;
-        r[4] += ks;
-    }
-}
-
-STX__INLINE_FOR("avx512f")
-void stx__micro_avx512_rows(size_t n, size_t steps, const float *a, size_t rs, size_t ks,
-                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
-    const float *r[5];
-    __m512 s[14][2];
-    size_t p = steps > STX__C_AHEAD ? steps - STX__C_AHEAD : 0, i;
-    r[0] = a;
-    r[1] = a + 3 * rs;
-    r[2] = a + 6 * rs;
-    r[3] = a + 9 * rs;
-    r[4] = a + 12 * rs;
-    STX__UNROLL14(n, stx__avx512_zero, s);
-    stx__avx512_steps(n, 0, p, s, r, rs, ks, b, ldb);
-    for (i = 0; i < n && steps >= 2 * n; i++, p += 2) {
-        stx__prefetch_c(c + i * ldc);
-        stx__avx512_steps(n, p, p + 2, s, r, rs, ks, b, ldb);
-    }
-    stx__avx512_steps(n, p, steps, s, r, rs, ks, b, ldb);
-    if (add) STX__UNROLL14(n, stx__avx512_add, s, c, ldc);
-    STX__UNROLL14(n, stx__avx512_store, s, c, ldc);
-}
-
-STX__MICRO_RUN14(stx__micro_avx512, "avx512f", float, float)
-
-/* Transposes 16 rows of 16 units. (The all-ones masks here and below avoid a warning:
-   gcc implements its unmasked shuffles with an undefined vector.) */
-STX__INLINE_FOR("avx512f") void stx__transpose16(__m512i *z) {
-    __m512i t[16];
-    size_t q, c;
-    for (q = 0; q < 16; q += 2) {
-        t[q] = _mm512_maskz_unpacklo_epi32(0xffff, z[q], z[q + 1]);
-        t[q + 1] = _mm512_maskz_unpackhi_epi32(0xffff, z[q], z[q + 1]);
-    }
-    for (q = 0; q < 16; q += 4) /* 128-bit lane L of z[q + c] is column 4 L + c of four rows */
-        for (c = 0; c < 2; c++) {
-            z[q + 2 * c] = _mm512_maskz_unpacklo_epi64(0xff, t[q + c], t[q + 2 + c]);
-            z[q + 2 * c + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[q + c], t[q + 2 + c]);
-        }
-    for (c = 0; c < 4; c++) { /* t[4 L + c] is column 4 L + c */
-        __m512i even0 = _mm512_maskz_shuffle_i32x4(0xffff, z[c], z[4 + c], 0x88);
-        __m512i odd0 = _mm512_maskz_shuffle_i32x4(0xffff, z[c], z[4 + c], 0xdd);
-        __m512i even1 = _mm512_maskz_shuffle_i32x4(0xffff, z[8 + c], z[12 + c], 0x88);
-        __m512i odd1 = _mm512_maskz_shuffle_i32x4(0xffff, z[8 + c], z[12 + c], 0xdd);
-        t[c] = _mm512_maskz_shuffle_i32x4(0xffff, even0, even1, 0x88);
-        t[4 + c] = _mm512_maskz_shuffle_i32x4(0xffff, odd0, odd1, 0x88);
-        t[8 + c] = _mm512_maskz_shuffle_i32x4(0xffff, even0, even1, 0xdd);
-        t[12 + c] = _mm512_maskz_shuffle_i32x4(0xffff, odd0, odd1, 0xdd);
-    }
-    for (q = 0; q < 16; q++) z[q] = t[q];
-}
-
-/* Transposes 16 rows of 4 floats to 4 rows of 16 floats with a stride of 32 floats.
-   This takes fewer shuffles per element than stx__transpose16. */
-STX__INLINE_FOR("avx512f,avx512dq")
-void stx__transpose16x4(float *to, const float *b, size_t ldb) {
-    __m512 z[4], lo0, lo1, hi0, hi1;
-    size_t i;
-    for (i = 0; i < 4; i++) { /* place rows i, i+4, i+8 and i+12 side by side */
-        __m256 lo = _mm256_castps128_ps256(_mm_loadu_ps(b + i * ldb));
-        __m256 hi = _mm256_castps128_ps256(_mm_loadu_ps(b + (i + 8) * ldb));
-        lo = _mm256_insertf128_ps(lo, _mm_loadu_ps(b + (i + 4) * ldb), 1);
-        hi = _mm256_insertf128_ps(hi, _mm_loadu_ps(b + (i + 12) * ldb), 1);
-        z[i] = _mm512_insertf32x8(_mm512_castps256_ps512(lo), hi, 1);
-    }
-    lo0 = _mm512_maskz_unpacklo_ps(0xffff, z[0], z[1]);
-    hi0 = _mm512_maskz_unpackhi_ps(0xffff, z[0], z[1]);
-    lo1 = _mm512_maskz_unpacklo_ps(0xffff, z[2], z[3]);
-    hi1 = _mm512_maskz_unpackhi_ps(0xffff, z[2], z[3]);
-    _mm512_storeu_pd(to, _mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(lo0),
-                                                  _mm512_castps_pd(lo1)));
-    _mm512_storeu_pd(to + 32, _mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(lo0),
-                                                       _mm512_castps_pd(lo1)));
-    _mm512_storeu_pd(to + 64, _mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(hi0),
-                                                       _mm512_castps_pd(hi1)));
-    _mm512_storeu_pd(to + 96, _mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(hi0),
-                                                       _mm512_castps_pd(hi1)));
-}
-
-/* Implements stx__micro.transpose. */
-STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t n,
-                                              size_t k) {
-    size_t half, p, i;
-    for (half = 0; half < 32; half += 16) {
-        const size_t rows = n > half ? STX_MIN((size_t)16, n - half) : 0;
-        const float *b = B + half * ldb;
-        for (p = 0; rows == 16 && p + 4 <= k; p += 4)
-            stx__transpose16x4(to + p * 32 + half, b + p, ldb);
-        for (; p < k; p += 16) {
-            const size_t cols = STX_MIN((size_t)16, k - p);
-            const __mmask16 mask = (__mmask16)((1u << cols) - 1);
-            __m512i z[16];
-            for (i = 0; i < 16; i++)
-                z[i] = i < rows ? _mm512_maskz_loadu_epi32(mask, b + i * ldb + p)
-                                : _mm512_setzero_si512();
-            stx__transpose16(z);
-            for (i = 0; i < cols; i++) _mm512_storeu_si512(to + (p + i) * 32 + half, z[i]);
-        }
-    }
-}
-
-/* Returns a mask that selects the first n of 16 elements. */
-STX__INLINE_FOR("avx512f") __mmask16 stx__first16(size_t n) {
-    return (__mmask16)(n < 16 ? (1u << n) - 1 : 0xffff);
-}
-
-/* Implements stx__micro.pack_at. */
-STX__AVX512 static void stx__pack_at_avx512(float *to, const float *A, size_t lda, size_t m,
-                                            size_t k) {
-    size_t i, p;
-    for (p = 0; p < k; p++) {
-        if (p + STX__PACK_AHEAD < k) stx_prefetch(A + (p + STX__PACK_AHEAD) * lda, m);
-        for (i = 0; i < m; i += 14) {
-            const __mmask16 mask = stx__first16(STX_MIN((size_t)14, m - i));
-            _mm512_mask_storeu_ps(to + i * k + p * 14, mask,
-                                  _mm512_maskz_loadu_ps(mask, A + p * lda + i));
-        }
-    }
-}
-
-/* Implements stx__micro.pack_strips, eight rows at a time. Each row is spread over all
-   strips, so packing whole rows one by one would write to so many distant cache lines
-   that they may not fit in L1. */
-STX__AVX512 static void stx__pack_strips_avx512(float *to, size_t stride, const float *B,
-                                                size_t ldb, size_t k, size_t n) {
-    size_t p0, p, j;
-    for (p0 = 0; p0 < k; p0 += 8)
-        for (j = 0; j < n; j += 32) {
-            const size_t w = STX_MIN((size_t)32, n - j), end = STX_MIN(p0 + 8, k);
-            const __mmask16 m0 = stx__first16(w), m1 = stx__first16(w > 16 ? w - 16 : 0);
-            float *t = to + j / 32 * stride;
-            for (p = p0; p < end; p++) {
-                const float *b = B + p * ldb + j;
-                if (p + 8 < k) stx_prefetch(b + 8 * ldb, w);
-                _mm512_storeu_ps(t + p * 32, _mm512_maskz_loadu_ps(m0, b));
-                _mm512_storeu_ps(t + p * 32 + 16, _mm512_maskz_loadu_ps(m1, b + 16));
-            }
-        }
-}
-
-/* The path STX__GEMM_SKINNY computes C = A B^T, where A is x and B is W. Each of the 16
-   lanes of a register adds up every 16th product along k (in bf16, the products of every
-   16th unit). A tile combines n rows of x with w rows of W: in f32, n is 4 to 7
-   and w is 4; in bf16, n is 4 to 7 and w is 4, or n is 8 to 14 and w is 2. The lanes
-   are added up at the end of the tile.
-
-   x is copied (and, in bf16, rounded), so that its rows do not compete for the same L1
-   cache sets. K is split so that L1 holds the rows of a tile, and W is processed in
-   blocks that stay in L2 for all tiles. */
-  #define STX__SKINNY_PARAMS \
-    const void *av, size_t rs, const float *b, size_t ldb, size_t k, float *c, size_t ldc, \
-        size_t cols, int add
-
-STX__INLINE_FOR("avx512f") void stx__skinny_zero(size_t i, __m512 (*s)[4], size_t w) {
-    s[i][0] = s[i][1] = _mm512_setzero_ps();
-    if (w > 2) s[i][2] = s[i][3] = _mm512_setzero_ps();
-}
-
-STX__INLINE_FOR("avx512f")
-void stx__skinny_step(size_t i, __m512 (*s)[4], const float *const *r, size_t rs, const __m512 *b,
-                      __mmask16 mask) {
-    __m512 a = _mm512_maskz_loadu_ps(mask, r[i / 3] + i % 3 * rs);
-    /* without this statement, gcc reloads `a` for each multiplication, which is slower */
-    __asm__("" : "+v"(a));
-    s[i][0] = _mm512_fmadd_ps(a, b[0], s[i][0]);
-    s[i][1] = _mm512_fmadd_ps(a, b[1], s[i][1]);
-    s[i][2] = _mm512_fmadd_ps(a, b[2], s[i][2]);
-    s[i][3] = _mm512_fmadd_ps(a, b[3], s[i][3]);
-}
-
-/* Returns, in each 128-bit lane, the sums of the lane's four elements of a, b, c and
-   d. */
-STX__INLINE_FOR("avx512f") __m512 stx__skinny_add4(__m512 a, __m512 b, __m512 c, __m512 d) {
-    __m512d t = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, a, b),
-                                               _mm512_maskz_unpackhi_ps(0xffff, a, b)));
-    __m512d u = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, c, d),
-                                               _mm512_maskz_unpackhi_ps(0xffff, c, d)));
-    return _mm512_add_ps(_mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, t, u)),
-                         _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, t, u)));
-}
-
-/* Adds up the lanes of four registers at a time: the registers of row i if w = 4, or
-   the registers of rows i and i + 1 if w = 2 and i is even. */
-STX__INLINE_FOR("avx512f")
-void stx__skinny_group(size_t i, __m512 (*s)[4], __m512 *q, size_t n, size_t w) {
-    if (w > 2)
-        q[i] = stx__skinny_add4(s[i][0], s[i][1], s[i][2], s[i][3]);
-    else if (i % 2 == 0 && i + 1 < n)
-        q[i / 2] = stx__skinny_add4(s[i][0], s[i][1], s[i + 1][0], s[i + 1][1]);
-    else if (i % 2 == 0)
-        q[i / 2] = stx__skinny_add4(s[i][0], s[i][1], _mm512_setzero_ps(), _mm512_setzero_ps());
-}
-
-/* Returns a0 + a1, a2 + a3, b0 + b1 and b2 + b3, where a0 .. a3 and b0 .. b3 are the
-   128-bit lanes of a and b. */
-STX__INLINE_FOR("avx512f") __m512 stx__skinny_halve(__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88),
-                         _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd));
-}
-
-/* Stores row i of the tile. */
-STX__INLINE_FOR("avx512f")
-void stx__skinny_store(size_t i, const float *sum, float *c, size_t ldc, size_t w, size_t cols,
-                       int add) {
-    size_t j;
-    sum += i * w;
-    c += i * ldc;
-    if (cols < w) {
-        for (j = 0; j < cols; j++) c[j] = add ? c[j] + sum[j] : sum[j];
-    } else if (w > 2) {
-        __m128 t = _mm_loadu_ps(sum);
-        if (add) t = _mm_add_ps(_mm_loadu_ps(c), t);
-        _mm_storeu_ps(c, t);
-    } else {
-        __m128 t = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)sum));
-        if (add)
-            t = _mm_add_ps(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)c)), t);
-        _mm_storel_epi64((__m128i *)(void *)c, _mm_castps_si128(t));
-    }
-}
-
-STX__INLINE_FOR("avx512f")
-void stx__skinny_end(size_t n, __m512 (*s)[4], float *c, size_t ldc, size_t w, size_t cols,
-                     int add) {
-    float sum[32];
-    __m512 q[8];
-    q[1] = q[2] = q[3] = q[4] = q[5] = q[6] = q[7] = _mm512_setzero_ps();
-    STX__UNROLL14(n, stx__skinny_group, s, q, n, w);
-    _mm512_storeu_ps(sum, stx__skinny_halve(stx__skinny_halve(q[0], q[1]),
-                                            stx__skinny_halve(q[2], q[3])));
-    if (n * w > 16)
-        _mm512_storeu_ps(sum + 16, stx__skinny_halve(stx__skinny_halve(q[4], q[5]),
-                                                     stx__skinny_halve(q[6], q[7])));
-    STX__UNROLL14(n, stx__skinny_store, sum, c, ldc, w, cols, add);
-}
-
-/* Computes the tiles for n rows of x and all `cols` rows of W. */
-STX__INLINE_FOR("avx512f") void stx__skinny_avx512_rows(size_t n, STX__SKINNY_PARAMS) {
-    enum { W = 4 };
-
-    const float *a = (const float *)av, *r[5], *row[W];
-    size_t j;
-    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
-    for (; cols; cols -= STX_MIN((size_t)W, cols), b += W * ldb, c += W) {
-        size_t p;
-        __m512 s[14][4], t[W];
-        for (j = 0; j < W; j++) row[j] = b + (j < cols ? j : 0) * ldb;
-        r[0] = a;
-        r[1] = a + 3 * rs;
-        r[2] = a + 6 * rs;
-        r[3] = a + 9 * rs;
-        r[4] = a + 12 * rs;
-        STX__UNROLL14(n, stx__skinny_zero, s, W);
-        for (p = 0; p + 16 <= k; p += 16) {
-            stx__row_prefetch_next(&next);
-            t[0] = _mm512_loadu_ps(row[0] + p);
-            t[1] = _mm512_loadu_ps(row[1] + p);
-            t[2] = _mm512_loadu_ps(row[2] + p);
-            t[3] = _mm512_loadu_ps(row[3] + p);
-            STX__UNROLL14(n, stx__skinny_step, s, r, rs, t, 0xffff);
-            r[0] += 16;
-            r[1] += 16;
-            r[2] += 16;
-            r[3] += 16;
-            r[4] += 16;
-        }
-        if (p < k) {
-            const __mmask16 mask = stx__first16(k - p);
-            for (j = 0; j < W; j++) t[j] = _mm512_maskz_loadu_ps(mask, row[j] + p);
-            STX__UNROLL14(n, stx__skinny_step, s, r, rs, t, mask);
-        }
-        stx__skinny_end(n, s, c, ldc, W, cols, add);
-    }
-}
-
-/* A function that computes tiles of n rows, for a constant n. Tables of these functions
-   start with n = 4. */
-typedef void (*stx__skinny_tile)(STX__SKINNY_PARAMS);
-  #define STX__SKINNY_F32(n) \
-    STX__AVX512 static void stx__skinny_avx512_##n(STX__SKINNY_PARAMS) { \
-      stx__skinny_avx512_rows(n, av, rs, b, ldb, k, c, ldc, cols, add); \
-    }
-STX__SKINNY_F32(4)
-STX__SKINNY_F32(5)
-STX__SKINNY_F32(6)
-STX__SKINNY_F32(7)
-
-/* STX__SKINNY_K and STX__SKINNY_K_BF16 are the largest k per pass in f32 and bf16.
-   STX__SKINNY_X_BF16 is the maximum number of elements of x in a bf16 tile. Its 20 KB
-   leave space in L1 for the rows of W, which are read as floats. STX__SKINNY_W is the
-   number of floats in a block of W. */
-enum { STX__SKINNY_K = 512, STX__SKINNY_K_BF16 = 1024, STX__SKINNY_X_BF16 = 10240 };
-
-enum { STX__SKINNY_W = (1 << 18) / 4 };
-
-/* Returns the row stride of the copy of x. The stride includes 32 additional elements,
-   so that it is not a power of two for the longest rows. */
-static size_t stx__skinny_stride(size_t k) {
-    return stx__round_up(k, 32) + 32;
-}
-
-/* Computes all tiles for the range [p,p + k) of the summation index. x is the copy of
-   A, with a row stride of rs and elements of `size` bytes. kc is the largest k of any
-   pass. */
-static void stx__skinny_pass(const stx_gemm_args *g, const void *x, size_t rs, size_t size,
-                             size_t p, size_t k, size_t kc, size_t tiles,
-                             const stx__skinny_tile *tile) {
-    const size_t block = tiles == 1 ? g->N : STX__SKINNY_W / kc / 4 * 4;
-    size_t j, q;
-    for (j = 0; j < g->N; j += block)
-        for (q = 0; q < tiles; q++) {
-            const size_t row = g->M * q / tiles, rows = g->M * (q + 1) / tiles - row;
-            tile[rows - 4]((const char *)x + row * rs * size, rs, g->B + j * g->ldb + p, g->ldb,
-                           k, g->C + row * g->ldc + j, g->ldc, STX_MIN(block, g->N - j),
-                           p || g->beta != 0);
-        }
-}
-
-/* Implements stx__micro.skinny. */
-static void stx__skinny_avx512(const stx_gemm_args *g, stx_real *scratch) {
-    static const stx__skinny_tile tile[4] = {stx__skinny_avx512_4, stx__skinny_avx512_5,
-                                             stx__skinny_avx512_6, stx__skinny_avx512_7};
-    const size_t kc = stx__equal_blocks(g->K, STX__SKINNY_K, 16), rs = stx__skinny_stride(kc);
-    size_t i, p;
-    for (p = 0; p < g->K; p += kc) {
-        const size_t k = STX_MIN(kc, g->K - p);
-        for (i = 0; i < g->M; i++)
-            memcpy(scratch + i * rs, g->A + i * g->lda + p, k * sizeof *scratch);
-        stx__skinny_pass(g, scratch, rs, sizeof *scratch, p, k, kc, (g->M + 6) / 7, tile);
-    }
-}
-
-static const stx__micro stx__micro_avx512 = {
-    "avx512", 14, 32, 1, stx__micro_avx512_run, /* name, MR, NR, KR, run */
-    NULL, NULL,                                 /* to_bf16, pair */
-    NULL, NULL,                                 /* enter, leave */
-    stx__transpose_avx512,                      /* transpose */
-    stx__pack_at_avx512,                        /* pack_at */
-    stx__pack_strips_avx512,                    /* pack_strips */
-    stx__skinny_avx512                          /* skinny */
-};
-
-  /* The AVX512-BF16 kernels need clang 9 or gcc 10. */
-  #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
-    #define STX__BF16     1
-    #define STX__BF16_ISA "avx512f,avx512bw,avx512vl,avx512bf16"
-    #define STX__BF16_FN  __attribute__((target(STX__BF16_ISA)))
-
-/* Loads a unit from an address that may be unaligned. */
-STX_INNER int stx__load_unit(const uint16_t *p) {
-    int v;
-    memcpy(&v, p, 4);
-    return v;
-}
-
-/* Rounds two rows of 16 floats to 16 units in an __m512i. cvtne2 returns the elements
-   of r0 followed by those of r1; the permutation interleaves them. */
-STX__INLINE_FOR(STX__BF16_ISA) __m512i stx__zip_bf16(__m512 r0, __m512 r1) {
-    const __m512i zip =
-        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
-                         6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(r1, r0));
-}
-
-STX__INLINE_FOR(STX__BF16_ISA)
-void stx__avx512_bf16_step(size_t i, __m512 (*s)[2], const uint16_t *const *r, size_t rs,
-                           __m512bh b0, __m512bh b1) {
-    __m512bh a = (__m512bh)_mm512_set1_epi32(stx__load_unit(r[i / 3] + i % 3 * rs));
-    s[i][0] = _mm512_dpbf16_ps(s[i][0], a, b0);
-    s[i][1] = _mm512_dpbf16_ps(s[i][1], a, b1);
-}
-
-/* Computes steps p .. end-1 of a tile. */
-STX__INLINE_FOR(STX__BF16_ISA)
-void stx__avx512_bf16_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const uint16_t **r,
-                            size_t rs, size_t ks, const uint32_t *b, size_t ldb) {
-    for (b += p * ldb; p < end; p++, b += ldb) {
-        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b);
-        __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + 16);
-        STX__UNROLL14(n, stx__avx512_bf16_step, s, r, rs, b0, b1);
-        r[0] += ks;
-        r[1] += ks;
-        r[2] += ks;
-        r[3] += ks;
-        r[4] += ks;
-    }
-}
-
-/* The AVX512-BF16 micro-kernel, 14 x 32: like stx__micro_avx512_rows, but a step
-   multiplies units of two bf16 elements. */
-STX__INLINE_FOR(STX__BF16_ISA)
-void stx__micro_avx512_bf16_rows(size_t n, size_t steps, const uint16_t *a, size_t rs, size_t ks,
-                                 const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
-    const uint16_t *r[5];
-    __m512 s[14][2];
-    size_t p = steps > STX__C_AHEAD ? steps - STX__C_AHEAD : 0, i;
-    r[0] = a;
-    r[1] = a + 3 * rs;
-    r[2] = a + 6 * rs;
-    r[3] = a + 9 * rs;
-    r[4] = a + 12 * rs;
-    STX__UNROLL14(n, stx__avx512_zero, s);
-    stx__avx512_bf16_steps(n, 0, p, s, r, rs, ks, b, ldb);
-    for (i = 0; i < n && steps >= 2 * n; i++, p += 2) {
-        stx__prefetch_c(c + i * ldc);
-        stx__avx512_bf16_steps(n, p, p + 2, s, r, rs, ks, b, ldb);
-    }
-    stx__avx512_bf16_steps(n, p, steps, s, r, rs, ks, b, ldb);
-    if (add) STX__UNROLL14(n, stx__avx512_add, s, c, ldc);
-    STX__UNROLL14(n, stx__avx512_store, s, c, ldc);
-}
-
-STX__MICRO_RUN14(stx__micro_avx512_bf16, STX__BF16_ISA, uint16_t, uint32_t)
-
-/* stx__round_row_bf16 implements stx__micro.to_bf16, and stx__pair_rows_bf16 implements
-   stx__micro.pair. The conversion instructions treat denormals as zero. */
-STX__BF16_FN static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
-    size_t i;
-    for (i = 0; i + 32 <= n; i += 32)
-        _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + 16),
-                                                                 _mm512_loadu_ps(from + i)));
-    for (; i + 16 <= n; i += 16)
-        _mm256_storeu_si256((__m256i *)(void *)(to + i),
-                            (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
-    if (i < n) {
-        const __mmask16 mask = stx__first16(n - i);
-        __m512 last = _mm512_maskz_loadu_ps(mask, from + i);
-        _mm256_mask_storeu_epi16(to + i, mask, (__m256i)_mm512_cvtneps_pbh(last));
-    }
-}
-
-STX__BF16_FN static void stx__pair_rows_bf16(uint32_t *to, const float *r0, const float *r1,
-                                             size_t n) {
-    size_t i;
-    for (i = 0; r1 && i + 16 <= n; i += 16)
-        _mm512_storeu_si512(to + i, stx__zip_bf16(_mm512_loadu_ps(r0 + i),
-                                                  _mm512_loadu_ps(r1 + i)));
-    for (; i < n; i += 16) {
-        const __mmask16 mask = stx__first16(n - i);
-        __m512 lo = _mm512_maskz_loadu_ps(mask, r0 + i), hi = _mm512_setzero_ps();
-        if (r1) hi = _mm512_maskz_loadu_ps(mask, r1 + i);
-        _mm512_mask_storeu_epi32(to + i, mask, stx__zip_bf16(lo, hi));
-    }
-}
-
-/* Implements stx__micro.pack_strips, eight pairs of rows at a time. See
-   stx__pack_strips_avx512. */
-STX__BF16_FN static void stx__pack_strips_bf16(float *to, size_t stride, const float *B,
-                                               size_t ldb, size_t k, size_t n) {
-    size_t p0, p, j;
-    for (p0 = 0; p0 < k; p0 += 16)
-        for (j = 0; j < n; j += 32) {
-            const size_t w = STX_MIN((size_t)32, n - j), end = STX_MIN(p0 + 16, k);
-            const __mmask16 m0 = stx__first16(w), m1 = stx__first16(w > 16 ? w - 16 : 0);
-            float *t = to + j / 32 * stride + p0 / 2 * 32;
-            for (p = p0; p < end; p += 2, t += 32) {
-                const int two = p + 1 < k; /* 0 if the last row has no partner */
-                const __mmask16 n0 = two ? m0 : 0, n1 = two ? m1 : 0;
-                const float *r0 = B + p * ldb + j, *r1 = r0 + (two ? ldb : 0);
-                if (p + 17 < k) {
-                    stx_prefetch(r0 + 16 * ldb, w);
-                    stx_prefetch(r0 + 17 * ldb, w);
-                }
-                _mm512_storeu_si512(t, stx__zip_bf16(_mm512_maskz_loadu_ps(m0, r0),
-                                                     _mm512_maskz_loadu_ps(n0, r1)));
-                _mm512_storeu_si512(t + 16, stx__zip_bf16(_mm512_maskz_loadu_ps(m1, r0 + 16),
-                                                          _mm512_maskz_loadu_ps(n1, r1 + 16)));
-            }
-        }
-}
-
-/* The path STX__GEMM_SKINNY in bf16. The rows of W are rounded as they are read. */
-STX__INLINE_FOR(STX__BF16_ISA)
-void stx__skinny_bf16_step(size_t i, __m512 (*s)[4], const uint16_t *const *r, size_t rs,
-                           const __m512i *b, size_t w) {
-    __m512i v = _mm512_loadu_si512(r[i / 3] + i % 3 * rs);
-    __m512bh a;
-    __asm__("" : "+v"(v)); /* prevents reloads, as in stx__skinny_step */
-    a = (__m512bh)v;
-    s[i][0] = _mm512_dpbf16_ps(s[i][0], a, (__m512bh)b[0]);
-    s[i][1] = _mm512_dpbf16_ps(s[i][1], a, (__m512bh)b[1]);
-    if (w > 2) {
-        s[i][2] = _mm512_dpbf16_ps(s[i][2], a, (__m512bh)b[2]);
-        s[i][3] = _mm512_dpbf16_ps(s[i][3], a, (__m512bh)b[3]);
-    }
-}
-
-/* Rounds n <= 32 floats to bf16 and pads the result with zeros. */
-STX__INLINE_FOR(STX__BF16_ISA) __m512i stx__skinny_round(const float *b, size_t n) {
-    const __mmask16 m0 = stx__first16(n), m1 = stx__first16(n > 16 ? n - 16 : 0);
-    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(m1, b + 16),
-                                        _mm512_maskz_loadu_ps(m0, b));
-}
-
-STX__INLINE_FOR(STX__BF16_ISA) void stx__skinny_bf16_rows(size_t n, size_t w, STX__SKINNY_PARAMS) {
-    const uint16_t *a = (const uint16_t *)av, *r[5];
-    const float *row[4];
-    size_t j;
-    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
-    for (; cols; cols -= STX_MIN(w, cols), b += w * ldb, c += w) {
-        size_t p;
-        __m512 s[14][4];
-        __m512i t[4];
-        for (j = 0; j < w; j++) row[j] = b + (j < cols ? j : 0) * ldb;
-        r[0] = a;
-        r[1] = a + 3 * rs;
-        r[2] = a + 6 * rs;
-        r[3] = a + 9 * rs;
-        r[4] = a + 12 * rs;
-        STX__UNROLL14(n, stx__skinny_zero, s, w);
-        for (p = 0; p < k; p += 32) {
-            stx__row_prefetch_next(&next);
-            if (w > 2) stx__row_prefetch_next(&next);
-            if (p + 32 <= k)
-                for (j = 0; j < w; j++)
-                    t[j] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(row[j] + p + 16),
-                                                        _mm512_loadu_ps(row[j] + p));
-            else
-                for (j = 0; j < w; j++) t[j] = stx__skinny_round(row[j] + p, k - p);
-            STX__UNROLL14(n, stx__skinny_bf16_step, s, r, rs, t, w);
-            r[0] += 32;
-            r[1] += 32;
-            r[2] += 32;
-            r[3] += 32;
-            r[4] += 32;
-        }
-        stx__skinny_end(n, s, c, ldc, w, cols, add);
-    }
-}
-
-    #define STX__SKINNY_BF16(n, w) \
-      STX__BF16_FN static void stx__skinny_bf16_##n(STX__SKINNY_PARAMS) { \
-        stx__skinny_bf16_rows(n, w, av, rs, b, ldb, k, c, ldc, cols, add); \
-      }
-STX__SKINNY_BF16(4, 4)
-STX__SKINNY_BF16(5, 4)
-STX__SKINNY_BF16(6, 4)
-STX__SKINNY_BF16(7, 4)
-STX__SKINNY_BF16(8, 2)
-STX__SKINNY_BF16(9, 2)
-STX__SKINNY_BF16(10, 2)
-STX__SKINNY_BF16(11, 2)
-STX__SKINNY_BF16(12, 2)
-STX__SKINNY_BF16(13, 2)
-STX__SKINNY_BF16(14, 2)
-
-static void stx__skinny_bf16(const stx_gemm_args *g, stx_real *scratch) {
-    static const stx__skinny_tile tile[11] = {
-        stx__skinny_bf16_4,  stx__skinny_bf16_5,  stx__skinny_bf16_6,  stx__skinny_bf16_7,
-        stx__skinny_bf16_8,  stx__skinny_bf16_9,  stx__skinny_bf16_10, stx__skinny_bf16_11,
-        stx__skinny_bf16_12, stx__skinny_bf16_13, stx__skinny_bf16_14};
-    const size_t tiles = (g->M + 13) / 14, rows = (g->M + tiles - 1) / tiles;
-    const size_t most = STX_MIN((size_t)STX__SKINNY_K_BF16, STX__SKINNY_X_BF16 / rows);
-    const size_t kc = stx__equal_blocks(g->K, most, 32), rs = stx__skinny_stride(kc);
-    uint16_t *x = (uint16_t *)(void *)scratch;
-    size_t i, p;
-    for (p = 0; p < g->K; p += kc) {
-        const size_t k = STX_MIN(kc, g->K - p), padded = stx__round_up(k, 32);
-        for (i = 0; i < g->M; i++) {
-            stx__round_row_bf16(x + i * rs, g->A + i * g->lda + p, k);
-            memset(x + i * rs + k, 0, (padded - k) * sizeof *x);
-        }
-        stx__skinny_pass(g, x, rs, sizeof *x, p, k, kc, tiles, tile);
-    }
-}
-
-static const stx__micro stx__micro_avx512_bf16 = {
-    "avx512 bf16", 14, 32, 2, stx__micro_avx512_bf16_run, /* name, MR, NR, KR, run */
-    stx__round_row_bf16, stx__pair_rows_bf16,             /* to_bf16, pair */
-    NULL, NULL,                                           /* enter, leave */
-    stx__transpose_avx512,                                /* transpose */
-    NULL,                                                 /* pack_at */
-    stx__pack_strips_bf16,                                /* pack_strips */
-    stx__skinny_bf16                                      /* skinny */
-};
-  #endif
-
-  /* The AMX micro-kernel, 32 x 32. A core has eight tile registers, each with 16 rows
-     of 64 bytes. One instruction multiplies a 16 x 32 matrix of bf16 values by a 32 x
-     16 matrix (stored as 16 rows of 16 units) and adds the result to 16 x 16 sums.
-     Tiles 0 to 3 hold C, 4 and 5 hold op(A), and 6 and 7 hold op(B). To test this code
-     on processors without AMX, tests/inner/amx.h defines STX__AMX, STX__AMX_EMULATED
-     and stx__has_amx. */
-  #if !defined(STX__AMX) && defined(__linux__) \
-      && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
-    #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
-
-/* Returns 1 if the processor has AMX for bf16 and the operating system permits this
-   process to use it: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA). */
-static int stx__has_amx(void) {
-    uint32_t a = 7, b, c = 0, d;
-    long r = 158;
-    if (!__builtin_cpu_supports("avx512bf16")) return 0; /* packing needs AVX512-BF16 */
-    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
-    __asm__ volatile("syscall" : "+a"(r) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
-    return r == 0;
-}
-  #endif
-  #ifdef STX__AMX
-
-/* stx__amx_enter implements stx__micro.enter, and stx__amx_leave implements
-   stx__micro.leave. */
-STX__AMX static void stx__amx_enter(void) {
-    uint8_t config[64] = {1}; /* palette 1 */
-    int t;
-    for (t = 0; t < 8; t++) {
-        config[16 + 2 * t] = 64; /* bytes per row */
-        config[48 + t] = 16;     /* rows */
-    }
-    /* gcc's _tile_loadconfig is declared to read only 8 of the 64 bytes. Without this
-       statement, gcc would remove the loop above. */
-    __asm__ volatile("" : : "r"(config) : "memory");
-    _tile_loadconfig(config);
-}
-
-STX__AMX static void stx__amx_leave(void) {
-    _tile_release();
-}
-
-STX__AMX static void stx__micro_amx_run(STX__MICRO_PARAMS) {
-    const uint16_t *a = (const uint16_t *)av;
-    const uint32_t *b = (const uint32_t *)bv;
-    const int two = h > 16, whole = h == 16 || h == 32;
-    float t[32 * 32], *to = whole ? c : t;
-    size_t ldt = whole ? ldc : 32, k, i, j;
-
-    /* The sums start from C for every height, so that the result does not depend on how
-       C is divided among the threads. */
-    if (!whole && add)
-        for (i = 0; i < 32; i++)
-            for (j = 0; j < 32; j++) t[i * 32 + j] = i < h ? c[i * ldc + j] : 0;
-    if (add) {
-        _tile_loadd(0, to, ldt * 4);
-        _tile_loadd(1, to + 16, ldt * 4);
-        if (two) {
-            _tile_loadd(2, to + 16 * ldt, ldt * 4);
-            _tile_loadd(3, to + 16 * ldt + 16, ldt * 4);
-        }
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    for (k = 0; k < steps; k += 16) {
-        _tile_loadd(6, b + k * ldb, ldb * 4);
-        _tile_loadd(7, b + k * ldb + 16, ldb * 4);
-        _tile_loadd(4, a + k * ks, rs * 2);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (two) {
-            _tile_loadd(5, a + 16 * rs + k * ks, rs * 2);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, to, ldt * 4);
-    _tile_stored(1, to + 16, ldt * 4);
-    if (two) {
-        _tile_stored(2, to + 16 * ldt, ldt * 4);
-        _tile_stored(3, to + 16 * ldt + 16, ldt * 4);
-    }
-    if (!whole)
-        for (i = 0; i < h; i++) memcpy(c + i * ldc, t + i * 32, 32 * sizeof *c);
-}
-
-    #ifdef STX__AMX_EMULATED
-static const stx__micro stx__micro_amx = {
-    "amx bf16, emulated", 32, 32, 32, stx__micro_amx_run, /* name, MR, NR, KR, run */
-    stx__round_row_base, stx__pair_rows_base,             /* to_bf16, pair */
-    stx__amx_enter, stx__amx_leave,                       /* enter, leave */
-    NULL, NULL, NULL, NULL                                /* NULL: portable packing */
-};
-    #else
-/* Implements stx__micro.pack_at for AMX. The result is the same as that of
-   stx__pack_at_tiles, but 16 rows of 16 units are transposed at a time. */
-STX__BF16_FN static void stx__pack_at_amx(float *to, const float *A, size_t lda, size_t m,
-                                          size_t k) {
-    const size_t steps = (k + 31) / 32;
-    size_t p, i, q;
-    for (p = 0; p < steps; p++)
-        for (i = 0; i < m; i += 16) {
-            const __mmask16 mask = stx__first16(m - i);
-            float *tile = to + ((i / 32 * steps + p) * 32 + i % 32) * 16;
-            __m512i z[16];
-            for (q = 0; q < 16; q++) {
-                const size_t row = 32 * p + 2 * q; /* missing rows are zeros */
-                const float *r0 = A + STX_MIN(row, k - 1) * lda + i;
-                const float *r1 = A + STX_MIN(row + 1, k - 1) * lda + i;
-                z[q] = stx__zip_bf16(_mm512_maskz_loadu_ps(row < k ? mask : 0, r0),
-                                     _mm512_maskz_loadu_ps(row + 1 < k ? mask : 0, r1));
-            }
-            stx__transpose16(z);
-            for (q = 0; q < 16; q++) _mm512_storeu_si512(tile + q * 16, z[q]);
-        }
-}
-
-static const stx__micro stx__micro_amx = {
-    "amx bf16", 32, 32, 32, stx__micro_amx_run, /* name, MR, NR, KR, run */
-    stx__round_row_bf16, stx__pair_rows_bf16,   /* to_bf16, pair */
-    stx__amx_enter, stx__amx_leave,             /* enter, leave */
-    stx__transpose_avx512,                      /* transpose */
-    stx__pack_at_amx,                           /* pack_at */
-    stx__pack_strips_bf16,                      /* pack_strips */
-    stx__skinny_bf16                            /* skinny */
-};
-    #endif
-  #endif
-#endif
-
-
-// >>gemm: arm
-
-#if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
-
-  #ifdef __clang__
-    #define STX__SIMD "neon"
-  #else
-    #define STX__SIMD "simd"
-  #endif
-
-/* The NEON micro-kernel, 6 x 16: row i of the tile is s[i], four vectors. Together with
-   four vectors of op(B), the tile takes 28 of the 32 registers. As in the AVX2 kernel,
-   each pointer reaches three rows of op(A). */
-STX_INNER void stx__neon_zero(size_t i, float32x4_t (*s)[4]) {
-    s[i][0] = s[i][1] = s[i][2] = s[i][3] = vdupq_n_f32(0);
-}
-
-STX_INNER void stx__neon_step(size_t i, float32x4_t (*s)[4], const float *const *r, size_t rs,
-                              const float32x4_t *b) {
-    float a = r[i / 3][i % 3 * rs];
-    s[i][0] = vfmaq_n_f32(s[i][0], b[0], a);
-    s[i][1] = vfmaq_n_f32(s[i][1], b[1], a);
-    s[i][2] = vfmaq_n_f32(s[i][2], b[2], a);
-    s[i][3] = vfmaq_n_f32(s[i][3], b[3], a);
-    /* without this statement, gcc loads all six elements of op(A) first and runs out of
-       registers */
-    if (i == 2) __asm__ volatile("" : : : "memory");
-}
-
-STX_INNER void stx__neon_add(size_t i, float32x4_t (*s)[4], const float *c, size_t ldc) {
-    s[i][0] = vaddq_f32(vld1q_f32(c + i * ldc), s[i][0]);
-    s[i][1] = vaddq_f32(vld1q_f32(c + i * ldc + 4), s[i][1]);
-    s[i][2] = vaddq_f32(vld1q_f32(c + i * ldc + 8), s[i][2]);
-    s[i][3] = vaddq_f32(vld1q_f32(c + i * ldc + 12), s[i][3]);
-}
-
-STX_INNER void stx__neon_store(size_t i, float32x4_t (*s)[4], float *c, size_t ldc) {
-    vst1q_f32(c + i * ldc, s[i][0]);
-    vst1q_f32(c + i * ldc + 4, s[i][1]);
-    vst1q_f32(c + i * ldc + 8, s[i][2]);
-    vst1q_f32(c + i * ldc + 12, s[i][3]);
-}
-
-STX_INNER void stx__micro_neon_rows(size_t n, size_t steps, const float *a, size_t rs, size_t ks,
-                                    const float *b, size_t ldb, float *c, size_t ldc, int add) {
-    const float *r[2];
-    float32x4_t s[6][4];
-    r[0] = a;
-    r[1] = a + 3 * rs;
-    STX__UNROLL6(n, stx__neon_zero, s);
-    for (; steps; steps--, b += ldb, r[0] += ks, r[1] += ks) {
-        float32x4_t v[4];
-        v[0] = vld1q_f32(b);
-        v[1] = vld1q_f32(b + 4);
-        v[2] = vld1q_f32(b + 8);
-        v[3] = vld1q_f32(b + 12);
-        STX__UNROLL6(n, stx__neon_step, s, r, rs, v);
-    }
-    if (add) STX__UNROLL6(n, stx__neon_add, s, c, ldc);
-    STX__UNROLL6(n, stx__neon_store, s, c, ldc);
-}
-
-STX__MICRO_RUN6(stx__micro_neon, STX__SIMD, float, float)
-
-static const stx__micro stx__micro_neon =
-    STX__MICRO("neon", 6, 16, 1, stx__micro_neon_run, NULL, NULL);
-
-  /* The BFDOT micro-kernel, 6 x 16. The instruction adds the two products of a unit to
-     each of four sums. The kernel uses inline assembly, because compilers provide the
-     intrinsic only if the whole file may use the instruction. Like AVX512-BF16, BFDOT
-     treats denormals as zero, but it rounds twice, to odd. The layout of a unit
-     requires a little-endian processor. */
-  #if !defined(__AARCH64EB__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 10)
-    #define STX__HAS_BFDOT 1
-    #define STX__BFDOT(sum, b, a) \
-      __asm__("bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(sum) : "w"(b), "w"(a))
-
-STX__INLINE_FOR("bf16")
-void stx__bfdot_step(size_t i, float32x4_t (*s)[4], const uint16_t *const *r, size_t rs,
-                     const uint32x4_t *b) {
-    float a; /* the bits of a unit */
-    memcpy(&a, r[i / 3] + i % 3 * rs, 4);
-    STX__BFDOT(s[i][0], b[0], a);
-    STX__BFDOT(s[i][1], b[1], a);
-    STX__BFDOT(s[i][2], b[2], a);
-    STX__BFDOT(s[i][3], b[3], a);
-}
-
-STX__INLINE_FOR("bf16")
-void stx__micro_bfdot_rows(size_t n, size_t steps, const uint16_t *a, size_t rs, size_t ks,
-                           const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
-    const uint16_t *r[2];
-    float32x4_t s[6][4];
-    r[0] = a;
-    r[1] = a + 3 * rs;
-    STX__UNROLL6(n, stx__neon_zero, s);
-    for (; steps; steps--, b += ldb, r[0] += ks, r[1] += ks) {
-        uint32x4_t v[4];
-        v[0] = vld1q_u32(b);
-        v[1] = vld1q_u32(b + 4);
-        v[2] = vld1q_u32(b + 8);
-        v[3] = vld1q_u32(b + 12);
-        STX__UNROLL6(n, stx__bfdot_step, s, r, rs, v);
-    }
-    if (add) STX__UNROLL6(n, stx__neon_add, s, c, ldc);
-    STX__UNROLL6(n, stx__neon_store, s, c, ldc);
-}
-
-STX__MICRO_RUN6(stx__micro_bfdot, "bf16", uint16_t, uint32_t)
-
-static const stx__micro stx__micro_bfdot =
-    STX__MICRO("neon bf16", 6, 16, 2, stx__micro_bfdot_run, stx__round_row_base,
-               stx__pair_rows_base);
-
-    #ifdef __linux__
-      #include <sys/auxv.h>
-
-/* AT_HWCAP2 is 26 and HWCAP2_BF16 is bit 14; older headers lack the names. */
-static int stx__has_bfdot(void) {
-    return (getauxval(26) >> 14 & 1) != 0;
-}
-    #elif defined(__APPLE__)
-      #ifdef __cplusplus
-extern "C" {
-      #endif
-/* In strict C mode, <sys/sysctl.h> does not declare sysctlbyname. */
-extern int sysctlbyname(const char *, void *, size_t *, void *, size_t);
-      #ifdef __cplusplus
-}
-      #endif
-static int stx__has_bfdot(void) {
-    int has = 0;
-    size_t size = sizeof has;
-    return !sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) && has;
-}
-    #else
-static int stx__has_bfdot(void) {
-    return 0;
-}
-    #endif
-  #endif
-#endif
-
-
-// >>gemm: choice of the micro-kernel
-
-/* Returns the micro-kernel for a precision and an instruction set (STX__ISA_*). */
-static const stx__micro *stx__choose_micro(int precision, int isa) {
-    (void)isa;
-    (void)precision;
-#ifndef SEQTX_DOUBLE
-    if (precision == STX_PREC_BF16) {
-  #ifdef STX__AMX
-        if (isa == STX__ISA_AVX512 && stx__has_amx()) return &stx__micro_amx;
-  #endif
-  #ifdef STX__BF16
-        if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16"))
-            return &stx__micro_avx512_bf16;
-  #endif
-  #ifdef STX__X86
-        if (isa == STX__ISA_AVX512) return &stx__micro_generic_bf16_avx512;
-        if (isa == STX__ISA_AVX2) return &stx__micro_generic_bf16_avx2;
-  #endif
-  #ifdef STX__HAS_BFDOT
-        if (stx__has_bfdot()) return &stx__micro_bfdot;
-  #endif
-        return &stx__micro_generic_bf16;
-    }
-#endif
-#ifdef STX__X86
-    if (isa == STX__ISA_AVX512) return &stx__micro_avx512;
-    if (isa == STX__ISA_AVX2) return &stx__micro_avx2;
-#endif
-#if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
-    return &stx__micro_neon;
-#else
-    return &stx__micro_generic;
-#endif
-}
-
-STX_DEF const char *stx_backend(const stx_ctx *x) {
-#ifdef SEQTX_CUDA
-    if (x && x->gpu) return stx_cuda_name(x);
-#endif
-#ifdef SEQTX_CBLAS
-    if (!x || x->desc.precision == STX_PREC_F32) return "cblas";
-#endif
-    return stx__micro_kernel(x)->name;
-}
-
-
-// >>gemm: packed weights
-
-/* GEMV with weights from stx_params_pack: C = alpha A op(B) + beta C, where B is a part
-   of a packed weight matrix. These kernels read 2 (bf16) or 1.125 (int8) bytes per
-   weight. Sums are added in the same order as in stx__gemv, so the result is
-   bit-identical to that of stx__gemv with the rounded weights, unless the compiler
-   contracts floating-point expressions (gcc without -std=c99). */
-
-static size_t stx__int8_groups(size_t C) {
-    return (C + STX__INT8_GROUP - 1) / STX__INT8_GROUP;
-}
-
-/* Like stx__dot4, but b has bf16 elements. */
-STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const uint16_t *b,
-                              size_t ldb, size_t k) {
-    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
-    const uint16_t *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
-    stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
-    size_t p, e;
-    for (p = 0; p + 16 <= k; p += 16) {
-        if (p % 32 == 0) stx__row_prefetch_next(&next);
-        for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b[p + e]), s0[e]);
-        for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b1[p + e]), s1[e]);
-        for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b2[p + e]), s2[e]);
-        for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b3[p + e]), s3[e]);
-    }
-    for (; p < k; p++) {
-        t0 += a[p] * stx__from_bf16(b[p]);
-        t1 += a[p] * stx__from_bf16(b1[p]);
-        t2 += a[p] * stx__from_bf16(b2[p]);
-        t3 += a[p] * stx__from_bf16(b3[p]);
-    }
-    out[0] = t0 + stx_fast_lanes(s0);
-    out[1] = t1 + stx_fast_lanes(s1);
-    out[2] = t2 + stx_fast_lanes(s2);
-    out[3] = t3 + stx_fast_lanes(s3);
-}
-
-/* The parameters of stx__dot4_int8, which computes the same dot products as stx__dot4,
-   but with four int8 rows b. f contains the scale factors of the rows' groups, with a
-   row stride of ldf. b and f begin at the start of a group. */
-#define STX__DOT4_INT8_PARAMS \
-  stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, \
-      size_t k
-
-/* Finishes stx__dot4_int8: for each of the four rows, adds up the 16 lanes of s and the
-   last k % 16 products. */
-STX_INNER void stx__dot4_int8_end(stx_real (*s)[16], STX__DOT4_INT8_PARAMS) {
-    size_t j, p;
-    for (j = 0; j < 4; j++) {
-        stx_real t = 0;
-        for (p = k / 16 * 16; p < k; p++)
-            t += a[p] * ((stx_real)f[j * ldf + p / STX__INT8_GROUP] * (stx_real)b[j * ldb + p]);
-        out[j] = t + stx_fast_lanes(s[j]);
-    }
-}
-
-STX_INNER void stx__dot4_int8(int fma, STX__DOT4_INT8_PARAMS) {
-    stx_real s[4][16] = {{0}};
-    stx__row_prefetch next = stx__row_prefetch_of(b, ldb, k);
-    size_t p, e, j;
-    for (p = 0; p + 16 <= k; p += 16) {
-        if (p % 64 == 0) stx__row_prefetch_next(&next);
-        for (j = 0; j < 4; j++) {
-            const stx_real v = (stx_real)f[j * ldf + p / STX__INT8_GROUP];
-            for (e = 0; e < 16; e++)
-                s[j][e] = STX_FMA(fma, a[p + e], v * (stx_real)b[j * ldb + p + e], s[j][e]);
-        }
-    }
-    stx__dot4_int8_end(s, out, a, b, ldb, f, ldf, k);
-}
-
-#if !defined(STX__X86) || defined(SEQTX_DOUBLE)
-STX_EACH_ISA(stx__dot4_int8, (STX__DOT4_INT8_PARAMS), out, a, b, ldb, f, ldf, k)
-#else
-
-/* The versions below use intrinsics, because compilers convert int8 to float in several
-   steps. */
-static void stx__dot4_int8_base(STX__DOT4_INT8_PARAMS) {
-    stx__dot4_int8(0, out, a, b, ldb, f, ldf, k);
-}
-
-/* stx__int8_x16 and stx__int8_x8 return 16 and 8 elements of q, multiplied by f. */
-STX__INLINE_FOR("avx512f") __m512 stx__int8_x16(const int8_t *q, float f) {
-    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)q);
-    return _mm512_mul_ps(_mm512_set1_ps(f), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
-}
-
-STX__INLINE_FOR("avx2,fma") __m256 stx__int8_x8(const int8_t *q, float f) {
-    __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)q);
-    return _mm256_mul_ps(_mm256_set1_ps(f), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
-}
-
-STX__AVX512 static void stx__dot4_int8_avx512(STX__DOT4_INT8_PARAMS) {
-    __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
-    stx_real s[4][16];
-    stx__row_prefetch next = stx__row_prefetch_of(b, ldb, k);
-    stx__row_prefetch factors = stx__row_prefetch_of(f, ldf * sizeof *f, ldf * sizeof *f);
-    size_t p;
-    for (p = 0; p + 16 <= k; p += 16) {
-        const __m512 v = _mm512_loadu_ps(a + p);
-        const float *fp = f + p / STX__INT8_GROUP;
-        if (p % 64 == 0) stx__row_prefetch_next(&next);
-        /* the 16 factors of 512 weights take 64 bytes, one cache line */
-        if (p % 512 == 0) stx__row_prefetch_next(&factors);
-        s0 = _mm512_fmadd_ps(v, stx__int8_x16(b + p, fp[0]), s0);
-        s1 = _mm512_fmadd_ps(v, stx__int8_x16(b + ldb + p, fp[ldf]), s1);
-        s2 = _mm512_fmadd_ps(v, stx__int8_x16(b + 2 * ldb + p, fp[2 * ldf]), s2);
-        s3 = _mm512_fmadd_ps(v, stx__int8_x16(b + 3 * ldb + p, fp[3 * ldf]), s3);
-    }
-    _mm512_storeu_ps(s[0], s0);
-    _mm512_storeu_ps(s[1], s1);
-    _mm512_storeu_ps(s[2], s2);
-    _mm512_storeu_ps(s[3], s3);
-    stx__dot4_int8_end(s, out, a, b, ldb, f, ldf, k);
-}
-
-STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
-    __m256 s0 = _mm256_setzero_ps(), s1 = s0, s2 = s0, s3 = s0; /* lanes 0 to 7 */
-    __m256 t0 = s0, t1 = s0, t2 = s0, t3 = s0;                  /* lanes 8 to 15 */
-    stx_real s[4][16];
-    stx__row_prefetch next = stx__row_prefetch_of(b, ldb, k);
-    stx__row_prefetch factors = stx__row_prefetch_of(f, ldf * sizeof *f, ldf * sizeof *f);
-    size_t p;
-    for (p = 0; p + 16 <= k; p += 16) {
-        const __m256 v = _mm256_loadu_ps(a + p), w = _mm256_loadu_ps(a + p + 8);
-        const int8_t *b0 = b + p, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
-        const float *fp = f + p / STX__INT8_GROUP;
-        if (p % 64 == 0) stx__row_prefetch_next(&next);
-        /* the 16 factors of 512 weights take 64 bytes, one cache line */
-        if (p % 512 == 0) stx__row_prefetch_next(&factors);
-        s0 = _mm256_fmadd_ps(v, stx__int8_x8(b0, fp[0]), s0);
-        s1 = _mm256_fmadd_ps(v, stx__int8_x8(b1, fp[ldf]), s1);
-        s2 = _mm256_fmadd_ps(v, stx__int8_x8(b2, fp[2 * ldf]), s2);
-        s3 = _mm256_fmadd_ps(v, stx__int8_x8(b3, fp[3 * ldf]), s3);
-        t0 = _mm256_fmadd_ps(w, stx__int8_x8(b0 + 8, fp[0]), t0);
-        t1 = _mm256_fmadd_ps(w, stx__int8_x8(b1 + 8, fp[ldf]), t1);
-        t2 = _mm256_fmadd_ps(w, stx__int8_x8(b2 + 8, fp[2 * ldf]), t2);
-        t3 = _mm256_fmadd_ps(w, stx__int8_x8(b3 + 8, fp[3 * ldf]), t3);
-    }
-    _mm256_storeu_ps(s[0], s0);
-    _mm256_storeu_ps(s[1], s1);
-    _mm256_storeu_ps(s[2], s2);
-    _mm256_storeu_ps(s[3], s3);
-    _mm256_storeu_ps(s[0] + 8, t0);
-    _mm256_storeu_ps(s[1] + 8, t1);
-    _mm256_storeu_ps(s[2] + 8, t2);
-    _mm256_storeu_ps(s[3] + 8, t3);
-    stx__dot4_int8_end(s, out, a, b, ldb, f, ldf, k);
-}
-#endif
-
-/* The parameters of the packed versions of stx__axpy4, which add multiples of rows
-   row[0] .. row[3] of the packed weights w to c. The first column, col, must be the
-   start of a group. */
-#define STX__AXPY4_PACKED_PARAMS \
-  stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *row, \
-      size_t col, size_t n
-
-STX_INNER void stx__axpy4_bf16(int fma, STX__AXPY4_PACKED_PARAMS) {
-    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
-    const uint16_t *STX_RESTRICT h0 = w->h + row[0] * w->C + col;
-    const uint16_t *STX_RESTRICT h1 = w->h + row[1] * w->C + col;
-    const uint16_t *STX_RESTRICT h2 = w->h + row[2] * w->C + col;
-    const uint16_t *STX_RESTRICT h3 = w->h + row[3] * w->C + col;
-    stx__row_prefetch next = stx__row_prefetch_of(h0, w->C * sizeof *h0, n * sizeof *h0);
-    size_t j, e;
-    for (j = 0; j + 32 <= n; j += 32) {
-        stx__row_prefetch_next(&next);
-        for (e = j; e < j + 32; e++)
-            c[e] = stx__add4(fma, c[e], a0, stx__from_bf16(h0[e]), a1, stx__from_bf16(h1[e]), a2,
-                             stx__from_bf16(h2[e]), a3, stx__from_bf16(h3[e]));
-    }
-    for (; j < n; j++)
-        c[j] = stx__add4(fma, c[j], a0, stx__from_bf16(h0[j]), a1, stx__from_bf16(h1[j]), a2,
-                         stx__from_bf16(h2[j]), a3, stx__from_bf16(h3[j]));
-}
-
-STX_INNER void stx__axpy4_int8(int fma, STX__AXPY4_PACKED_PARAMS) {
-    const size_t C = w->C, G = stx__int8_groups(C);
-    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
-    stx__row_prefetch next = stx__row_prefetch_of(w->q + row[0] * C + col, C, n);
-    size_t j, e;
-    for (j = 0; j < n; j += STX__INT8_GROUP) {
-        const int8_t *STX_RESTRICT q0 = w->q + row[0] * C + col + j;
-        const int8_t *STX_RESTRICT q1 = w->q + row[1] * C + col + j;
-        const int8_t *STX_RESTRICT q2 = w->q + row[2] * C + col + j;
-        const int8_t *STX_RESTRICT q3 = w->q + row[3] * C + col + j;
-        const float *f = w->f + (col + j) / STX__INT8_GROUP;
-        const stx_real f0 = (stx_real)f[row[0] * G], f1 = (stx_real)f[row[1] * G];
-        const stx_real f2 = (stx_real)f[row[2] * G], f3 = (stx_real)f[row[3] * G];
-        if (j % (2 * STX__INT8_GROUP) == 0) stx__row_prefetch_next(&next);
-        if (j + STX__INT8_GROUP <= n) /* a loop of constant length vectorises better */
-            for (e = 0; e < STX__INT8_GROUP; e++)
-                c[j + e] = stx__add4(fma, c[j + e], a0, f0 * (stx_real)q0[e], a1,
-                                     f1 * (stx_real)q1[e], a2, f2 * (stx_real)q2[e], a3,
-                                     f3 * (stx_real)q3[e]);
-        else
-            for (e = 0; e < n - j; e++)
-                c[j + e] = stx__add4(fma, c[j + e], a0, f0 * (stx_real)q0[e], a1,
-                                     f1 * (stx_real)q1[e], a2, f2 * (stx_real)q2[e], a3,
-                                     f3 * (stx_real)q3[e]);
-    }
-}
-
-STX_EACH_ISA(stx__axpy4_int8, (STX__AXPY4_PACKED_PARAMS), c, a, w, row, col, n)
-
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-
-/* Uses intrinsics, because compilers convert int8 to float in several steps. */
-STX__AVX512 static void stx__axpy4_int8_intrinsics(STX__AXPY4_PACKED_PARAMS) {
-    const size_t C = w->C, G = stx__int8_groups(C), whole = n / STX__INT8_GROUP * STX__INT8_GROUP;
-    const __m512 a0 = _mm512_set1_ps(a[0]), a1 = _mm512_set1_ps(a[1]);
-    const __m512 a2 = _mm512_set1_ps(a[2]), a3 = _mm512_set1_ps(a[3]);
-    const int8_t *q0 = w->q + row[0] * C + col, *q1 = w->q + row[1] * C + col;
-    const int8_t *q2 = w->q + row[2] * C + col, *q3 = w->q + row[3] * C + col;
-    stx__row_prefetch next = stx__row_prefetch_of(q0, C, n);
-    size_t j, e;
-    for (j = 0; j < whole; j += STX__INT8_GROUP) {
-        const float *f = w->f + (col + j) / STX__INT8_GROUP;
-        const float f0 = f[row[0] * G], f1 = f[row[1] * G];
-        const float f2 = f[row[2] * G], f3 = f[row[3] * G];
-        if (j % (2 * STX__INT8_GROUP) == 0) stx__row_prefetch_next(&next);
-        for (e = j; e < j + STX__INT8_GROUP; e += 16) {
-            __m512 t = _mm512_loadu_ps(c + e);
-            t = _mm512_fmadd_ps(a0, stx__int8_x16(q0 + e, f0), t);
-            t = _mm512_fmadd_ps(a1, stx__int8_x16(q1 + e, f1), t);
-            t = _mm512_fmadd_ps(a2, stx__int8_x16(q2 + e, f2), t);
-            t = _mm512_fmadd_ps(a3, stx__int8_x16(q3 + e, f3), t);
-            _mm512_storeu_ps(c + e, t);
-        }
-    }
-    if (whole < n) stx__axpy4_int8_avx512(c + whole, a, w, row, col + whole, n - whole);
-}
-#endif
-
-/* The int8 kernels for one instruction set. */
-typedef struct stx__int8_kernels {
-    void (*dot4)(STX__DOT4_INT8_PARAMS);
-    void (*axpy4)(STX__AXPY4_PACKED_PARAMS);
-} stx__int8_kernels;
-
-static stx__int8_kernels stx__int8_kernels_for(int isa) {
-    stx__int8_kernels k;
-    k.dot4 = stx__dot4_int8_base;
-    k.axpy4 = stx__axpy4_int8_base;
-#ifdef STX__X86
-    if (isa == STX__ISA_AVX2) {
-        k.dot4 = stx__dot4_int8_avx2;
-        k.axpy4 = stx__axpy4_int8_avx2;
-    }
-    if (isa == STX__ISA_AVX512) {
-        k.dot4 = stx__dot4_int8_avx512;
-  #ifdef SEQTX_DOUBLE
-        k.axpy4 = stx__axpy4_int8_avx512;
-  #else
-        k.axpy4 = stx__axpy4_int8_intrinsics;
-  #endif
-    }
-#endif
-    (void)isa;
-    return k;
-}
-
-/* Computes C += alpha A B^T, where B is the part of w that begins at element `at`. */
-STX_INNER void stx__gemv_packed_dots(int fma, const stx_gemm_args *g, const stx__packed *w,
-                                     size_t at, stx__int8_kernels int8) {
-    const size_t C = w->C, G = stx__int8_groups(C), row = at / C, col = at % C;
-    size_t i, j, e;
-    for (j = 0; j < g->N; j += 4) {
-        const size_t n = STX_MIN((size_t)4, g->N - j);
-        /* if fewer than four rows are left, each is computed four times, and t has
-           space for the copies */
-        const size_t step = n == 4 ? 4 : 1, ldb = n == 4 ? C : 0, ldf = n == 4 ? G : 0;
-        const size_t b = (row + j) * C + col;
-        const size_t f = (row + j) * G + col / STX__INT8_GROUP;
-        for (i = 0; i < g->M; i++) {
-            const stx_real *a = g->A + i * g->lda;
-            stx_real *c = g->C + i * g->ldc + j, t[8];
-            for (e = 0; e < n; e += step)
-                if (w->h)
-                    stx__dot4_bf16(fma, t + e, a, w->h + b + e * C, ldb, g->K);
-                else
-                    int8.dot4(t + e, a, w->q + b + e * C, ldb, w->f + f + e * G, ldf, g->K);
-            for (e = 0; e < n; e++) c[e] += g->alpha * t[e];
-        }
-    }
-}
-
-/* Computes C += alpha A B, where B is the part of w that begins at element `at`. */
-STX_INNER void stx__gemv_packed_axpys(int fma, const stx_gemm_args *g, const stx__packed *w,
-                                      size_t at, stx__int8_kernels int8) {
-    enum { COLUMNS = 1024 }; /* columns of C per pass, which stay in L1 */
-
-    const size_t row = at / w->C, col = at % w->C;
-    size_t i, j, k, e;
-    for (j = 0; j < g->N; j += COLUMNS)
-        for (k = 0; k < g->K; k += 4) {
-            const size_t n = STX_MIN((size_t)4, g->K - k);
-            const size_t columns = STX_MIN((size_t)COLUMNS, g->N - j);
-            size_t r[4];
-            /* missing rows are replaced by the first row, multiplied by 0 */
-            for (e = 0; e < 4; e++) r[e] = row + k + (e < n ? e : 0);
-            for (i = 0; i < g->M; i++) {
-                stx_real *c = g->C + i * g->ldc + j, a[4] = {0};
-                for (e = 0; e < n; e++) a[e] = g->alpha * g->A[i * g->lda + k + e];
-                if (w->h)
-                    stx__axpy4_bf16(fma, c, a, w, r, col + j, columns);
-                else
-                    int8.axpy4(c, a, w, r, col + j, columns);
-            }
-        }
-}
-
-STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__packed *w, size_t at,
-                                stx__int8_kernels int8) {
-    stx__gemm_scale_c(g);
-    if (g->tb)
-        stx__gemv_packed_dots(fma, g, w, at, int8);
-    else
-        stx__gemv_packed_axpys(fma, g, w, at, int8);
-}
-
-STX_EACH_ISA(stx__gemv_packed,
-             (const stx_gemm_args *g, const stx__packed *w, size_t at, stx__int8_kernels int8), g,
-             w, at, int8)
-
-/* Implements stx__packed.gemv. */
-static void stx__gemv_packed_run(stx_ctx *x, const stx_gemm_args *g, const stx__packed *w,
-                                 size_t at) {
-    STX_CALL(x, stx__gemv_packed, (g, w, at, stx__int8_kernels_for(stx_isa(x))));
-}
-
-static int stx__is_packable(const stx_tensor *t) {
-    return t->ndim == 2 && t->dim[0] >= STX_PACK_MIN && t->dim[1] >= STX_PACK_MIN;
-}
-
-/* Rounds a row of C weights in place and stores it as bf16 in h. */
-static void stx__pack_row_bf16(stx_real *w, size_t C, uint16_t *h) {
-    size_t i;
-    for (i = 0; i < C; i++) {
-        h[i] = (uint16_t)stx__bf16(w[i]);
-        w[i] = stx__from_bf16(h[i]);
-    }
-}
-
-/* Rounds a row of C weights in place and stores it as int8 in q. Stores one factor per
-   group in f: 1/127 of the largest absolute value in the group. */
-static void stx__pack_row_int8(stx_real *w, size_t C, int8_t *q, float *f) {
-    size_t i, g;
-    for (g = 0; g < C; g += STX__INT8_GROUP, f++) {
-        const size_t end = STX_MIN(C, g + STX__INT8_GROUP);
-        stx_real largest = 0;
-        for (i = g; i < end; i++)
-            if (fabs((double)w[i]) > (double)largest) largest = (stx_real)fabs((double)w[i]);
-        *f = (float)(largest / 127);
-        for (i = g; i < end; i++) {
-            double v = *f > 0 ? floor((double)w[i] / (double)*f + 0.5) : 0;
-            q[i] = (int8_t)STX_MIN(STX_MAX(v, -127), 127);
-            w[i] = (stx_real)((stx_real)*f * (stx_real)q[i]);
-        }
-    }
-}
-
-/* Rounds rows [begin,end) of a parameter in place and packs them into w. w->from points
-   to the data of the parameter. */
-static void stx__pack_matrix_part(const stx_share *s, const void *job) {
-    const stx__packed *w = (const stx__packed *)job;
-    stx_real *data = (stx_real *)(uintptr_t)w->from;
-    size_t r;
-    for (r = s->begin; r < s->end; r++)
-        if (w->h)
-            stx__pack_row_bf16(data + r * w->C, w->C, (uint16_t *)(uintptr_t)w->h + r * w->C);
-        else
-            stx__pack_row_int8(data + r * w->C, w->C, (int8_t *)(uintptr_t)w->q + r * w->C,
-                               (float *)(uintptr_t)w->f + r * stx__int8_groups(w->C));
-}
-
-/* Fills in *w for tensor t and allocates its memory. Returns 0 on failure. */
-static int stx__packed_init(stx_ctx *x, stx__packed *w, const stx_tensor *t, int kind) {
-    size_t factors = 0;
-    char *block;
-    if (kind == STX_WEIGHTS_INT8)
-        factors = t->dim[0] * stx__int8_groups(t->dim[1]) * sizeof(float);
-    memset(w, 0, sizeof *w);
-    w->from = t->data;
-    w->size = t->size;
-    w->C = t->dim[1];
-    w->bytes = factors + t->size * (kind == STX_WEIGHTS_BF16 ? 2 : 1);
-    w->gemv = stx__gemv_packed_run;
-    block = (char *)stx_block(x, w->bytes);
-    if (!block) return 0;
-    if (kind == STX_WEIGHTS_BF16) {
-        w->h = (const uint16_t *)(const void *)block;
-    } else {
-        w->f = (const float *)(const void *)block;
-        w->q = (const int8_t *)block + factors;
-    }
-    return 1;
-}
-
-/* Checks that all weights are finite and do not overflow when rounded to bf16. */
-static int stx__params_packable(stx_ctx *x, const stx_params *p) {
-    size_t i, j;
-    for (i = 0; i < p->count; i++)
-        for (j = 0; stx__is_packable(p->tensor[i]) && j < p->tensor[i]->size; j++) {
-            double v = (double)p->tensor[i]->data[j];
-            if (stx__finite(v) && fabs(v) <= 3.3e38) continue;
-            stx_fail(x, STX_ERR_ARG,
-                     "stx_params_pack: element %zu of \"%s\": expected a finite value of "
-                     "magnitude 3.3e38 or less, got %g: the model has diverged or its file is "
-                     "damaged",
-                     j, p->name[i], v);
-            return 0;
-        }
-    return 1;
-}
-
-static void stx__sort_packed(stx__packed *list, size_t n) {
-    size_t i, j;
-    for (i = 1; i < n; i++) {
-        const stx__packed w = list[i];
-        for (j = i; j > 0 && list[j - 1].from > w.from; j--) list[j] = list[j - 1];
-        list[j] = w;
-    }
-}
-
-STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
-    STX__FP_SCOPE;
-    stx_ctx *x = p ? p->ctx : NULL;
-    stx__packed *list;
-    size_t i, n, old, total = 0;
-    if (!stx_ok(x)) return 0;
-    if (stx__on_gpu(x)) {
-        stx_fail(x, STX_ERR_ARG,
-                 "stx_params_pack: not available on a GPU: use STX_PREC_BF16 instead");
-        return 0;
-    }
-    if (kind < STX_WEIGHTS_F32 || kind > STX_WEIGHTS_INT8) {
-        stx_bad_value(x, "stx_params_pack", "kind", kind, "one of STX_WEIGHTS_*");
-        return 0;
-    }
-    if (kind && !stx__params_packable(x, p)) return 0;
-
-    /* the new list holds the packed matrices of p and of the other parameter lists. All
-       memory is allocated before the first weight changes */
-    for (i = 0; i < p->count; i++) stx__param_written(x, p->tensor[i]->data);
-    n = old = x->packed.count;
-    list = (stx__packed *)stx_block(x, (n + p->count + 1) * sizeof *list);
-    if (!list) return 0;
-    if (n) memcpy(list, x->packed.matrix, n * sizeof *list);
-    for (i = 0; kind && i < p->count; i++) {
-        if (!stx__is_packable(p->tensor[i])) continue;
-        if (!stx__packed_init(x, list + n, p->tensor[i], kind)) break;
-        n++;
-    }
-    if (!stx_ok(x)) {
-        while (n > old) stx_block_free(x, stx__packed_block(list + --n));
-        stx_block_free(x, list);
-        return 0;
-    }
-
-    for (i = old; i < n; i++)
-        stx_parallel(x, list[i].size / list[i].C, list[i].size, stx__pack_matrix_part, list + i);
-    stx__sort_packed(list, n);
-    stx_block_free(x, x->packed.matrix);
-    x->packed.matrix = list;
-    x->packed.count = n;
-    for (i = 0; i < n; i++) total += list[i].bytes;
-    return total;
 }
 
 
@@ -18172,12 +18390,6 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
 }
 #endif
 
-STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value) {
-    int i;
-    for (i = 0; i < 8; i++) key = (key ^ ((value >> (8 * i)) & 255)) * 1099511628211u;
-    return key;
-}
-
 STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets,
                               uint64_t salt) {
     const stx_ids *tokens[2];
@@ -18281,422 +18493,6 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
     }
     STX__FP_PIN(lr);
     return lr;
-}
-
-
-// >>sampling
-
-/* Returns the largest v >= `least` such that the number of weights >= v (if `count` is
-   1) or the sum of these weights (if `count` is 0) is at least `goal`. Bisects over bit
-   patterns, which sort in the same order as the non-negative values they encode, in at
-   most 32 passes for float or 64 for double. */
-static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, double goal,
-                               int count) {
-#ifdef SEQTX_DOUBLE
-    uint64_t lo, hi, mid;
-#else
-    uint32_t lo, hi, mid;
-#endif
-    stx_real top = 0, v = least;
-    size_t i;
-    for (i = 0; i < V; i++)
-        if (w[i] > top) top = w[i];
-    memcpy(&lo, &least, sizeof lo);
-    memcpy(&hi, &top, sizeof hi);
-    while (lo < hi) {
-        double reached = 0;
-        mid = hi - (hi - lo) / 2;
-        memcpy(&v, &mid, sizeof v);
-        for (i = 0; i < V; i++)
-            if (w[i] >= v) reached += count ? 1 : (double)w[i];
-        if (reached >= goal)
-            lo = mid;
-        else
-            hi = mid - 1;
-    }
-    memcpy(&v, &lo, sizeof v);
-    return v;
-}
-
-static int stx__minus_infinity(double v) {
-    uint64_t bits;
-    memcpy(&bits, &v, 8);
-    return bits == (uint64_t)0xfff << 52;
-}
-
-/* Returns the index of the largest logit, or -1 if any logit is NaN or +inf or if all
-   of them are -inf. A logit of -inf gives its token probability 0. */
-static int32_t stx__best_token(const stx_real *logits, size_t V) {
-    size_t i, best = 0;
-    for (i = 0; i < V; i++) {
-        const double l = (double)logits[i];
-        if (!stx__finite(l) && !stx__minus_infinity(l)) return -1;
-        if (logits[i] > logits[best]) best = i;
-    }
-    return stx__finite((double)logits[best]) ? (int32_t)best : -1;
-}
-
-static double stx__sum_from(const stx_real *w, size_t V, stx_real least) {
-    double sum = 0;
-    size_t i;
-    for (i = 0; i < V; i++)
-        if (w[i] >= least) sum += (double)w[i];
-    return sum;
-}
-
-STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits,
-                           size_t V, stx_real *work) {
-    STX__FP_SCOPE;
-    size_t i;
-    int32_t token;
-    double sum, u;
-    uint32_t r[4];
-    stx_real least = 0;
-    if (!logits || !V || V > INT32_MAX) return -1;
-    token = stx__best_token(logits, V);
-    if (token < 0 || !s || s->temperature <= 0) return token;
-    if (!work) return -1;
-    for (i = 0; i < V; i++)
-        work[i] = (stx_real)exp(((double)logits[i] - (double)logits[token]) / s->temperature);
-
-    /* top_k and top_p both keep the tokens whose weight reaches a threshold. For top_k,
-       the threshold is the k-th largest weight. For top_p, it is the largest threshold
-       that keeps at least the fraction top_p of the weight that remains after top_k.
-       Tokens of equal weight are kept or dropped together, so the choice does not
-       depend on the order of the vocabulary. */
-    if (s->top_k && s->top_k < V) least = stx__weight_at(work, V, 0, (double)s->top_k, 1);
-    sum = stx__sum_from(work, V, least);
-    if (s->top_p > 0 && s->top_p < 1) {
-        least = stx__weight_at(work, V, least, s->top_p * sum, 0);
-        sum = stx__sum_from(work, V, least);
-    }
-
-    stx_philox(s->seed, counter, 0x73616d706c65u, r);   /* "sample" in ASCII */
-    u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0 * sum;
-    for (i = 0; i < V; i++)
-        if (work[i] >= least && work[i] > 0) {
-            token = (int32_t)i;
-            u -= (double)work[i];
-            if (u < 0) break;
-        }
-    return token;
-}
-
-
-// >>creation
-
-STX_DEF const char *stx_version(void) {
-    return STX_VERSION;
-}
-
-static void stx__name_arenas(stx_ctx *x) {
-    x->mem.keep.name = x->mem.dev_keep.name = x->mem.dev_params.name = "persistent arena";
-    x->mem.step.name = x->mem.dev_step.name = x->mem.dev_bytes.name = "step arena";
-    x->mem.keep.kind = x->mem.step.kind = STX__HOST;
-#ifdef SEQTX_CUDA
-    x->mem.dev_keep.kind = x->mem.dev_bytes.kind = STX_MEM_BYTES;
-    x->mem.dev_params.kind = STX_MEM_PARAMS;
-    x->mem.dev_step.kind = STX_MEM_ACTIVATIONS;
-#endif
-}
-
-static void stx__set_threads(stx_ctx *x) {
-    const int threads = x->desc.threads;
-#if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
-    x->threads.automatic = threads == 0;
-    if (threads == 0) x->desc.threads = stx__processors(NULL);
-#else
-    if (threads >= 0) x->desc.threads = 1;
-#endif
-    if (x->desc.threads >= 1 && x->desc.threads <= 4096) return;
-    x->desc.threads = 1;
-    stx_fail(x, STX_ERR_ARG,
-             "stx_create: threads: expected 1 to 4096, or 0 for all processors, got %d", threads);
-}
-
-/* Checks desc.device and sets it to STX_CPU until the GPU has been opened. Returns 1 if
-   the caller must open a GPU. */
-static int stx__set_device(stx_ctx *x) {
-    const int device = x->desc.device;
-    if (device == STX_CPU) return 0;
-    x->desc.device = STX_CPU;
-#ifdef SEQTX_CUDA
-    if (device != STX_CUDA)
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: device: expected STX_CPU or STX_CUDA, got %d",
-                 device);
-#else
-    stx_fail(x, STX_ERR_DEVICE,
-             "stx_create: device: this build does not support device %d: use STX_CPU, or define "
-             "SEQTX_CUDA and link seqtx_cuda.cu", device);
-#endif
-    if (x->desc.dry)
-        stx_fail(x, STX_ERR_DEVICE,
-                 "stx_create: device: a dry run can measure only CPU memory: use STX_CPU");
-    return device == STX_CUDA && stx_ok(x);
-}
-
-static void stx__set_precision(stx_ctx *x) {
-    const int precision = x->desc.precision, has_bf16 = sizeof(stx_real) == sizeof(float);
-    if (precision == STX_PREC_F32 || (precision == STX_PREC_BF16 && has_bf16)) return;
-    x->desc.precision = STX_PREC_F32;
-    stx_fail(x, STX_ERR_DEVICE,
-             "stx_create: precision: this build does not support precision %d: use STX_PREC_F32%s",
-             precision,
-             has_bf16 ? " or STX_PREC_BF16" : " (bf16 requires a build without SEQTX_DOUBLE)");
-}
-
-STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
-    stx_desc d;
-    stx_ctx *x;
-    int gpu;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    if (!d.alloc) d.alloc = d.dry ? stx__dry_alloc : stx__sys_alloc;
-    if (!d.release) d.release = stx__sys_release;
-    if (!d.chunk_bytes) d.chunk_bytes = (size_t)1 << 20;
-    x = (stx_ctx *)d.alloc(d.user, sizeof *x);
-    if (!x) return NULL;
-
-    memset(x, 0, sizeof *x);
-    x->desc = d;
-    x->tape.steps_begun = 1;
-    x->mem.blocks.prev = x->mem.blocks.next = &x->mem.blocks;
-    stx__name_arenas(x);
-    x->isa = stx__find_isa();
-    stx__set_threads(x);
-    gpu = stx__set_device(x);
-    stx__set_precision(x);
-    x->micro = stx__choose_micro(x->desc.precision, x->isa);
-#ifdef SEQTX_CUDA
-    if (gpu && stx_ok(x)) {
-        x->desc.device = STX_CUDA;
-        x->gpu = stx_cuda_open(x);
-        if (!x->gpu) x->desc.device = STX_CPU;
-    }
-#else
-    (void)gpu;
-#endif
-    stx__make_scratch(x);
-    return x;
-}
-
-static void stx__grads_free(stx_ctx *x) {
-    for (; x->lists; x->lists = x->lists->next)
-        stx__arena_free(x, x->lists->grads_arena);
-}
-
-STX_DEF void stx_destroy(stx_ctx *x) {
-    if (!x) return;
-    if (x->group.ops && x->group.ops->forget) x->group.ops->forget(x);
-    stx__pool_free(x);
-#ifdef SEQTX_CUDA
-    if (x->gpu) {
-        int i;
-        stx_cuda_sync(x);
-        for (i = 0; i < STX__REPLAYS; i++)
-            stx_cuda_graph_free(x, (stx_graph *)x->replay.entry[i].graph);
-        while (x->mem.dev_blocks) stx_block_device_free(x, (stx_real *)x->mem.dev_blocks->p);
-        stx__grads_free(x);
-        stx__arena_free(x, &x->mem.dev_keep);
-        stx__arena_free(x, &x->mem.dev_params);
-        stx__arena_free(x, &x->mem.dev_step);
-        stx__arena_free(x, &x->mem.dev_bytes);
-        stx_cuda_close((stx_gpu *)x->gpu);
-    }
-#endif
-    while (x->mem.blocks.next != &x->mem.blocks) stx_block_free(x, (char *)x->mem.blocks.next + 64);
-    stx__grads_free(x);
-    stx__arena_free(x, &x->mem.keep);
-    stx__arena_free(x, &x->mem.step);
-    x->desc.release(x->desc.user, x);
-}
-
-STX_DEF void stx_begin(stx_ctx *x, int mode) {
-    if (!x) return;
-    /* The scratch buffer is missing only if its allocation failed and the caller
-       cleared the error. */
-    if (!x->threads.scratch) stx__make_scratch(x);
-    stx__arena_rewind(&x->mem.step);
-    stx__arena_rewind(&x->mem.dev_step);
-    stx__arena_rewind(&x->mem.dev_bytes);
-    stx__free_from_last_step(x);
-
-    x->tape.last = NULL;
-    x->tape.free_grads = x->tape.free_entries = NULL;
-    x->tape.steps_begun++;
-    x->tape.mode = mode;
-    x->tape.recording = mode == STX_TRAIN;
-    x->rng.op = 0;
-    if (mode == STX_TRAIN) x->rng.step++;
-}
-
-
-// >>text
-
-STX_DEF int stx_bad_value(stx_ctx *x, const char *op, const char *field, double got,
-                          const char *expected) {
-    stx_fail(x, STX_ERR_ARG, "%s: %s: expected %s, got %g", op, field, expected, got);
-    return 0;
-}
-
-STX_DEF const char *stx_quote(char *q, const void *s, size_t n) {
-    const unsigned char *p = (const unsigned char *)s;
-    size_t i, m = n < 60 ? n : 60, o = 0;
-    for (i = 0; i < m; i++) {
-        if (p[i] >= 0x20 && p[i] < 0x7F)
-            q[o++] = (char)p[i];
-        else {
-            snprintf(q + o, 5, "\\x%02X", (unsigned)p[i]);
-            o += 4;
-        }
-    }
-    strcpy(q + o, m < n ? "..." : "");
-    return q;
-}
-
-/* Ensures that the array p, which has n elements of `each` bytes and capacity *cap, can
-   hold one more element. Returns the array, which may have moved. If memory runs out,
-   sets an error, returns NULL and leaves p unchanged. */
-static void *stx__grow(stx_ctx *x, void *p, size_t n, size_t *cap, size_t each) {
-    size_t more = *cap ? *cap * 2 : 16;
-    void *q;
-    if (n < *cap) return p;
-    if (*cap > SIZE_MAX / 2 / each) {
-        stx_fail(x, STX_ERR_MEMORY,
-                 "out of memory: an array of %zu elements of %zu bytes each cannot grow", *cap,
-                 each);
-        return NULL;
-    }
-    q = stx_block(x, more * each);
-    if (!q) return NULL;
-    if (n) memcpy(q, p, n * each);
-    stx_block_free(x, p);
-    *cap = more;
-    return q;
-}
-
-static char *stx__copy(stx_ctx *x, const char *s) {
-    size_t n = strlen(s) + 1;
-    char *p = (char *)stx_block(x, n);
-    if (p) memcpy(p, s, n);
-    return p;
-}
-
-/* Writes strings a and b, one after the other, to buf, which has n bytes. Returns buf,
-   or NULL if the result does not fit. */
-static const char *stx__join(char *buf, size_t n, const char *a, const char *b) {
-    int len = snprintf(buf, n, "%s%s", a, b);
-    return len >= 0 && (size_t)len < n ? buf : NULL;
-}
-
-STX_DEF size_t stx_utf8(const void *text, size_t n, uint32_t *cp) {
-    const unsigned char *s = (const unsigned char *)text;
-    uint32_t c = n ? s[0] : 0;
-    size_t i, len = 2;
-    *cp = c;
-    if (!n) return 0;
-    if (c < 0x80) return 1;
-    if (c < 0xC2 || c > 0xF4) return 0;
-    if (c >= 0xE0) len = c < 0xF0 ? 3 : 4;
-    if (n < len) return 0;
-    c &= 0x7Fu >> len;
-    for (i = 1; i < len; i++) {
-        if ((s[i] & 0xC0) != 0x80) return 0;
-        c = c << 6 | (s[i] & 0x3Fu);
-    }
-    *cp = c;
-    if (len == 3 && (c < 0x800 || (c >= 0xD800 && c <= 0xDFFF))) return 0;
-    if (len == 4 && (c < 0x10000 || c > 0x10FFFF)) return 0;
-    return len;
-}
-
-/* Writes code point c to o as UTF-8 and returns its length, 1 to 4. */
-static size_t stx__utf8_put(char *o, uint32_t c) {
-    if (c < 0x80) {
-        o[0] = (char)c;
-        return 1;
-    }
-    if (c < 0x800) {
-        o[0] = (char)(0xC0 | c >> 6);
-        o[1] = (char)(0x80 | (c & 0x3F));
-        return 2;
-    }
-    if (c < 0x10000) {
-        o[0] = (char)(0xE0 | c >> 12);
-        o[1] = (char)(0x80 | (c >> 6 & 0x3F));
-        o[2] = (char)(0x80 | (c & 0x3F));
-        return 3;
-    }
-    o[0] = (char)(0xF0 | c >> 18);
-    o[1] = (char)(0x80 | (c >> 12 & 0x3F));
-    o[2] = (char)(0x80 | (c >> 6 & 0x3F));
-    o[3] = (char)(0x80 | (c & 0x3F));
-    return 4;
-}
-
-static int stx__utf8_valid(const char *s) {
-    size_t i, k, n = strlen(s);
-    uint32_t c;
-    for (i = 0; i < n; i += k) {
-        k = stx_utf8(s + i, n - i, &c);
-        if (!k) return 0;
-    }
-    return 1;
-}
-
-/* A growable string of n bytes. A failed allocation sets `bad`; the string then stays
-   unchanged. */
-typedef struct stx__text {
-    stx_ctx *x;
-    char *s;
-    size_t n, cap;
-    int bad;
-} stx__text;
-
-static void stx__text_add(stx__text *t, const char *s, size_t n) {
-    size_t cap = t->cap ? t->cap : 1024;
-    if (t->bad || !n) return;
-    while (cap - t->n < n && cap <= SIZE_MAX / 2) cap *= 2;
-    if (cap != t->cap) {
-        char *p = cap - t->n < n ? NULL : (char *)stx_block(t->x, cap);
-        if (!p) {
-            t->bad = 1;
-            return;
-        }
-        if (t->n) memcpy(p, t->s, t->n);
-        stx_block_free(t->x, t->s);
-        t->s = p;
-        t->cap = cap;
-    }
-    memcpy(t->s + t->n, s, n);
-    t->n += n;
-}
-
-static void stx__text_add_str(stx__text *t, const char *s) {
-    stx__text_add(t, s, strlen(s));
-}
-
-static void stx__text_add_size(stx__text *t, size_t v) {
-    char b[32];
-    stx__text_add(t, b, (size_t)snprintf(b, sizeof b, "%zu", v));
-}
-
-/* Appends s as a JSON string, quoted and escaped. */
-static void stx__text_add_json(stx__text *t, const char *s) {
-    char b[8];
-    stx__text_add_str(t, "\"");
-    for (; *s; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\') {
-            b[0] = '\\';
-            b[1] = *s;
-            stx__text_add(t, b, 2);
-        } else if (c < 0x20)
-            stx__text_add(t, b, (size_t)snprintf(b, sizeof b, "\\u%04x", (unsigned)c));
-        else
-            stx__text_add(t, s, 1);
-    }
-    stx__text_add_str(t, "\"");
 }
 
 
@@ -20688,6 +20484,105 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
 }
 
 
+// >>sampling
+
+/* Returns the largest v >= `least` such that the number of weights >= v (if `count` is
+   1) or the sum of these weights (if `count` is 0) is at least `goal`. Bisects over bit
+   patterns, which sort in the same order as the non-negative values they encode, in at
+   most 32 passes for float or 64 for double. */
+static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, double goal,
+                               int count) {
+#ifdef SEQTX_DOUBLE
+    uint64_t lo, hi, mid;
+#else
+    uint32_t lo, hi, mid;
+#endif
+    stx_real top = 0, v = least;
+    size_t i;
+    for (i = 0; i < V; i++)
+        if (w[i] > top) top = w[i];
+    memcpy(&lo, &least, sizeof lo);
+    memcpy(&hi, &top, sizeof hi);
+    while (lo < hi) {
+        double reached = 0;
+        mid = hi - (hi - lo) / 2;
+        memcpy(&v, &mid, sizeof v);
+        for (i = 0; i < V; i++)
+            if (w[i] >= v) reached += count ? 1 : (double)w[i];
+        if (reached >= goal)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    memcpy(&v, &lo, sizeof v);
+    return v;
+}
+
+static int stx__minus_infinity(double v) {
+    uint64_t bits;
+    memcpy(&bits, &v, 8);
+    return bits == (uint64_t)0xfff << 52;
+}
+
+/* Returns the index of the largest logit, or -1 if any logit is NaN or +inf or if all
+   of them are -inf. A logit of -inf gives its token probability 0. */
+static int32_t stx__best_token(const stx_real *logits, size_t V) {
+    size_t i, best = 0;
+    for (i = 0; i < V; i++) {
+        const double l = (double)logits[i];
+        if (!stx__finite(l) && !stx__minus_infinity(l)) return -1;
+        if (logits[i] > logits[best]) best = i;
+    }
+    return stx__finite((double)logits[best]) ? (int32_t)best : -1;
+}
+
+static double stx__sum_from(const stx_real *w, size_t V, stx_real least) {
+    double sum = 0;
+    size_t i;
+    for (i = 0; i < V; i++)
+        if (w[i] >= least) sum += (double)w[i];
+    return sum;
+}
+
+STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits,
+                           size_t V, stx_real *work) {
+    STX__FP_SCOPE;
+    size_t i;
+    int32_t token;
+    double sum, u;
+    uint32_t r[4];
+    stx_real least = 0;
+    if (!logits || !V || V > INT32_MAX) return -1;
+    token = stx__best_token(logits, V);
+    if (token < 0 || !s || s->temperature <= 0) return token;
+    if (!work) return -1;
+    for (i = 0; i < V; i++)
+        work[i] = (stx_real)exp(((double)logits[i] - (double)logits[token]) / s->temperature);
+
+    /* top_k and top_p both keep the tokens whose weight reaches a threshold. For top_k,
+       the threshold is the k-th largest weight. For top_p, it is the largest threshold
+       that keeps at least the fraction top_p of the weight that remains after top_k.
+       Tokens of equal weight are kept or dropped together, so the choice does not
+       depend on the order of the vocabulary. */
+    if (s->top_k && s->top_k < V) least = stx__weight_at(work, V, 0, (double)s->top_k, 1);
+    sum = stx__sum_from(work, V, least);
+    if (s->top_p > 0 && s->top_p < 1) {
+        least = stx__weight_at(work, V, least, s->top_p * sum, 0);
+        sum = stx__sum_from(work, V, least);
+    }
+
+    stx_philox(s->seed, counter, 0x73616d706c65u, r);   /* "sample" in ASCII */
+    u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0 * sum;
+    for (i = 0; i < V; i++)
+        if (work[i] >= least && work[i] > 0) {
+            token = (int32_t)i;
+            u -= (double)work[i];
+            if (u < 0) break;
+        }
+    return token;
+}
+
+
 // >>vocab_io: parameters
 
 /* Returns 1 if cluster i has a projection on the given side, STX_VOCAB_INPUT or
@@ -22311,6 +22206,135 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, cons
     if (!y) return NULL;
     stx_get(x, y, c->out);
     return stx_ok(x) ? c->out : NULL;
+}
+
+
+// >>creation
+
+STX_DEF const char *stx_version(void) {
+    return STX_VERSION;
+}
+
+static void stx__name_arenas(stx_ctx *x) {
+    x->mem.keep.name = x->mem.dev_keep.name = x->mem.dev_params.name = "persistent arena";
+    x->mem.step.name = x->mem.dev_step.name = x->mem.dev_bytes.name = "step arena";
+    x->mem.keep.kind = x->mem.step.kind = STX__HOST;
+#ifdef SEQTX_CUDA
+    x->mem.dev_keep.kind = x->mem.dev_bytes.kind = STX_MEM_BYTES;
+    x->mem.dev_params.kind = STX_MEM_PARAMS;
+    x->mem.dev_step.kind = STX_MEM_ACTIVATIONS;
+#endif
+}
+
+static void stx__set_threads(stx_ctx *x) {
+    const int threads = x->desc.threads;
+#if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
+    x->threads.automatic = threads == 0;
+    if (threads == 0) x->desc.threads = stx__processors(NULL);
+#else
+    if (threads >= 0) x->desc.threads = 1;
+#endif
+    if (x->desc.threads >= 1 && x->desc.threads <= 4096) return;
+    x->desc.threads = 1;
+    stx_fail(x, STX_ERR_ARG,
+             "stx_create: threads: expected 1 to 4096, or 0 for all processors, got %d", threads);
+}
+
+/* Checks desc.device and sets it to STX_CPU until the GPU has been opened. Returns 1 if
+   the caller must open a GPU. */
+static int stx__set_device(stx_ctx *x) {
+    const int device = x->desc.device;
+    if (device == STX_CPU) return 0;
+    x->desc.device = STX_CPU;
+#ifdef SEQTX_CUDA
+    if (device != STX_CUDA)
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: device: expected STX_CPU or STX_CUDA, got %d",
+                 device);
+#else
+    stx_fail(x, STX_ERR_DEVICE,
+             "stx_create: device: this build does not support device %d: use STX_CPU, or define "
+             "SEQTX_CUDA and link seqtx_cuda.cu", device);
+#endif
+    if (x->desc.dry)
+        stx_fail(x, STX_ERR_DEVICE,
+                 "stx_create: device: a dry run can measure only CPU memory: use STX_CPU");
+    return device == STX_CUDA && stx_ok(x);
+}
+
+static void stx__set_precision(stx_ctx *x) {
+    const int precision = x->desc.precision, has_bf16 = sizeof(stx_real) == sizeof(float);
+    if (precision == STX_PREC_F32 || (precision == STX_PREC_BF16 && has_bf16)) return;
+    x->desc.precision = STX_PREC_F32;
+    stx_fail(x, STX_ERR_DEVICE,
+             "stx_create: precision: this build does not support precision %d: use STX_PREC_F32%s",
+             precision,
+             has_bf16 ? " or STX_PREC_BF16" : " (bf16 requires a build without SEQTX_DOUBLE)");
+}
+
+STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
+    stx_desc d;
+    stx_ctx *x;
+    int gpu;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.alloc) d.alloc = d.dry ? stx__dry_alloc : stx__sys_alloc;
+    if (!d.release) d.release = stx__sys_release;
+    if (!d.chunk_bytes) d.chunk_bytes = (size_t)1 << 20;
+    x = (stx_ctx *)d.alloc(d.user, sizeof *x);
+    if (!x) return NULL;
+
+    memset(x, 0, sizeof *x);
+    x->desc = d;
+    x->tape.steps_begun = 1;
+    x->mem.blocks.prev = x->mem.blocks.next = &x->mem.blocks;
+    stx__name_arenas(x);
+    x->isa = stx__find_isa();
+    stx__set_threads(x);
+    gpu = stx__set_device(x);
+    stx__set_precision(x);
+    x->micro = stx__choose_micro(x->desc.precision, x->isa);
+#ifdef SEQTX_CUDA
+    if (gpu && stx_ok(x)) {
+        x->desc.device = STX_CUDA;
+        x->gpu = stx_cuda_open(x);
+        if (!x->gpu) x->desc.device = STX_CPU;
+    }
+#else
+    (void)gpu;
+#endif
+    stx__make_scratch(x);
+    return x;
+}
+
+static void stx__grads_free(stx_ctx *x) {
+    for (; x->lists; x->lists = x->lists->next)
+        stx__arena_free(x, x->lists->grads_arena);
+}
+
+STX_DEF void stx_destroy(stx_ctx *x) {
+    if (!x) return;
+    if (x->group.ops && x->group.ops->forget) x->group.ops->forget(x);
+    stx__pool_free(x);
+#ifdef SEQTX_CUDA
+    if (x->gpu) {
+        int i;
+        stx_cuda_sync(x);
+        for (i = 0; i < STX__REPLAYS; i++)
+            stx_cuda_graph_free(x, (stx_graph *)x->replay.entry[i].graph);
+        while (x->mem.dev_blocks) stx_block_device_free(x, (stx_real *)x->mem.dev_blocks->p);
+        stx__grads_free(x);
+        stx__arena_free(x, &x->mem.dev_keep);
+        stx__arena_free(x, &x->mem.dev_params);
+        stx__arena_free(x, &x->mem.dev_step);
+        stx__arena_free(x, &x->mem.dev_bytes);
+        stx_cuda_close((stx_gpu *)x->gpu);
+    }
+#endif
+    while (x->mem.blocks.next != &x->mem.blocks) stx_block_free(x, (char *)x->mem.blocks.next + 64);
+    stx__grads_free(x);
+    stx__arena_free(x, &x->mem.keep);
+    stx__arena_free(x, &x->mem.step);
+    x->desc.release(x->desc.user, x);
 }
 
 STX_STRICT_OFF

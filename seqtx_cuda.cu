@@ -120,6 +120,7 @@
    - Sums are computed in float or double, regardless of the storage type.
    - A grid may have fewer threads than there are elements, because kernels loop over
      their elements. Results do not depend on the grid size. */
+
 #ifndef SEQTX_CUDA
   #define SEQTX_CUDA
 #endif
@@ -1505,6 +1506,911 @@ void stx__shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_
 }
 
 
+// >>gemm
+
+/* Every GEMM goes through one wrapper of cublasLt, stx__lt_gemm. The matrices of cublasLt
+   are column-major, so a row-major C (M,N) = op(A) op(B) is passed as its transpose,
+   C^T (N,M) = op(B)^T op(A)^T: the operands are swapped and no data is copied. (The
+   row-major order of cublasLt would exclude epilogues: "not supported when D matrix
+   memory order is defined as CUBLASLT_ORDER_ROW", cublasLtMatmul.)
+
+   Types, according to the documentation of cublasLtMatmul: A and B have the same type;
+   bfloat16 inputs give bfloat16 or float outputs, float inputs give float outputs; the
+   bias has the type of the output. Therefore, in a bf16 context:
+   - Activations are read as they are, and parameters through their bfloat16 twin. A float
+     array without a twin is first rounded to bfloat16 in scratch memory.
+   - If both operands are float, the GEMM is computed in float.
+   - A weight gradient is computed from bfloat16 inputs, summed in float and added to
+     the float gradient.
+
+   Plans. A plan describes one kind of GEMM to cublasLt: descriptors, layouts and the
+   chosen algorithm. It is created when the kind first occurs, and is then kept. The
+   algorithm determines the order of sums and thus the last bits of the result. By
+   default it is the first choice of the heuristic, which depends only on the kind of
+   GEMM, the GPU and the version of cublasLt. With g->tune = 1, the first eight choices
+   are timed and the fastest is used. That can be faster, but another process may choose
+   another algorithm.
+
+   Repeatability. "All cuBLAS API routines from a given toolkit version, generate the
+   same bit-wise results at every run when executed on GPUs with the same architecture
+   and the same number of SMs" (Results Reproducibility), given a separate workspace per
+   stream. When cublasLt splits K, only the reduction scheme COMPUTE_TYPE is allowed
+   ("intermediate results are stored in compute type in the workspace and reduced in a
+   separate step"). INPLACE does not fix the order of additions, and OUTPUT_TYPE would
+   round partial sums to bfloat16. For weight gradients, seqtx splits K itself before it
+   calls cublasLt; see "Split K" below. */
+
+/* Identifies a kind of GEMM. Keys are compared as bytes, so zero the struct first. */
+typedef struct stx__plan_key {
+    size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
+    int ta, tb, half_in, half_out, epilogue, tf32, beta0;
+    int align_a, align_b, align_c;
+} stx__plan_key;
+
+typedef struct stx__plan {
+    stx__plan_key key;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t a, b, c; /* layouts of A, B and C; cublasLt's A is our B */
+    cublasLtMatmulAlgo_t algo;
+    size_t workspace;               /* bytes of workspace that the algorithm uses */
+    int plain;                      /* 1: cublasLt has no algorithm or refused the call;
+                                       use stx__gemm_plain */
+    struct stx__plan *next;
+} stx__plan;
+
+/* STX__PLAN_SLOTS is the size of the plan hash table. STX__CANDIDATES is the number of
+   algorithms requested from the heuristic. */
+enum { STX__PLAN_SLOTS = 512, STX__CANDIDATES = 8 };
+
+typedef struct stx__plans {
+    stx__plan *slot[STX__PLAN_SLOTS];
+    size_t count;
+    void *workspace;
+} stx__plans;
+
+/* Workspace size. The documentation of cublasSetWorkspace recommends 32 MiB on Hopper.
+   tests/cuda_host uses a small workspace, because each of its pages adds to the time of
+   every launch there. */
+#ifndef CUDA_HOST
+  #define STX__WORKSPACE ((size_t)32 << 20)
+#else
+  #define STX__WORKSPACE ((size_t)1 << 18)
+#endif
+
+/* The arguments of one call that are not part of its plan key */
+typedef struct stx__operands {
+    const void *A, *B, *bias;
+    void *C;
+    float alpha, beta;
+} stx__operands;
+
+static void stx__plan_free(stx__plan *p) {
+    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
+    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
+    if (p->op) cublasLtMatmulDescDestroy(p->op);
+    free(p);
+}
+
+/* Called by stx_cuda_open. Creates the cublasLt handle and the workspace. Returns 1, or
+   sets an error and returns 0. */
+static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
+    stx__plans *p = (stx__plans *)calloc(1, sizeof *p);
+    cublasStatus_t s;
+    if (!p) {
+        stx_fail(x, STX_ERR_MEMORY, "stx_create: out of host memory");
+        return 0;
+    }
+    g->plans = p;
+    s = cublasLtCreate(&g->lt);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        g->lt = NULL;
+        stx_fail(x, STX_ERR_DEVICE,
+                 "stx_create: cublasLt error %s on %s: check that libcublasLt matches the driver "
+                 "(nvidia-smi)",
+                 cublasLtGetStatusName(s), g->name);
+        return 0;
+    }
+    if (cudaMalloc(&p->workspace, STX__WORKSPACE) != cudaSuccess) {
+        (void)cudaGetLastError();
+        p->workspace = NULL;
+        stx_fail(x, STX_ERR_MEMORY,
+                 "stx_create: cannot allocate %zu KiB on %s for the cublasLt workspace: another "
+                 "program may be using the GPU",
+                 STX__WORKSPACE >> 10, g->name);
+        return 0;
+    }
+    g->bytes += STX__WORKSPACE;
+    return 1;
+}
+
+/* Called by stx_cuda_close. Frees the plans, the workspace and the handle. The device
+   must be idle. */
+static void stx__gemm_close(stx_gpu *g) {
+    stx__plans *p = g->plans;
+    if (!p) return;
+    for (size_t i = 0; i < STX__PLAN_SLOTS; i++)
+        while (p->slot[i]) {
+            stx__plan *next = p->slot[i]->next;
+            stx__plan_free(p->slot[i]);
+            p->slot[i] = next;
+        }
+    if (p->workspace) (void)cudaFree(p->workspace);
+    if (g->lt) (void)cublasLtDestroy(g->lt);
+    free(p);
+    g->plans = NULL;
+    g->lt = NULL;
+}
+
+static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
+    stx_fail(x, STX_ERR_DEVICE,
+             "%s: cublasLt error %s for a GEMM (%zu,%zu) x (%zu,%zu) with batch size %zu, %s "
+             "inputs and %s output, on %s: all results of this step are invalid; destroy the "
+             "context and resume from the last checkpoint",
+             what, cublasLtGetStatusName(s), k->M, k->K, k->K, k->N, k->batch,
+             k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
+}
+
+/* Makes the call unless an earlier call of the sequence has failed. `s` holds the
+   status of the sequence. */
+#define STX__LT(s, call) \
+  do { \
+    if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); \
+  } while (0)
+
+/* Like STX__LT, for calls that set an attribute of a GEMM descriptor, a layout or a
+   preference */
+#define STX__LT_SET_OP(s, op, attribute, value) \
+  STX__LT(s, cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), \
+                                            sizeof(value)))
+#define STX__LT_SET_LAYOUT(s, layout, attribute, value) \
+  STX__LT(s, cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_##attribute, \
+                                              &(value), sizeof(value)))
+#define STX__LT_SET_PREF(s, pref, attribute, value) \
+  STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_##attribute, \
+                                                  &(value), sizeof(value)))
+
+/* Creates the layout of a row-major matrix (rows,cols), described as a column-major
+   matrix (cols,rows). */
+static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols,
+                                  size_t ld, size_t batch, size_t stride) {
+    cublasStatus_t s = cublasLtMatrixLayoutCreate(l, half ? CUDA_R_16BF : CUDA_R_32F, cols, rows,
+                                                  (int64_t)ld);
+    int32_t count = (int32_t)batch;
+    int64_t step = (int64_t)stride;
+    if (batch > 1) {
+        STX__LT_SET_LAYOUT(s, *l, BATCH_COUNT, count);
+        STX__LT_SET_LAYOUT(s, *l, STRIDED_BATCH_OFFSET, step);
+    }
+    return s;
+}
+
+/* Runs a plan with the given algorithm: D = alpha op(A) op(B) + beta C. */
+static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o,
+                                  const cublasLtMatmulAlgo_t *algo, size_t workspace, void *D) {
+    void *memory = workspace ? g->plans->workspace : NULL;
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    if (o->bias) STX__LT_SET_OP(s, p->op, BIAS_POINTER, o->bias);
+    (void)cudaSetDevice(g->index);
+    STX__LT(s, cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c,
+                              D, p->c, algo, memory, workspace, g->stream));
+    return s;
+}
+
+/* Returns the best time in ms of up to three runs after a warm-up run, or -1 if none
+   could be timed. */
+static float stx__plan_time(stx_gpu *g, const stx__plan *p, const stx__operands *o,
+                            const cublasLtMatmulHeuristicResult_t *r, cudaEvent_t from,
+                            cudaEvent_t to, void *D) {
+    float best = -1, ms;
+    if (r->state != CUBLAS_STATUS_SUCCESS || r->workspaceSize > STX__WORKSPACE) return -1;
+    for (int run = 0; run < 4; run++) {
+        if (cudaEventRecord(from, g->stream) != cudaSuccess) break;
+        if (stx__lt_run(g, p, o, &r->algo, r->workspaceSize, D) != CUBLAS_STATUS_SUCCESS) break;
+        if (cudaEventRecord(to, g->stream) != cudaSuccess || cudaEventSynchronize(to) != cudaSuccess
+            || cudaEventElapsedTime(&ms, from, to) != cudaSuccess)
+            break;
+        if (run && (best < 0 || ms < best)) best = ms;
+    }
+    return best;
+}
+
+/* Returns the index of the fastest of n candidates, or -1 if none could be timed. Timed
+   runs write to separate memory, because the result must be added to C only once. */
+static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands *o,
+                             const cublasLtMatmulHeuristicResult_t *r, int n) {
+    const stx__plan_key *k = &p->key;
+    size_t bytes = ((k->batch - 1) * k->sc + (k->M - 1) * k->ldc + k->N) * (k->half_out ? 2 : 4);
+    cudaEvent_t from = NULL, to = NULL;
+    void *D = NULL;
+    float best = -1;
+    int choice = -1;
+    if (cudaMalloc(&D, bytes) != cudaSuccess || cudaEventCreate(&from) != cudaSuccess
+        || cudaEventCreate(&to) != cudaSuccess)
+        n = 0;
+    for (int i = 0; i < n; i++) {
+        float ms = stx__plan_time(g, p, o, &r[i], from, to, D);
+        if (ms < 0 || (choice >= 0 && ms >= best)) continue;
+        best = ms;
+        choice = i;
+    }
+    if (from) cudaEventDestroy(from);
+    if (to) cudaEventDestroy(to);
+    (void)cudaStreamSynchronize(g->stream);
+    if (D) (void)cudaFree(D);
+    (void)cudaGetLastError(); /* clear the error of a candidate that failed */
+    return choice;
+}
+
+/* Creates the descriptor of the GEMM and the layouts of its matrices. */
+static cublasStatus_t stx__plan_describe(stx__plan *p, const stx__operands *o) {
+    const stx__plan_key *k = &p->key;
+    cublasOperation_t op_a = k->ta ? CUBLAS_OP_T : CUBLAS_OP_N,
+                      op_b = k->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
+    cudaDataType_t bias = k->half_out ? CUDA_R_16BF : CUDA_R_32F;
+    cublasComputeType_t compute = k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasStatus_t s = cublasLtMatmulDescCreate(&p->op, compute, CUDA_R_32F);
+    STX__LT_SET_OP(s, p->op, TRANSA, op_b);
+    STX__LT_SET_OP(s, p->op, TRANSB, op_a);
+    STX__LT_SET_OP(s, p->op, EPILOGUE, epilogue);
+    if (o->bias) {
+        STX__LT_SET_OP(s, p->op, BIAS_DATA_TYPE, bias);
+        STX__LT_SET_OP(s, p->op, BIAS_POINTER, o->bias);
+    }
+    STX__LT(s, stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda,
+                           k->batch, k->sa));
+    STX__LT(s, stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb,
+                           k->batch, k->sb));
+    STX__LT(s, stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
+    return s;
+}
+
+/* Requests up to STX__CANDIDATES algorithms from the heuristic and stores them in r, best
+   first. *n receives their number, which is 0 if cublasLt does not support this GEMM. */
+static cublasStatus_t stx__plan_candidates(stx_gpu *g, const stx__plan *p,
+                                           cublasLtMatmulHeuristicResult_t *r, int *n) {
+    const stx__plan_key *k = &p->key;
+    cublasLtMatmulPreference_t pref = NULL;
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    uint32_t align_a = (uint32_t)k->align_a, align_b = (uint32_t)k->align_b,
+             align_c = (uint32_t)k->align_c;
+    uint64_t workspace = STX__WORKSPACE;
+    cublasStatus_t s = cublasLtMatmulPreferenceCreate(&pref);
+    *n = 0;
+    STX__LT_SET_PREF(s, pref, MAX_WORKSPACE_BYTES, workspace);
+    STX__LT_SET_PREF(s, pref, REDUCTION_SCHEME_MASK, schemes);
+    STX__LT_SET_PREF(s, pref, MIN_ALIGNMENT_A_BYTES, align_b);
+    STX__LT_SET_PREF(s, pref, MIN_ALIGNMENT_B_BYTES, align_a);
+    STX__LT_SET_PREF(s, pref, MIN_ALIGNMENT_C_BYTES, align_c);
+    STX__LT_SET_PREF(s, pref, MIN_ALIGNMENT_D_BYTES, align_c);
+    if (s == CUBLAS_STATUS_SUCCESS) {
+        s = cublasLtMatmulAlgoGetHeuristic(g->lt, p->op, p->b, p->a, p->c, p->c, pref,
+                                           STX__CANDIDATES, r, n);
+        if (s == CUBLAS_STATUS_NOT_SUPPORTED) {
+            s = CUBLAS_STATUS_SUCCESS;
+            *n = 0;
+        }
+    }
+    if (pref) cublasLtMatmulPreferenceDestroy(pref);
+    return s;
+}
+
+/* Fills in a plan whose key has been set. */
+static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operands *o) {
+    cublasLtMatmulHeuristicResult_t r[STX__CANDIDATES];
+    int i, n = 0, choice = -1;
+    cublasStatus_t s;
+    if (g->tune == -1 || (g->tune == -2 && p->key.epilogue != CUBLASLT_EPILOGUE_DEFAULT)) {
+        p->plain = 1;
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    s = stx__plan_describe(p, o);
+    STX__LT(s, stx__plan_candidates(g, p, r, &n));
+    if (s != CUBLAS_STATUS_SUCCESS) return s;
+
+    if (n > 1 && g->tune > 0 && !g->capturing) choice = stx__plan_fastest(g, p, o, r, n);
+    for (i = 0; i < n && choice < 0; i++)
+        if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= STX__WORKSPACE) choice = i;
+    p->plain = choice < 0;
+    if (!p->plain) {
+        p->algo = r[choice].algo;
+        p->workspace = r[choice].workspaceSize;
+    }
+    return s;
+}
+
+/* Returns nonzero if cublasLt rejected the request itself before anything ran. It
+   rejects the same request every time, so the plan is marked plain and runs still
+   repeat bit-exactly. Any other error may mean that memory is exhausted or the device
+   has failed. */
+static int stx__lt_refused(cublasStatus_t s) {
+    if (s != CUBLAS_STATUS_NOT_SUPPORTED && s != CUBLAS_STATUS_INVALID_VALUE
+        && s != CUBLAS_STATUS_ARCH_MISMATCH)
+        return 0;
+    (void)cudaGetLastError(); /* clear any error that the next launch would report */
+    return 1;
+}
+
+/* Returns the plan for this key and creates it if necessary. If this fails, sets an
+   error and returns NULL. */
+static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key,
+                               const stx__operands *o) {
+    stx_gpu *g = stx__gpu(x);
+    stx__plans *all = g->plans;
+    const unsigned char *bytes = (const unsigned char *)key;
+    uint64_t h = 14695981039346656037u;
+    stx__plan *p;
+    cublasStatus_t s;
+    for (size_t i = 0; i < sizeof *key; i++) h = (h ^ bytes[i]) * 1099511628211u;
+    h = (h ^ h >> 32) % STX__PLAN_SLOTS;
+    for (p = all->slot[h]; p; p = p->next)
+        if (!memcmp(&p->key, key, sizeof *key)) return p;
+
+    p = (stx__plan *)calloc(1, sizeof *p);
+    if (!p) {
+        stx_fail(x, STX_ERR_MEMORY, "%s: out of host memory for a GEMM plan", what);
+        return NULL;
+    }
+    memcpy(&p->key, key, sizeof *key); /* copies padding too, unlike an assignment */
+    /* timing waits for earlier work, which may itself be waiting for other ranks */
+    if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) {
+        stx__plan_free(p);
+        return NULL;
+    }
+    s = stx__plan_make(g, p, o);
+    if (stx__lt_refused(s)) {
+        p->plain = 1;
+    } else if (s != CUBLAS_STATUS_SUCCESS) {
+        stx__plan_free(p);
+        stx__lt_fail(x, what, s, key);
+        return NULL;
+    }
+    p->next = all->slot[h];
+    all->slot[h] = p;
+    all->count++;
+    return p;
+}
+
+/* Runs the GEMM with its plan, unless the plan is plain or becomes plain because cublasLt
+   refuses the call. Returns the plan. If the GEMM failed, sets an error and returns
+   NULL. */
+static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key *key,
+                              const stx__operands *o) {
+    stx_gpu *g = stx__gpu(x);
+    stx__plan *p = stx__plan_of(x, what, key, o);
+    cublasStatus_t s;
+    if (!p || p->plain) return stx_ok(x) ? p : NULL;
+    s = stx__lt_run(g, p, o, &p->algo, p->workspace, o->C);
+    if (s == CUBLAS_STATUS_SUCCESS || stx__capture_lost(g)) return p;
+    if (stx__lt_refused(s)) {
+        p->plain = 1;
+        return p;
+    }
+    stx__lt_fail(x, what, s, key);
+    return NULL;
+}
+
+
+// >>gemm: kernels and calls
+
+/* C (batch,M,N) = beta C, with row stride ldc and matrix stride sc; rows = batch * M.
+   beta = 0 writes 0 even if C contains NaN. beta = 1 updates the twin of a parameter that
+   cublasLt has written. A block handles a row at a time, a thread every 256th column. */
+STX__GLOBAL(256)
+stx__scale_kernel(stx__array C, size_t ldc, size_t sc, size_t M, size_t N, size_t rows,
+                  float beta) {
+    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        size_t at = row / M * sc + row % M * ldc;
+        for (size_t j = threadIdx.x; j < N; j += blockDim.x)
+            stx__put(C, at + j, beta == 0 ? 0 : beta * stx__get(C, at + j));
+    }
+}
+
+/* `to` (rows,cols) = `a` (batch,each,cols), converted to the type of `to`;
+   rows = batch * each. ldt and lda are row strides, sa is the matrix stride of `a`. A
+   block handles a row at a time, a thread every 256th column. */
+STX__GLOBAL(256)
+stx__pack_kernel(stx__array to, size_t ldt, stx__array a, size_t lda, size_t sa, size_t each,
+                 size_t cols, size_t rows) {
+    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        size_t at = row / each * sa + row % each * lda;
+        for (size_t j = threadIdx.x; j < cols; j += blockDim.x)
+            stx__put(to, row * ldt + j, stx__get(a, at + j));
+    }
+}
+
+/* C (M,N) = alpha op(A) op(B) + beta C for each matrix of a batch, then adds bias (N)
+   and applies ReLU if they are requested. Supports all types, strides and alignments;
+   used if cublasLt has no algorithm. A block of 256 threads computes a tile of 64 x 64,
+   4 x 4 elements per thread, and loads slabs of 16 along K into shared memory. Each
+   element is one sum over K in order. */
+enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE + 1 };
+
+struct stx__gemm_nums {
+    stx__array A, B, C, bias; /* as in stx_gemm_args; bias.p may be NULL */
+    size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
+    int ta, tb, relu, zero; /* `zero` fills the padding, so that every byte is initialised */
+    float alpha, beta;
+};
+
+/* Copies element q of a slab (16,64) of op(A) or op(B) to `tile`. The slab begins at k0
+   along K and at m0 along the other dimension M. Elements outside [0,K) x [0,M) become
+   0. k_last is nonzero if K is the last dimension of the matrix, which has row stride
+   ld. In either case, threads with adjacent q read adjacent elements. */
+static __device__ __forceinline__ void stx__gemm_load(float *tile, const stx__array &A,
+                                                      size_t start, size_t ld, int k_last,
+                                                      size_t k0, size_t K, size_t m0, size_t M,
+                                                      int q) {
+    const int k = k_last ? q % STX__GEMM_SLAB : q / STX__GEMM_TILE,
+              m = k_last ? q / STX__GEMM_SLAB : q % STX__GEMM_TILE;
+    const size_t kk = k0 + (size_t)k, mm = m0 + (size_t)m;
+    const size_t at = start + (k_last ? mm * ld + kk : kk * ld + mm);
+    tile[k * STX__GEMM_LD + m] = kk < K && mm < M ? stx__get(A, at) : 0;
+}
+
+STX__HOST_UNROLLED STX__GLOBAL(256) stx__gemm_plain_kernel(stx__gemm_nums g) {
+    const stx__array A = g.A, B = g.B, C = g.C, bias = g.bias;
+    const size_t batch = g.batch, M = g.M, N = g.N, K = g.K, lda = g.lda, ldb = g.ldb, ldc = g.ldc,
+                 sa = g.sa, sb = g.sb, sc = g.sc;
+    const int ta = g.ta, tb = g.tb, relu = g.relu;
+    const float alpha = g.alpha, beta = g.beta;
+    STX__SHARED(float, as, STX__GEMM_SLAB *STX__GEMM_LD);
+    STX__SHARED(float, bs, STX__GEMM_SLAB *STX__GEMM_LD);
+    const size_t across = (N + STX__GEMM_TILE - 1) / STX__GEMM_TILE,
+                 tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * across;
+    const int t = (int)threadIdx.x, tx = t % 16, ty = t / 16;
+    for (size_t job = blockIdx.x; job < tiles * batch; job += gridDim.x) {
+        const size_t e = job / tiles, m0 = job % tiles / across * STX__GEMM_TILE,
+                     n0 = job % tiles % across * STX__GEMM_TILE;
+        const bool inside = m0 + (size_t)ty < M && n0 + (size_t)tx < N;
+        float s[4][4] = {{0}};
+        for (size_t k0 = 0; k0 < K; k0 += STX__GEMM_SLAB) {
+            for (int q = t; q < STX__GEMM_TILE * STX__GEMM_SLAB; q += 256) {
+                stx__gemm_load(as, A, e * sa, lda, !ta, k0, K, m0, M, q);
+                stx__gemm_load(bs, B, e * sb, ldb, tb, k0, K, n0, N, q);
+            }
+            __syncthreads();
+            for (int k = 0; k < STX__GEMM_SLAB && inside; k++) {
+                float a[4], b[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    a[i] = as[k * STX__GEMM_LD + ty + 16 * i];
+                    b[i] = bs[k * STX__GEMM_LD + tx + 16 * i];
+                }
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) s[i][j] = fmaf(a[i], b[j], s[i][j]);
+            }
+            __syncthreads();
+        }
+
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                size_t m = m0 + (size_t)(ty + 16 * i), n = n0 + (size_t)(tx + 16 * j),
+                       at = e * sc + m * ldc + n;
+                if (m < M && n < N) {
+                    float v = beta == 0 ? alpha * s[i][j]
+                                        : fmaf(alpha, s[i][j], beta * stx__get(C, at));
+                    if (bias.p) v += stx__get(bias, n);
+                    stx__put(C, at, relu && v < 0 ? 0 : v);
+                }
+            }
+    }
+}
+
+static void stx__gemm_plain(stx_ctx *x, const char *what, const stx__gemm_nums *g) {
+    size_t tiles = (g->M + STX__GEMM_TILE - 1) / STX__GEMM_TILE
+                   * ((g->N + STX__GEMM_TILE - 1) / STX__GEMM_TILE) * g->batch;
+    STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, *g);
+}
+
+/* An operand, and the form in which the GEMM reads it */
+typedef struct stx__operand {
+    stx__array v;
+    size_t rows, cols, ld, stride;
+    size_t count;       /* number of matrices in the batch; 1 if the batch shares one matrix */
+    int pack;           /* 1: the operand is first copied to scratch memory */
+    int half;           /* 1: the GEMM reads the operand as bfloat16; 0: as float */
+} stx__operand;
+
+static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t rows, size_t cols,
+                                    size_t ld, size_t stride, size_t batch) {
+    stx__operand o;
+    o.v = stx__array_of(x, p);
+    o.rows = rows;
+    o.cols = cols;
+    o.ld = rows > 1 ? ld : cols; /* cublasLt requires ld >= cols even for a single row */
+    o.stride = batch > 1 ? stride : 0;
+    o.count = o.stride ? batch : 1;
+    o.pack = o.half = 0;
+    return o;
+}
+
+/* Decides whether the GEMM reads the operand itself, its twin or a copy. The GEMM
+   requires elements in bfloat16 (if `half` is nonzero) or float, aligned to `align`
+   bytes. */
+static void stx__operand_as(stx__operand *o, int half, size_t align) {
+    if (half && o->v.twin) {
+        o->v.p = o->v.twin;
+        o->v.half = 1;
+    }
+    o->v.twin = NULL;
+    o->half = half;
+    o->pack = o->v.p && (o->v.half != half || (uintptr_t)o->v.p % align);
+}
+
+/* Returns the row stride of a copy: a multiple of 16 bytes, as tensor cores require. */
+static size_t stx__packed_ld(const stx__operand *o) {
+    return (o->cols + 7) / 8 * 8;
+}
+
+/* Returns the size of the copy in bytes, rounded up to the alignment of the next copy, or
+   0 if the operand is not copied. */
+static size_t stx__packed_bytes(const stx__operand *o) {
+    const size_t bytes = o->count * o->rows * stx__packed_ld(o) * (o->half ? 2 : 4);
+    return o->pack ? (bytes + 255) / 256 * 256 : 0;
+}
+
+static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
+    const size_t rows = o->count * o->rows, ld = stx__packed_ld(o);
+    stx__array t = {to, NULL, o->half};
+    if (!o->pack) return;
+    STX__RUN_KERNEL(x, what, stx__pack_kernel, stx__blocks(rows, 1, 4096), 256, 0, t, ld, o->v,
+                    o->ld, o->stride, o->rows, o->cols, rows);
+    o->v = t;
+    o->ld = ld;
+    if (o->stride) o->stride = o->rows * ld;
+}
+
+/* Returns the alignment that is reported to cublasLt for an operand: the largest power
+   of two, up to 16 bytes (the widest access of a thread), that divides the address of
+   every row. Because of the limit, a tensor that moves within its arena keeps its plan,
+   and thus its exact results. */
+static int stx__alignment(const void *p, int half, size_t rows, size_t ld, size_t stride) {
+    const size_t size = half ? 2 : 4;
+    const uintptr_t a = (uintptr_t)p | (rows > 1 ? ld * size : 0) | stride * size | 16;
+    return (int)(a & (0 - a));
+}
+
+/* A GEMM prepared for cublasLt: its operands and sizes. The batch may have been merged
+   into M or K. */
+typedef struct stx__lt_job {
+    const stx_gemm_args *g;
+    size_t batch, M, N, K;
+    stx__operand a, b, bias;
+    stx__array c;
+    int half;           /* 1: A and B are read as bfloat16 */
+} stx__lt_job;
+
+/* Decides how the operands are read and copies those that cannot be read in place. If all
+   matrices of the batch are summed into one C, the batch becomes part of K, so all rows
+   must have the same stride. Returns 1, or sets an error and returns 0. */
+static int stx__lt_operands(stx_ctx *x, const char *what, stx__lt_job *j, const stx_real *bias) {
+    const stx_gemm_args *g = j->g;
+    const int one_c = j->batch > 1 && !g->sc;
+    const size_t M = j->M, N = j->N, K = j->K;
+    size_t bytes_a, bytes_b, bytes_bias;
+    char *copies;
+    j->a = stx__operand_of(x, g->A, g->ta ? K : M, g->ta ? M : K, g->lda, g->sa, j->batch);
+    j->b = stx__operand_of(x, g->B, g->tb ? N : K, g->tb ? K : N, g->ldb, g->sb, j->batch);
+    j->bias = stx__operand_of(x, bias, 1, N, N, 0, 1);
+    j->half = j->a.v.half || j->a.v.twin || j->b.v.half || j->b.v.twin || j->c.half;
+    stx__operand_as(&j->a, j->half, 1);
+    stx__operand_as(&j->b, j->half, 1);
+    stx__operand_as(&j->bias, j->c.half, 16);
+    if (one_c) {
+        j->a.pack |= j->a.stride != j->a.rows * j->a.ld;
+        j->b.pack |= j->b.stride != j->b.rows * j->b.ld;
+    }
+
+    bytes_a = stx__packed_bytes(&j->a);
+    bytes_b = stx__packed_bytes(&j->b);
+    bytes_bias = stx__packed_bytes(&j->bias);
+    if (bytes_a + bytes_b + bytes_bias) {
+        copies = (char *)stx__scratch_of(x, bytes_a + bytes_b + bytes_bias, what);
+        if (!copies) return 0;
+        stx__pack(x, what, &j->a, copies);
+        stx__pack(x, what, &j->b, copies + bytes_a);
+        stx__pack(x, what, &j->bias, copies + bytes_a + bytes_b);
+    }
+    if (one_c) {
+        j->K *= j->batch;
+        j->batch = 1;
+        j->a.stride = j->b.stride = 0;
+    }
+    return 1;
+}
+
+/* Returns the stride in elements between the results of the K slices, see "Split K". */
+static size_t stx__slice_stride(const stx_gemm_args *g) {
+    return (g->M * g->N + 63) / 64 * 64;
+}
+
+static cublasLtEpilogue_t stx__epilogue(int bias, int relu) {
+    if (relu) return bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
+    return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+static stx__plan_key stx__plan_key_of(const stx_ctx *x, const stx__lt_job *j, size_t slices) {
+    const stx_gemm_args *g = j->g;
+    stx__plan_key key;
+    memset(&key, 0, sizeof key);
+    key.batch = j->batch;
+    key.M = j->M;
+    key.N = j->N;
+    key.K = j->K;
+    key.lda = j->a.ld;
+    key.ldb = j->b.ld;
+    key.ldc = j->M > 1 ? g->ldc : j->N;
+    key.sa = j->a.stride;
+    key.sb = j->b.stride;
+    key.sc = j->batch > 1 ? g->sc : 0;
+    if (slices > 1) {
+        key.batch = slices;
+        key.K = j->K / slices;
+        key.sa = key.K * j->a.ld;
+        key.sb = key.K * j->b.ld;
+        key.sc = stx__slice_stride(g);
+    }
+    key.ta = !!g->ta;
+    key.tb = !!g->tb;
+    key.half_in = j->half;
+    key.half_out = j->c.half;
+    key.tf32 = stx__gpu(x)->tf32 && !j->half;
+    key.beta0 = g->beta == 0;
+    key.align_a = stx__alignment(j->a.v.p, j->half, j->a.rows, key.lda, key.sa);
+    key.align_b = stx__alignment(j->b.v.p, j->half, j->b.rows, key.ldb, key.sb);
+    key.align_c = stx__alignment(j->c.p, j->c.half, j->M, key.ldc, key.sc);
+    return key;
+}
+
+/* Runs the GEMM with seqtx's kernel. */
+static void stx__lt_plain(stx_ctx *x, const char *what, const stx__lt_job *j,
+                          const stx__plan_key *key, int relu) {
+    stx__gemm_nums p;
+    p.A = j->a.v;
+    p.B = j->b.v;
+    p.C = j->c;
+    p.bias = j->bias.v;
+    p.batch = j->batch;
+    p.M = j->M;
+    p.N = j->N;
+    p.K = j->K;
+    p.lda = key->lda;
+    p.ldb = key->ldb;
+    p.ldc = key->ldc;
+    p.sa = key->sa;
+    p.sb = key->sb;
+    p.sc = key->sc;
+    p.ta = j->g->ta;
+    p.tb = j->g->tb;
+    p.relu = relu;
+    p.zero = 0;
+    p.alpha = j->g->alpha;
+    p.beta = j->g->beta;
+    stx__gemm_plain(x, what, &p);
+}
+
+/* The return values of stx__lt_gemm, which state what it has computed. After an error,
+   the value is unspecified. */
+enum {
+    STX__LT_UNSPLIT = -1,   /* nothing: cublasLt cannot compute the slices; not an error */
+    STX__LT_PRODUCT = 0,    /* all but bias and ReLU, which no algorithm can apply */
+    STX__LT_DONE = 1        /* everything */
+};
+
+/* Runs the GEMM j with cublasLt, or with seqtx's kernel if cublasLt has no algorithm. */
+static int stx__lt_run_job(stx_ctx *x, const char *what, stx__lt_job *j, const stx_real *bias,
+                           int relu, size_t slices) {
+    const int fuse = bias || relu;
+    stx__plan_key key;
+    stx__operands o;
+    stx__plan *plan;
+    if (!stx__lt_operands(x, what, j, bias)) return STX__LT_DONE;
+    key = stx__plan_key_of(x, j, slices);
+    key.epilogue = stx__epilogue(bias != NULL, relu);
+    o.A = j->a.v.p;
+    o.B = j->b.v.p;
+    o.C = j->c.p;
+    o.alpha = j->g->alpha;
+    o.beta = j->g->beta;
+    o.bias = j->bias.v.p;
+    plan = stx__lt_try(x, what, &key, &o);
+    if (plan && plan->plain && fuse) { /* try to find an algorithm without the epilogue */
+        o.bias = NULL;
+        key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+        plan = stx__lt_try(x, what, &key, &o);
+    }
+    if (!plan) return STX__LT_DONE;
+    if (plan->plain && slices) return STX__LT_UNSPLIT;
+    if (plan->plain) {
+        stx__lt_plain(x, what, j, &key, relu);
+        return STX__LT_DONE;
+    }
+    if (j->c.twin)
+        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(j->batch * j->M, 1, 4096), 256, 0,
+                        j->c, key.ldc, key.sc, j->M, j->N, j->batch * j->M, 1.0f);
+    return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse ? STX__LT_DONE : STX__LT_PRODUCT;
+}
+
+/* Runs the GEMM g. With bias (N) or relu, also computes C = relu(C + bias) in the same
+   pass. If the bias does not have C's type and an alignment of 16 bytes, it is copied:
+   "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias pointer,
+   so the heuristic can pick a kernel that assumes 16-byte bias alignment"
+   (pytorch/pytorch 194497).
+
+   If slices > 0, g is one GEMM A^T B, or a batch of such GEMMs whose results are summed
+   into one C. In the second case, K includes the batch. K is split into `slices` equal
+   parts, one GEMM each. The results of these GEMMs are stored at a stride of
+   stx__slice_stride elements. */
+static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias,
+                        int relu, size_t slices) {
+    const int fuse = bias || relu, one_c = g->batch > 1 && !g->sc;
+    stx__lt_job j;
+    if (!stx_ok(x) || !g->batch || !g->M || !g->N) return STX__LT_DONE;
+    j.g = g;
+    j.batch = g->batch;
+    j.M = g->M;
+    j.N = g->N;
+    j.K = g->K;
+    j.c = stx__array_of(x, g->C);
+
+    if (!g->K || g->alpha == 0) { /* the result is C = beta C */
+        const size_t rows = one_c ? g->M : g->batch * g->M;
+        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(rows, 1, 4096), 256, 0, j.c, g->ldc,
+                        g->sc, g->M, g->N, rows, (float)g->beta);
+        return fuse ? STX__LT_PRODUCT : STX__LT_DONE;
+    }
+    if (one_c && (!g->ta || g->tb || !g->sa || !g->sb)) { /* runs one GEMM per matrix */
+        stx_gemm_args one = *g;
+        one.batch = 1;
+        for (size_t e = 1; e < g->batch; e++) {
+            stx__lt_gemm(x, what, &one, NULL, 0, 0);
+            one.A = stx_offset_ptr(x, one.A, g->sa);
+            one.B = stx_offset_ptr(x, one.B, g->sb);
+            one.beta = 1;
+        }
+        return stx__lt_gemm(x, what, &one, bias, relu, 0);
+    }
+    if (g->batch > 1 && !g->ta && !g->sb && g->sa == g->M * g->lda && g->sc == g->M * g->ldc) {
+        j.M *= g->batch; /* B is shared, so the batch is one GEMM with more rows */
+        j.batch = 1;
+    }
+    if (j.M > INT32_MAX || j.N > INT32_MAX || j.K > INT32_MAX || j.batch > INT32_MAX
+        || (one_c && j.batch > INT32_MAX / j.K)) {
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: expected GEMM sizes of at most 2147483647 on a GPU, "
+                 "got (%zu,%zu) x (%zu,%zu) with batch size %zu: use smaller batches",
+                 what, j.M, j.K, j.K, j.N, j.batch);
+        return STX__LT_DONE;
+    }
+    return stx__lt_run_job(x, what, &j, bias, relu, slices);
+}
+
+/* Split K. A weight gradient, dW (O,Ci) += dy^T (O,N) in (N,Ci), is a small matrix
+   whose elements are long sums. A 512 x 512 matrix is 16 tiles of 128 x 128, which
+   occupy an eighth of the multiprocessors of a GPU, while N is tens of thousands.
+   Therefore K = N is split into slices: a batch of GEMMs of N / slices rows each writes
+   to separate float buffers, and the slices are then added to dW in order
+   (stx__slice_sums_kernel). The addition is deferred where possible, so that one launch
+   finishes many sums. cublasLt can split K too (CUBLASLT_ALGO_CONFIG_SPLITK_NUM), but
+   only if its heuristic chooses to, and with a separate launch per sum. Here the terms
+   and their order depend on sizes alone, and a GEMM remains one node of the graph.
+
+   stx__split_k_of returns the number of slices with the least estimated time. The unit is
+   the time of a tile for one row of K (5.5 ns at 790 TFLOP/s on 132 multiprocessors):
+   - Each wave of STX__SPLIT_TILES tiles takes one unit per row of a slice. (Large GPUs
+     have 108 to 144 multiprocessors. A constant makes results independent of the number.)
+   - The elements of all slices are written and read back, 3072 per unit (8 bytes each, at
+     4.3 TB/s).
+   - A launch takes 256 units, or 32 if it is shared by deferred sums.
+   Slices have equal numbers of rows, at least STX__SPLIT_ROWS. Their results occupy at
+   most STX__SPLIT_BYTES, half of the buffer for deferred slices. stx__split_k_of
+   returns 1 if splitting would not be faster. */
+enum {
+    STX__SPLIT_TILES = 128,
+    STX__SPLIT_ROWS = 256,
+    STX__SPLIT_MOST = 64,
+    STX__SPLIT_BYTES = 32 << 20
+};
+
+static size_t stx__split_k_of(size_t M, size_t N, size_t K, int deferred) {
+    const size_t tiles = (M + 127) / 128 * ((N + 127) / 128), launch = deferred ? 32 : 256;
+    size_t least = (tiles + STX__SPLIT_TILES - 1) / STX__SPLIT_TILES * K, best = 1, p;
+    for (p = 2; p <= STX__SPLIT_MOST; p++) {
+        size_t waves, cost;
+        if (K / p < STX__SPLIT_ROWS || p * M * N * sizeof(float) > STX__SPLIT_BYTES) break;
+        if (K % p) continue;
+        waves = (tiles * p + STX__SPLIT_TILES - 1) / STX__SPLIT_TILES;
+        cost = waves * (K / p) + p * M * N / 3072 + launch;
+        if (cost < least) {
+            least = cost;
+            best = p;
+        }
+    }
+    return best;
+}
+
+/* Computes the GEMM g in slices of K and adds the first `rows` rows of the result to C.
+   If deferred is nonzero, the sum may be deferred. Returns 0 without setting an error if
+   K cannot be split; the caller must then run a single GEMM. */
+static int stx__lt_split_k(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
+                           size_t slices, int deferred) {
+    stx_gpu *gpu = stx__use_gpu(x);
+    struct stx__deferred_sums *t = gpu->deferred;
+    const size_t stride = stx__slice_stride(g), bytes = slices * stride * sizeof(float),
+                 n = rows * g->N;
+    stx_gemm_args slice = *g;
+    stx__slice_sum *s;
+    int full;
+    deferred = deferred && t->depth;
+    if (bytes > STX__SLICES_BYTES) return 0;
+    if (!stx__deferred_buffer(gpu, &t->slices_buffer, STX__SLICES_BYTES)) return 0;
+
+    /* finish pending sums into the same array first, because sums must be added in call
+       order */
+    full = t->slices == STX__DEFERRED_MAX || t->slices_used + bytes > STX__SLICES_BYTES;
+    for (int k = 0; k < t->slices; k++)
+        full |= stx__overlap(g->C, n, t->slice.s[k].d.p, t->slice.s[k].n);
+    if (full) stx__finish_slices(x);
+
+    slice.C = (stx_real *)(void *)(t->slices_buffer + t->slices_used);
+    slice.ldc = g->N;
+    slice.beta = 0;
+    if (stx__lt_gemm(x, what, &slice, NULL, 0, slices) == STX__LT_UNSPLIT) return 0;
+    s = &t->slice.s[t->slices++];
+    s->d = stx__array_of(x, g->C);
+    s->part = (const float *)(const void *)slice.C;
+    s->n = n;
+    s->stride = stride;
+    s->slices = slices;
+    t->slices_used += bytes;
+    if (!deferred) stx__finish_slices(x);
+    return 1;
+}
+
+/* C += the first `rows` rows of the result of the GEMM g. If deferred is nonzero, C is
+   a parameter gradient and the sum may be deferred. The remaining rows belong to padded
+   logits. They are computed to keep the operands aligned, but are not added to C.
+   Therefore the GEMM writes to the slice buffer even if there is only one slice. If C
+   is too large for the buffer, only its last rows are computed this way. */
+static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
+                        int deferred) {
+    stx_gpu *gpu = stx__use_gpu(x);
+    stx_gemm_args part = *g;
+    const stx__array c = stx__array_of(x, g->C);
+    const size_t aligned = rows / 64 * 64, K = g->batch * g->K;
+    const int one_c = g->batch == 1 || (!g->sc && g->sa && g->sb);
+    size_t slices;
+    if (stx_ok(x) && one_c && g->ta && !g->tb && g->beta == 1 && g->ldc == g->N && g->M && g->N && K
+        && !c.half && !c.twin) {
+        if (rows < g->M && aligned && g->M * g->N * sizeof(float) > STX__SLICES_BYTES) {
+            part.M = aligned;
+            stx__lt_add(x, what, &part, aligned, deferred);
+            part.M = g->M - aligned;
+            part.A = stx_offset_ptr(x, g->A, aligned);
+            part.C = g->C + aligned * g->N;
+            stx__lt_add(x, what, &part, rows - aligned, deferred);
+            return;
+        }
+        slices = stx__split_k_of(g->M, g->N, K, deferred);
+        if (gpu->split_k && K % (size_t)gpu->split_k == 0) slices = (size_t)gpu->split_k;
+        if ((slices > 1 || rows < g->M) && stx__lt_split_k(x, what, g, rows, slices, deferred))
+            return;
+    }
+    part.M = rows;
+    stx__lt_gemm(x, what, &part, NULL, 0, 0);
+}
+
+void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) {
+    stx__lt_add(x, "stx_gemm", g, g->M, 0);
+}
+
+
 // >>add, mul, scale
 
 /* y (n) = a (n) + b (nb); b repeats n / nb times. A thread computes W adjacent
@@ -2638,908 +3544,6 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
 }
 
 
-// >>gemm
-
-/* Every GEMM goes through one wrapper of cublasLt, stx__lt_gemm. The matrices of cublasLt
-   are column-major, so a row-major C (M,N) = op(A) op(B) is passed as its transpose,
-   C^T (N,M) = op(B)^T op(A)^T: the operands are swapped and no data is copied. (The
-   row-major order of cublasLt would exclude epilogues: "not supported when D matrix
-   memory order is defined as CUBLASLT_ORDER_ROW", cublasLtMatmul.)
-
-   Types, according to the documentation of cublasLtMatmul: A and B have the same type;
-   bfloat16 inputs give bfloat16 or float outputs, float inputs give float outputs; the
-   bias has the type of the output. Therefore, in a bf16 context:
-   - Activations are read as they are, and parameters through their bfloat16 twin. A float
-     array without a twin is first rounded to bfloat16 in scratch memory.
-   - If both operands are float, the GEMM is computed in float.
-   - A weight gradient is computed from bfloat16 inputs, summed in float and added to
-     the float gradient.
-
-   Plans. A plan describes one kind of GEMM to cublasLt: descriptors, layouts and the
-   chosen algorithm. It is created when the kind first occurs, and is then kept. The
-   algorithm determines the order of sums and thus the last bits of the result. By
-   default it is the first choice of the heuristic, which depends only on the kind of
-   GEMM, the GPU and the version of cublasLt. With g->tune = 1, the first eight choices
-   are timed and the fastest is used. That can be faster, but another process may choose
-   another algorithm.
-
-   Repeatability. "All cuBLAS API routines from a given toolkit version, generate the
-   same bit-wise results at every run when executed on GPUs with the same architecture
-   and the same number of SMs" (Results Reproducibility), given a separate workspace per
-   stream. When cublasLt splits K, only the reduction scheme COMPUTE_TYPE is allowed
-   ("intermediate results are stored in compute type in the workspace and reduced in a
-   separate step"). INPLACE does not fix the order of additions, and OUTPUT_TYPE would
-   round partial sums to bfloat16. For weight gradients, seqtx splits K itself before it
-   calls cublasLt; see "Split K" below. */
-
-/* Identifies a kind of GEMM. Keys are compared as bytes, so zero the struct first. */
-typedef struct stx__plan_key {
-    size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
-    int ta, tb, half_in, half_out, epilogue, tf32, beta0;
-    int align_a, align_b, align_c;
-} stx__plan_key;
-
-typedef struct stx__plan {
-    stx__plan_key key;
-    cublasLtMatmulDesc_t op;
-    cublasLtMatrixLayout_t a, b, c; /* layouts of A, B and C; cublasLt's A is our B */
-    cublasLtMatmulAlgo_t algo;
-    size_t workspace;               /* bytes of workspace that the algorithm uses */
-    int plain;                      /* 1: cublasLt has no algorithm or refused the call;
-                                       use stx__gemm_plain */
-    struct stx__plan *next;
-} stx__plan;
-
-/* STX__PLAN_SLOTS is the size of the plan hash table. STX__CANDIDATES is the number of
-   algorithms requested from the heuristic. */
-enum { STX__PLAN_SLOTS = 512, STX__CANDIDATES = 8 };
-
-typedef struct stx__plans {
-    stx__plan *slot[STX__PLAN_SLOTS];
-    size_t count;
-    void *workspace;
-} stx__plans;
-
-/* Workspace size. The documentation of cublasSetWorkspace recommends 32 MiB on Hopper.
-   tests/cuda_host uses a small workspace, because each of its pages adds to the time of
-   every launch there. */
-#ifndef CUDA_HOST
-  #define STX__WORKSPACE ((size_t)32 << 20)
-#else
-  #define STX__WORKSPACE ((size_t)1 << 18)
-#endif
-
-/* The arguments of one call that are not part of its plan key */
-typedef struct stx__operands {
-    const void *A, *B, *bias;
-    void *C;
-    float alpha, beta;
-} stx__operands;
-
-static void stx__plan_free(stx__plan *p) {
-    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
-    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
-    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
-    if (p->op) cublasLtMatmulDescDestroy(p->op);
-    free(p);
-}
-
-/* Called by stx_cuda_open. Creates the cublasLt handle and the workspace. Returns 1, or
-   sets an error and returns 0. */
-static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
-    stx__plans *p = (stx__plans *)calloc(1, sizeof *p);
-    cublasStatus_t s;
-    if (!p) {
-        stx_fail(x, STX_ERR_MEMORY, "stx_create: out of host memory");
-        return 0;
-    }
-    g->plans = p;
-    s = cublasLtCreate(&g->lt);
-    if (s != CUBLAS_STATUS_SUCCESS) {
-        g->lt = NULL;
-        stx_fail(x, STX_ERR_DEVICE,
-                 "stx_create: cublasLt error %s on %s: check that libcublasLt matches the driver "
-                 "(nvidia-smi)",
-                 cublasLtGetStatusName(s), g->name);
-        return 0;
-    }
-    if (cudaMalloc(&p->workspace, STX__WORKSPACE) != cudaSuccess) {
-        (void)cudaGetLastError();
-        p->workspace = NULL;
-        stx_fail(x, STX_ERR_MEMORY,
-                 "stx_create: cannot allocate %zu KiB on %s for the cublasLt workspace: another "
-                 "program may be using the GPU",
-                 STX__WORKSPACE >> 10, g->name);
-        return 0;
-    }
-    g->bytes += STX__WORKSPACE;
-    return 1;
-}
-
-/* Called by stx_cuda_close. Frees the plans, the workspace and the handle. The device
-   must be idle. */
-static void stx__gemm_close(stx_gpu *g) {
-    stx__plans *p = g->plans;
-    if (!p) return;
-    for (size_t i = 0; i < STX__PLAN_SLOTS; i++)
-        while (p->slot[i]) {
-            stx__plan *next = p->slot[i]->next;
-            stx__plan_free(p->slot[i]);
-            p->slot[i] = next;
-        }
-    if (p->workspace) (void)cudaFree(p->workspace);
-    if (g->lt) (void)cublasLtDestroy(g->lt);
-    free(p);
-    g->plans = NULL;
-    g->lt = NULL;
-}
-
-static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
-    stx_fail(x, STX_ERR_DEVICE,
-             "%s: cublasLt error %s for a GEMM (%zu,%zu) x (%zu,%zu) with batch size %zu, %s "
-             "inputs and %s output, on %s: all results of this step are invalid; destroy the "
-             "context and resume from the last checkpoint",
-             what, cublasLtGetStatusName(s), k->M, k->K, k->K, k->N, k->batch,
-             k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
-}
-
-/* Makes the call unless an earlier call of the sequence has failed. `s` holds the
-   status of the sequence. */
-#define STX__LT(s, call) \
-  do { \
-    if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); \
-  } while (0)
-
-/* Like STX__LT, for calls that set an attribute of a GEMM descriptor, a layout or a
-   preference */
-#define STX__LT_SET_OP(s, op, attribute, value) \
-  STX__LT(s, cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), \
-                                            sizeof(value)))
-#define STX__LT_SET_LAYOUT(s, layout, attribute, value) \
-  STX__LT(s, cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_##attribute, \
-                                              &(value), sizeof(value)))
-#define STX__LT_SET_PREF(s, pref, attribute, value) \
-  STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_##attribute, \
-                                                  &(value), sizeof(value)))
-
-/* Creates the layout of a row-major matrix (rows,cols), described as a column-major
-   matrix (cols,rows). */
-static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols,
-                                  size_t ld, size_t batch, size_t stride) {
-    cublasStatus_t s = cublasLtMatrixLayoutCreate(l, half ? CUDA_R_16BF : CUDA_R_32F, cols, rows,
-                                                  (int64_t)ld);
-    int32_t count = (int32_t)batch;
-    int64_t step = (int64_t)stride;
-    if (batch > 1) {
-        STX__LT_SET_LAYOUT(s, *l, BATCH_COUNT, count);
-        STX__LT_SET_LAYOUT(s, *l, STRIDED_BATCH_OFFSET, step);
-    }
-    return s;
-}
-
-/* Runs a plan with the given algorithm: D = alpha op(A) op(B) + beta C. */
-static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o,
-                                  const cublasLtMatmulAlgo_t *algo, size_t workspace, void *D) {
-    void *memory = workspace ? g->plans->workspace : NULL;
-    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
-    if (o->bias) STX__LT_SET_OP(s, p->op, BIAS_POINTER, o->bias);
-    (void)cudaSetDevice(g->index);
-    STX__LT(s, cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c,
-                              D, p->c, algo, memory, workspace, g->stream));
-    return s;
-}
-
-/* Returns the best time in ms of up to three runs after a warm-up run, or -1 if none
-   could be timed. */
-static float stx__plan_time(stx_gpu *g, const stx__plan *p, const stx__operands *o,
-                            const cublasLtMatmulHeuristicResult_t *r, cudaEvent_t from,
-                            cudaEvent_t to, void *D) {
-    float best = -1, ms;
-    if (r->state != CUBLAS_STATUS_SUCCESS || r->workspaceSize > STX__WORKSPACE) return -1;
-    for (int run = 0; run < 4; run++) {
-        if (cudaEventRecord(from, g->stream) != cudaSuccess) break;
-        if (stx__lt_run(g, p, o, &r->algo, r->workspaceSize, D) != CUBLAS_STATUS_SUCCESS) break;
-        if (cudaEventRecord(to, g->stream) != cudaSuccess || cudaEventSynchronize(to) != cudaSuccess
-            || cudaEventElapsedTime(&ms, from, to) != cudaSuccess)
-            break;
-        if (run && (best < 0 || ms < best)) best = ms;
-    }
-    return best;
-}
-
-/* Returns the index of the fastest of n candidates, or -1 if none could be timed. Timed
-   runs write to separate memory, because the result must be added to C only once. */
-static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands *o,
-                             const cublasLtMatmulHeuristicResult_t *r, int n) {
-    const stx__plan_key *k = &p->key;
-    size_t bytes = ((k->batch - 1) * k->sc + (k->M - 1) * k->ldc + k->N) * (k->half_out ? 2 : 4);
-    cudaEvent_t from = NULL, to = NULL;
-    void *D = NULL;
-    float best = -1;
-    int choice = -1;
-    if (cudaMalloc(&D, bytes) != cudaSuccess || cudaEventCreate(&from) != cudaSuccess
-        || cudaEventCreate(&to) != cudaSuccess)
-        n = 0;
-    for (int i = 0; i < n; i++) {
-        float ms = stx__plan_time(g, p, o, &r[i], from, to, D);
-        if (ms < 0 || (choice >= 0 && ms >= best)) continue;
-        best = ms;
-        choice = i;
-    }
-    if (from) cudaEventDestroy(from);
-    if (to) cudaEventDestroy(to);
-    (void)cudaStreamSynchronize(g->stream);
-    if (D) (void)cudaFree(D);
-    (void)cudaGetLastError(); /* clear the error of a candidate that failed */
-    return choice;
-}
-
-/* Creates the descriptor of the GEMM and the layouts of its matrices. */
-static cublasStatus_t stx__plan_describe(stx__plan *p, const stx__operands *o) {
-    const stx__plan_key *k = &p->key;
-    cublasOperation_t op_a = k->ta ? CUBLAS_OP_T : CUBLAS_OP_N,
-                      op_b = k->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
-    cudaDataType_t bias = k->half_out ? CUDA_R_16BF : CUDA_R_32F;
-    cublasComputeType_t compute = k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    cublasStatus_t s = cublasLtMatmulDescCreate(&p->op, compute, CUDA_R_32F);
-    STX__LT_SET_OP(s, p->op, TRANSA, op_b);
-    STX__LT_SET_OP(s, p->op, TRANSB, op_a);
-    STX__LT_SET_OP(s, p->op, EPILOGUE, epilogue);
-    if (o->bias) {
-        STX__LT_SET_OP(s, p->op, BIAS_DATA_TYPE, bias);
-        STX__LT_SET_OP(s, p->op, BIAS_POINTER, o->bias);
-    }
-    STX__LT(s, stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda,
-                           k->batch, k->sa));
-    STX__LT(s, stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb,
-                           k->batch, k->sb));
-    STX__LT(s, stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
-    return s;
-}
-
-/* Requests up to STX__CANDIDATES algorithms from the heuristic and stores them in r, best
-   first. *n receives their number, which is 0 if cublasLt does not support this GEMM. */
-static cublasStatus_t stx__plan_candidates(stx_gpu *g, const stx__plan *p,
-                                           cublasLtMatmulHeuristicResult_t *r, int *n) {
-    const stx__plan_key *k = &p->key;
-    cublasLtMatmulPreference_t pref = NULL;
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    uint32_t align_a = (uint32_t)k->align_a, align_b = (uint32_t)k->align_b,
-             align_c = (uint32_t)k->align_c;
-    uint64_t workspace = STX__WORKSPACE;
-    cublasStatus_t s = cublasLtMatmulPreferenceCreate(&pref);
-    *n = 0;
-    STX__LT_SET_PREF(s, pref, MAX_WORKSPACE_BYTES, workspace);
-    STX__LT_SET_PREF(s, pref, REDUCTION_SCHEME_MASK, schemes);
-    STX__LT_SET_PREF(s, pref, MIN_ALIGNMENT_A_BYTES, align_b);
-    STX__LT_SET_PREF(s, pref, MIN_ALIGNMENT_B_BYTES, align_a);
-    STX__LT_SET_PREF(s, pref, MIN_ALIGNMENT_C_BYTES, align_c);
-    STX__LT_SET_PREF(s, pref, MIN_ALIGNMENT_D_BYTES, align_c);
-    if (s == CUBLAS_STATUS_SUCCESS) {
-        s = cublasLtMatmulAlgoGetHeuristic(g->lt, p->op, p->b, p->a, p->c, p->c, pref,
-                                           STX__CANDIDATES, r, n);
-        if (s == CUBLAS_STATUS_NOT_SUPPORTED) {
-            s = CUBLAS_STATUS_SUCCESS;
-            *n = 0;
-        }
-    }
-    if (pref) cublasLtMatmulPreferenceDestroy(pref);
-    return s;
-}
-
-/* Fills in a plan whose key has been set. */
-static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operands *o) {
-    cublasLtMatmulHeuristicResult_t r[STX__CANDIDATES];
-    int i, n = 0, choice = -1;
-    cublasStatus_t s;
-    if (g->tune == -1 || (g->tune == -2 && p->key.epilogue != CUBLASLT_EPILOGUE_DEFAULT)) {
-        p->plain = 1;
-        return CUBLAS_STATUS_SUCCESS;
-    }
-    s = stx__plan_describe(p, o);
-    STX__LT(s, stx__plan_candidates(g, p, r, &n));
-    if (s != CUBLAS_STATUS_SUCCESS) return s;
-
-    if (n > 1 && g->tune > 0 && !g->capturing) choice = stx__plan_fastest(g, p, o, r, n);
-    for (i = 0; i < n && choice < 0; i++)
-        if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= STX__WORKSPACE) choice = i;
-    p->plain = choice < 0;
-    if (!p->plain) {
-        p->algo = r[choice].algo;
-        p->workspace = r[choice].workspaceSize;
-    }
-    return s;
-}
-
-/* Returns nonzero if cublasLt rejected the request itself before anything ran. It
-   rejects the same request every time, so the plan is marked plain and runs still
-   repeat bit-exactly. Any other error may mean that memory is exhausted or the device
-   has failed. */
-static int stx__lt_refused(cublasStatus_t s) {
-    if (s != CUBLAS_STATUS_NOT_SUPPORTED && s != CUBLAS_STATUS_INVALID_VALUE
-        && s != CUBLAS_STATUS_ARCH_MISMATCH)
-        return 0;
-    (void)cudaGetLastError(); /* clear any error that the next launch would report */
-    return 1;
-}
-
-/* Returns the plan for this key and creates it if necessary. If this fails, sets an
-   error and returns NULL. */
-static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key,
-                               const stx__operands *o) {
-    stx_gpu *g = stx__gpu(x);
-    stx__plans *all = g->plans;
-    const unsigned char *bytes = (const unsigned char *)key;
-    uint64_t h = 14695981039346656037u;
-    stx__plan *p;
-    cublasStatus_t s;
-    for (size_t i = 0; i < sizeof *key; i++) h = (h ^ bytes[i]) * 1099511628211u;
-    h = (h ^ h >> 32) % STX__PLAN_SLOTS;
-    for (p = all->slot[h]; p; p = p->next)
-        if (!memcmp(&p->key, key, sizeof *key)) return p;
-
-    p = (stx__plan *)calloc(1, sizeof *p);
-    if (!p) {
-        stx_fail(x, STX_ERR_MEMORY, "%s: out of host memory for a GEMM plan", what);
-        return NULL;
-    }
-    memcpy(&p->key, key, sizeof *key); /* copies padding too, unlike an assignment */
-    /* timing waits for earlier work, which may itself be waiting for other ranks */
-    if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) {
-        stx__plan_free(p);
-        return NULL;
-    }
-    s = stx__plan_make(g, p, o);
-    if (stx__lt_refused(s)) {
-        p->plain = 1;
-    } else if (s != CUBLAS_STATUS_SUCCESS) {
-        stx__plan_free(p);
-        stx__lt_fail(x, what, s, key);
-        return NULL;
-    }
-    p->next = all->slot[h];
-    all->slot[h] = p;
-    all->count++;
-    return p;
-}
-
-/* Runs the GEMM with its plan, unless the plan is plain or becomes plain because cublasLt
-   refuses the call. Returns the plan. If the GEMM failed, sets an error and returns
-   NULL. */
-static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key *key,
-                              const stx__operands *o) {
-    stx_gpu *g = stx__gpu(x);
-    stx__plan *p = stx__plan_of(x, what, key, o);
-    cublasStatus_t s;
-    if (!p || p->plain) return stx_ok(x) ? p : NULL;
-    s = stx__lt_run(g, p, o, &p->algo, p->workspace, o->C);
-    if (s == CUBLAS_STATUS_SUCCESS || stx__capture_lost(g)) return p;
-    if (stx__lt_refused(s)) {
-        p->plain = 1;
-        return p;
-    }
-    stx__lt_fail(x, what, s, key);
-    return NULL;
-}
-
-/* C (batch,M,N) = beta C, with row stride ldc and matrix stride sc; rows = batch * M.
-   beta = 0 writes 0 even if C contains NaN. beta = 1 updates the twin of a parameter that
-   cublasLt has written. A block handles a row at a time, a thread every 256th column. */
-STX__GLOBAL(256)
-stx__scale_kernel(stx__array C, size_t ldc, size_t sc, size_t M, size_t N, size_t rows,
-                  float beta) {
-    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        size_t at = row / M * sc + row % M * ldc;
-        for (size_t j = threadIdx.x; j < N; j += blockDim.x)
-            stx__put(C, at + j, beta == 0 ? 0 : beta * stx__get(C, at + j));
-    }
-}
-
-/* `to` (rows,cols) = `a` (batch,each,cols), converted to the type of `to`;
-   rows = batch * each. ldt and lda are row strides, sa is the matrix stride of `a`. A
-   block handles a row at a time, a thread every 256th column. */
-STX__GLOBAL(256)
-stx__pack_kernel(stx__array to, size_t ldt, stx__array a, size_t lda, size_t sa, size_t each,
-                 size_t cols, size_t rows) {
-    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        size_t at = row / each * sa + row % each * lda;
-        for (size_t j = threadIdx.x; j < cols; j += blockDim.x)
-            stx__put(to, row * ldt + j, stx__get(a, at + j));
-    }
-}
-
-/* C (M,N) = alpha op(A) op(B) + beta C for each matrix of a batch, then adds bias (N)
-   and applies ReLU if they are requested. Supports all types, strides and alignments;
-   used if cublasLt has no algorithm. A block of 256 threads computes a tile of 64 x 64,
-   4 x 4 elements per thread, and loads slabs of 16 along K into shared memory. Each
-   element is one sum over K in order. */
-enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE + 1 };
-
-struct stx__gemm_nums {
-    stx__array A, B, C, bias; /* as in stx_gemm_args; bias.p may be NULL */
-    size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
-    int ta, tb, relu, zero; /* `zero` fills the padding, so that every byte is initialised */
-    float alpha, beta;
-};
-
-/* Copies element q of a slab (16,64) of op(A) or op(B) to `tile`. The slab begins at k0
-   along K and at m0 along the other dimension M. Elements outside [0,K) x [0,M) become
-   0. k_last is nonzero if K is the last dimension of the matrix, which has row stride
-   ld. In either case, threads with adjacent q read adjacent elements. */
-static __device__ __forceinline__ void stx__gemm_load(float *tile, const stx__array &A,
-                                                      size_t start, size_t ld, int k_last,
-                                                      size_t k0, size_t K, size_t m0, size_t M,
-                                                      int q) {
-    const int k = k_last ? q % STX__GEMM_SLAB : q / STX__GEMM_TILE,
-              m = k_last ? q / STX__GEMM_SLAB : q % STX__GEMM_TILE;
-    const size_t kk = k0 + (size_t)k, mm = m0 + (size_t)m;
-    const size_t at = start + (k_last ? mm * ld + kk : kk * ld + mm);
-    tile[k * STX__GEMM_LD + m] = kk < K && mm < M ? stx__get(A, at) : 0;
-}
-
-STX__HOST_UNROLLED STX__GLOBAL(256) stx__gemm_plain_kernel(stx__gemm_nums g) {
-    const stx__array A = g.A, B = g.B, C = g.C, bias = g.bias;
-    const size_t batch = g.batch, M = g.M, N = g.N, K = g.K, lda = g.lda, ldb = g.ldb, ldc = g.ldc,
-                 sa = g.sa, sb = g.sb, sc = g.sc;
-    const int ta = g.ta, tb = g.tb, relu = g.relu;
-    const float alpha = g.alpha, beta = g.beta;
-    STX__SHARED(float, as, STX__GEMM_SLAB *STX__GEMM_LD);
-    STX__SHARED(float, bs, STX__GEMM_SLAB *STX__GEMM_LD);
-    const size_t across = (N + STX__GEMM_TILE - 1) / STX__GEMM_TILE,
-                 tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * across;
-    const int t = (int)threadIdx.x, tx = t % 16, ty = t / 16;
-    for (size_t job = blockIdx.x; job < tiles * batch; job += gridDim.x) {
-        const size_t e = job / tiles, m0 = job % tiles / across * STX__GEMM_TILE,
-                     n0 = job % tiles % across * STX__GEMM_TILE;
-        const bool inside = m0 + (size_t)ty < M && n0 + (size_t)tx < N;
-        float s[4][4] = {{0}};
-        for (size_t k0 = 0; k0 < K; k0 += STX__GEMM_SLAB) {
-            for (int q = t; q < STX__GEMM_TILE * STX__GEMM_SLAB; q += 256) {
-                stx__gemm_load(as, A, e * sa, lda, !ta, k0, K, m0, M, q);
-                stx__gemm_load(bs, B, e * sb, ldb, tb, k0, K, n0, N, q);
-            }
-            __syncthreads();
-            for (int k = 0; k < STX__GEMM_SLAB && inside; k++) {
-                float a[4], b[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    a[i] = as[k * STX__GEMM_LD + ty + 16 * i];
-                    b[i] = bs[k * STX__GEMM_LD + tx + 16 * i];
-                }
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-#pragma unroll
-                    for (int j = 0; j < 4; j++) s[i][j] = fmaf(a[i], b[j], s[i][j]);
-            }
-            __syncthreads();
-        }
-
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                size_t m = m0 + (size_t)(ty + 16 * i), n = n0 + (size_t)(tx + 16 * j),
-                       at = e * sc + m * ldc + n;
-                if (m < M && n < N) {
-                    float v = beta == 0 ? alpha * s[i][j]
-                                        : fmaf(alpha, s[i][j], beta * stx__get(C, at));
-                    if (bias.p) v += stx__get(bias, n);
-                    stx__put(C, at, relu && v < 0 ? 0 : v);
-                }
-            }
-    }
-}
-
-static void stx__gemm_plain(stx_ctx *x, const char *what, const stx__gemm_nums *g) {
-    size_t tiles = (g->M + STX__GEMM_TILE - 1) / STX__GEMM_TILE
-                   * ((g->N + STX__GEMM_TILE - 1) / STX__GEMM_TILE) * g->batch;
-    STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, *g);
-}
-
-/* An operand, and the form in which the GEMM reads it */
-typedef struct stx__operand {
-    stx__array v;
-    size_t rows, cols, ld, stride;
-    size_t count;       /* number of matrices in the batch; 1 if the batch shares one matrix */
-    int pack;           /* 1: the operand is first copied to scratch memory */
-    int half;           /* 1: the GEMM reads the operand as bfloat16; 0: as float */
-} stx__operand;
-
-static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t rows, size_t cols,
-                                    size_t ld, size_t stride, size_t batch) {
-    stx__operand o;
-    o.v = stx__array_of(x, p);
-    o.rows = rows;
-    o.cols = cols;
-    o.ld = rows > 1 ? ld : cols; /* cublasLt requires ld >= cols even for a single row */
-    o.stride = batch > 1 ? stride : 0;
-    o.count = o.stride ? batch : 1;
-    o.pack = o.half = 0;
-    return o;
-}
-
-/* Decides whether the GEMM reads the operand itself, its twin or a copy. The GEMM
-   requires elements in bfloat16 (if `half` is nonzero) or float, aligned to `align`
-   bytes. */
-static void stx__operand_as(stx__operand *o, int half, size_t align) {
-    if (half && o->v.twin) {
-        o->v.p = o->v.twin;
-        o->v.half = 1;
-    }
-    o->v.twin = NULL;
-    o->half = half;
-    o->pack = o->v.p && (o->v.half != half || (uintptr_t)o->v.p % align);
-}
-
-/* Returns the row stride of a copy: a multiple of 16 bytes, as tensor cores require. */
-static size_t stx__packed_ld(const stx__operand *o) {
-    return (o->cols + 7) / 8 * 8;
-}
-
-/* Returns the size of the copy in bytes, rounded up to the alignment of the next copy, or
-   0 if the operand is not copied. */
-static size_t stx__packed_bytes(const stx__operand *o) {
-    const size_t bytes = o->count * o->rows * stx__packed_ld(o) * (o->half ? 2 : 4);
-    return o->pack ? (bytes + 255) / 256 * 256 : 0;
-}
-
-static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
-    const size_t rows = o->count * o->rows, ld = stx__packed_ld(o);
-    stx__array t = {to, NULL, o->half};
-    if (!o->pack) return;
-    STX__RUN_KERNEL(x, what, stx__pack_kernel, stx__blocks(rows, 1, 4096), 256, 0, t, ld, o->v,
-                    o->ld, o->stride, o->rows, o->cols, rows);
-    o->v = t;
-    o->ld = ld;
-    if (o->stride) o->stride = o->rows * ld;
-}
-
-/* Returns the alignment that is reported to cublasLt for an operand: the largest power
-   of two, up to 16 bytes (the widest access of a thread), that divides the address of
-   every row. Because of the limit, a tensor that moves within its arena keeps its plan,
-   and thus its exact results. */
-static int stx__alignment(const void *p, int half, size_t rows, size_t ld, size_t stride) {
-    const size_t size = half ? 2 : 4;
-    const uintptr_t a = (uintptr_t)p | (rows > 1 ? ld * size : 0) | stride * size | 16;
-    return (int)(a & (0 - a));
-}
-
-/* A GEMM prepared for cublasLt: its operands and sizes. The batch may have been merged
-   into M or K. */
-typedef struct stx__lt_job {
-    const stx_gemm_args *g;
-    size_t batch, M, N, K;
-    stx__operand a, b, bias;
-    stx__array c;
-    int half;           /* 1: A and B are read as bfloat16 */
-} stx__lt_job;
-
-/* Decides how the operands are read and copies those that cannot be read in place. If all
-   matrices of the batch are summed into one C, the batch becomes part of K, so all rows
-   must have the same stride. Returns 1, or sets an error and returns 0. */
-static int stx__lt_operands(stx_ctx *x, const char *what, stx__lt_job *j, const stx_real *bias) {
-    const stx_gemm_args *g = j->g;
-    const int one_c = j->batch > 1 && !g->sc;
-    const size_t M = j->M, N = j->N, K = j->K;
-    size_t bytes_a, bytes_b, bytes_bias;
-    char *copies;
-    j->a = stx__operand_of(x, g->A, g->ta ? K : M, g->ta ? M : K, g->lda, g->sa, j->batch);
-    j->b = stx__operand_of(x, g->B, g->tb ? N : K, g->tb ? K : N, g->ldb, g->sb, j->batch);
-    j->bias = stx__operand_of(x, bias, 1, N, N, 0, 1);
-    j->half = j->a.v.half || j->a.v.twin || j->b.v.half || j->b.v.twin || j->c.half;
-    stx__operand_as(&j->a, j->half, 1);
-    stx__operand_as(&j->b, j->half, 1);
-    stx__operand_as(&j->bias, j->c.half, 16);
-    if (one_c) {
-        j->a.pack |= j->a.stride != j->a.rows * j->a.ld;
-        j->b.pack |= j->b.stride != j->b.rows * j->b.ld;
-    }
-
-    bytes_a = stx__packed_bytes(&j->a);
-    bytes_b = stx__packed_bytes(&j->b);
-    bytes_bias = stx__packed_bytes(&j->bias);
-    if (bytes_a + bytes_b + bytes_bias) {
-        copies = (char *)stx__scratch_of(x, bytes_a + bytes_b + bytes_bias, what);
-        if (!copies) return 0;
-        stx__pack(x, what, &j->a, copies);
-        stx__pack(x, what, &j->b, copies + bytes_a);
-        stx__pack(x, what, &j->bias, copies + bytes_a + bytes_b);
-    }
-    if (one_c) {
-        j->K *= j->batch;
-        j->batch = 1;
-        j->a.stride = j->b.stride = 0;
-    }
-    return 1;
-}
-
-/* Returns the stride in elements between the results of the K slices, see "Split K". */
-static size_t stx__slice_stride(const stx_gemm_args *g) {
-    return (g->M * g->N + 63) / 64 * 64;
-}
-
-static cublasLtEpilogue_t stx__epilogue(int bias, int relu) {
-    if (relu) return bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
-    return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-}
-
-static stx__plan_key stx__plan_key_of(const stx_ctx *x, const stx__lt_job *j, size_t slices) {
-    const stx_gemm_args *g = j->g;
-    stx__plan_key key;
-    memset(&key, 0, sizeof key);
-    key.batch = j->batch;
-    key.M = j->M;
-    key.N = j->N;
-    key.K = j->K;
-    key.lda = j->a.ld;
-    key.ldb = j->b.ld;
-    key.ldc = j->M > 1 ? g->ldc : j->N;
-    key.sa = j->a.stride;
-    key.sb = j->b.stride;
-    key.sc = j->batch > 1 ? g->sc : 0;
-    if (slices > 1) {
-        key.batch = slices;
-        key.K = j->K / slices;
-        key.sa = key.K * j->a.ld;
-        key.sb = key.K * j->b.ld;
-        key.sc = stx__slice_stride(g);
-    }
-    key.ta = !!g->ta;
-    key.tb = !!g->tb;
-    key.half_in = j->half;
-    key.half_out = j->c.half;
-    key.tf32 = stx__gpu(x)->tf32 && !j->half;
-    key.beta0 = g->beta == 0;
-    key.align_a = stx__alignment(j->a.v.p, j->half, j->a.rows, key.lda, key.sa);
-    key.align_b = stx__alignment(j->b.v.p, j->half, j->b.rows, key.ldb, key.sb);
-    key.align_c = stx__alignment(j->c.p, j->c.half, j->M, key.ldc, key.sc);
-    return key;
-}
-
-/* Runs the GEMM with seqtx's kernel. */
-static void stx__lt_plain(stx_ctx *x, const char *what, const stx__lt_job *j,
-                          const stx__plan_key *key, int relu) {
-    stx__gemm_nums p;
-    p.A = j->a.v;
-    p.B = j->b.v;
-    p.C = j->c;
-    p.bias = j->bias.v;
-    p.batch = j->batch;
-    p.M = j->M;
-    p.N = j->N;
-    p.K = j->K;
-    p.lda = key->lda;
-    p.ldb = key->ldb;
-    p.ldc = key->ldc;
-    p.sa = key->sa;
-    p.sb = key->sb;
-    p.sc = key->sc;
-    p.ta = j->g->ta;
-    p.tb = j->g->tb;
-    p.relu = relu;
-    p.zero = 0;
-    p.alpha = j->g->alpha;
-    p.beta = j->g->beta;
-    stx__gemm_plain(x, what, &p);
-}
-
-/* The return values of stx__lt_gemm, which state what it has computed. After an error,
-   the value is unspecified. */
-enum {
-    STX__LT_UNSPLIT = -1,   /* nothing: cublasLt cannot compute the slices; not an error */
-    STX__LT_PRODUCT = 0,    /* all but bias and ReLU, which no algorithm can apply */
-    STX__LT_DONE = 1        /* everything */
-};
-
-/* Runs the GEMM j with cublasLt, or with seqtx's kernel if cublasLt has no algorithm. */
-static int stx__lt_run_job(stx_ctx *x, const char *what, stx__lt_job *j, const stx_real *bias,
-                           int relu, size_t slices) {
-    const int fuse = bias || relu;
-    stx__plan_key key;
-    stx__operands o;
-    stx__plan *plan;
-    if (!stx__lt_operands(x, what, j, bias)) return STX__LT_DONE;
-    key = stx__plan_key_of(x, j, slices);
-    key.epilogue = stx__epilogue(bias != NULL, relu);
-    o.A = j->a.v.p;
-    o.B = j->b.v.p;
-    o.C = j->c.p;
-    o.alpha = j->g->alpha;
-    o.beta = j->g->beta;
-    o.bias = j->bias.v.p;
-    plan = stx__lt_try(x, what, &key, &o);
-    if (plan && plan->plain && fuse) { /* try to find an algorithm without the epilogue */
-        o.bias = NULL;
-        key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-        plan = stx__lt_try(x, what, &key, &o);
-    }
-    if (!plan) return STX__LT_DONE;
-    if (plan->plain && slices) return STX__LT_UNSPLIT;
-    if (plan->plain) {
-        stx__lt_plain(x, what, j, &key, relu);
-        return STX__LT_DONE;
-    }
-    if (j->c.twin)
-        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(j->batch * j->M, 1, 4096), 256, 0,
-                        j->c, key.ldc, key.sc, j->M, j->N, j->batch * j->M, 1.0f);
-    return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse ? STX__LT_DONE : STX__LT_PRODUCT;
-}
-
-/* Runs the GEMM g. With bias (N) or relu, also computes C = relu(C + bias) in the same
-   pass. If the bias does not have C's type and an alignment of 16 bytes, it is copied:
-   "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias pointer,
-   so the heuristic can pick a kernel that assumes 16-byte bias alignment"
-   (pytorch/pytorch 194497).
-
-   If slices > 0, g is one GEMM A^T B, or a batch of such GEMMs whose results are summed
-   into one C. In the second case, K includes the batch. K is split into `slices` equal
-   parts, one GEMM each. The results of these GEMMs are stored at a stride of
-   stx__slice_stride elements. */
-static int stx__lt_gemm(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias,
-                        int relu, size_t slices) {
-    const int fuse = bias || relu, one_c = g->batch > 1 && !g->sc;
-    stx__lt_job j;
-    if (!stx_ok(x) || !g->batch || !g->M || !g->N) return STX__LT_DONE;
-    j.g = g;
-    j.batch = g->batch;
-    j.M = g->M;
-    j.N = g->N;
-    j.K = g->K;
-    j.c = stx__array_of(x, g->C);
-
-    if (!g->K || g->alpha == 0) { /* the result is C = beta C */
-        const size_t rows = one_c ? g->M : g->batch * g->M;
-        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(rows, 1, 4096), 256, 0, j.c, g->ldc,
-                        g->sc, g->M, g->N, rows, (float)g->beta);
-        return fuse ? STX__LT_PRODUCT : STX__LT_DONE;
-    }
-    if (one_c && (!g->ta || g->tb || !g->sa || !g->sb)) { /* runs one GEMM per matrix */
-        stx_gemm_args one = *g;
-        one.batch = 1;
-        for (size_t e = 1; e < g->batch; e++) {
-            stx__lt_gemm(x, what, &one, NULL, 0, 0);
-            one.A = stx_offset_ptr(x, one.A, g->sa);
-            one.B = stx_offset_ptr(x, one.B, g->sb);
-            one.beta = 1;
-        }
-        return stx__lt_gemm(x, what, &one, bias, relu, 0);
-    }
-    if (g->batch > 1 && !g->ta && !g->sb && g->sa == g->M * g->lda && g->sc == g->M * g->ldc) {
-        j.M *= g->batch; /* B is shared, so the batch is one GEMM with more rows */
-        j.batch = 1;
-    }
-    if (j.M > INT32_MAX || j.N > INT32_MAX || j.K > INT32_MAX || j.batch > INT32_MAX
-        || (one_c && j.batch > INT32_MAX / j.K)) {
-        stx_fail(x, STX_ERR_ARG,
-                 "%s: expected GEMM sizes of at most 2147483647 on a GPU, "
-                 "got (%zu,%zu) x (%zu,%zu) with batch size %zu: use smaller batches",
-                 what, j.M, j.K, j.K, j.N, j.batch);
-        return STX__LT_DONE;
-    }
-    return stx__lt_run_job(x, what, &j, bias, relu, slices);
-}
-
-/* Split K. A weight gradient, dW (O,Ci) += dy^T (O,N) in (N,Ci), is a small matrix
-   whose elements are long sums. A 512 x 512 matrix is 16 tiles of 128 x 128, which
-   occupy an eighth of the multiprocessors of a GPU, while N is tens of thousands.
-   Therefore K = N is split into slices: a batch of GEMMs of N / slices rows each writes
-   to separate float buffers, and the slices are then added to dW in order
-   (stx__slice_sums_kernel). The addition is deferred where possible, so that one launch
-   finishes many sums. cublasLt can split K too (CUBLASLT_ALGO_CONFIG_SPLITK_NUM), but
-   only if its heuristic chooses to, and with a separate launch per sum. Here the terms
-   and their order depend on sizes alone, and a GEMM remains one node of the graph.
-
-   stx__split_k_of returns the number of slices with the least estimated time. The unit is
-   the time of a tile for one row of K (5.5 ns at 790 TFLOP/s on 132 multiprocessors):
-   - Each wave of STX__SPLIT_TILES tiles takes one unit per row of a slice. (Large GPUs
-     have 108 to 144 multiprocessors. A constant makes results independent of the number.)
-   - The elements of all slices are written and read back, 3072 per unit (8 bytes each, at
-     4.3 TB/s).
-   - A launch takes 256 units, or 32 if it is shared by deferred sums.
-   Slices have equal numbers of rows, at least STX__SPLIT_ROWS. Their results occupy at
-   most STX__SPLIT_BYTES, half of the buffer for deferred slices. stx__split_k_of
-   returns 1 if splitting would not be faster. */
-enum {
-    STX__SPLIT_TILES = 128,
-    STX__SPLIT_ROWS = 256,
-    STX__SPLIT_MOST = 64,
-    STX__SPLIT_BYTES = 32 << 20
-};
-
-static size_t stx__split_k_of(size_t M, size_t N, size_t K, int deferred) {
-    const size_t tiles = (M + 127) / 128 * ((N + 127) / 128), launch = deferred ? 32 : 256;
-    size_t least = (tiles + STX__SPLIT_TILES - 1) / STX__SPLIT_TILES * K, best = 1, p;
-    for (p = 2; p <= STX__SPLIT_MOST; p++) {
-        size_t waves, cost;
-        if (K / p < STX__SPLIT_ROWS || p * M * N * sizeof(float) > STX__SPLIT_BYTES) break;
-        if (K % p) continue;
-        waves = (tiles * p + STX__SPLIT_TILES - 1) / STX__SPLIT_TILES;
-        cost = waves * (K / p) + p * M * N / 3072 + launch;
-        if (cost < least) {
-            least = cost;
-            best = p;
-        }
-    }
-    return best;
-}
-
-/* Computes the GEMM g in slices of K and adds the first `rows` rows of the result to C.
-   If deferred is nonzero, the sum may be deferred. Returns 0 without setting an error if
-   K cannot be split; the caller must then run a single GEMM. */
-static int stx__lt_split_k(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
-                           size_t slices, int deferred) {
-    stx_gpu *gpu = stx__use_gpu(x);
-    struct stx__deferred_sums *t = gpu->deferred;
-    const size_t stride = stx__slice_stride(g), bytes = slices * stride * sizeof(float),
-                 n = rows * g->N;
-    stx_gemm_args slice = *g;
-    stx__slice_sum *s;
-    int full;
-    deferred = deferred && t->depth;
-    if (bytes > STX__SLICES_BYTES) return 0;
-    if (!stx__deferred_buffer(gpu, &t->slices_buffer, STX__SLICES_BYTES)) return 0;
-
-    /* finish pending sums into the same array first, because sums must be added in call
-       order */
-    full = t->slices == STX__DEFERRED_MAX || t->slices_used + bytes > STX__SLICES_BYTES;
-    for (int k = 0; k < t->slices; k++)
-        full |= stx__overlap(g->C, n, t->slice.s[k].d.p, t->slice.s[k].n);
-    if (full) stx__finish_slices(x);
-
-    slice.C = (stx_real *)(void *)(t->slices_buffer + t->slices_used);
-    slice.ldc = g->N;
-    slice.beta = 0;
-    if (stx__lt_gemm(x, what, &slice, NULL, 0, slices) == STX__LT_UNSPLIT) return 0;
-    s = &t->slice.s[t->slices++];
-    s->d = stx__array_of(x, g->C);
-    s->part = (const float *)(const void *)slice.C;
-    s->n = n;
-    s->stride = stride;
-    s->slices = slices;
-    t->slices_used += bytes;
-    if (!deferred) stx__finish_slices(x);
-    return 1;
-}
-
-/* C += the first `rows` rows of the result of the GEMM g. If deferred is nonzero, C is
-   a parameter gradient and the sum may be deferred. The remaining rows belong to padded
-   logits. They are computed to keep the operands aligned, but are not added to C.
-   Therefore the GEMM writes to the slice buffer even if there is only one slice. If C
-   is too large for the buffer, only its last rows are computed this way. */
-static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
-                        int deferred) {
-    stx_gpu *gpu = stx__use_gpu(x);
-    stx_gemm_args part = *g;
-    const stx__array c = stx__array_of(x, g->C);
-    const size_t aligned = rows / 64 * 64, K = g->batch * g->K;
-    const int one_c = g->batch == 1 || (!g->sc && g->sa && g->sb);
-    size_t slices;
-    if (stx_ok(x) && one_c && g->ta && !g->tb && g->beta == 1 && g->ldc == g->N && g->M && g->N && K
-        && !c.half && !c.twin) {
-        if (rows < g->M && aligned && g->M * g->N * sizeof(float) > STX__SLICES_BYTES) {
-            part.M = aligned;
-            stx__lt_add(x, what, &part, aligned, deferred);
-            part.M = g->M - aligned;
-            part.A = stx_offset_ptr(x, g->A, aligned);
-            part.C = g->C + aligned * g->N;
-            stx__lt_add(x, what, &part, rows - aligned, deferred);
-            return;
-        }
-        slices = stx__split_k_of(g->M, g->N, K, deferred);
-        if (gpu->split_k && K % (size_t)gpu->split_k == 0) slices = (size_t)gpu->split_k;
-        if ((slices > 1 || rows < g->M) && stx__lt_split_k(x, what, g, rows, slices, deferred))
-            return;
-    }
-    part.M = rows;
-    stx__lt_gemm(x, what, &part, NULL, 0, 0);
-}
-
-void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) {
-    stx__lt_add(x, "stx_gemm", g, g->M, 0);
-}
-
-
 // >>linear
 
 /* y (N,O) = act(`in` W^T + b), with `in` (N,Ci) and W (O,Ci). GEMM, bias and ReLU take
@@ -4616,6 +4620,9 @@ stx__attn_plain_add_kernel(stx__array grad, const float *all, float f, size_t ta
         stx__add(grad, at + i / (rows * D) * st + i / D % rows * ld + i % D, f * all[i], 1);
 }
 
+
+// >>attention: oracle calls
+
 /* Sums shared by several units. Each has one copy per unit of a chunk (`part`) and one
    copy per table or head (`all`). */
 enum { STX__SUM_PE, STX__SUM_U, STX__SUM_VB, STX__SUM_Z, STX__SUM_PK, STX__SUM_PV, STX__SUMS };
@@ -5109,7 +5116,7 @@ static void stx__attn_plain_bwd(stx_ctx *x, const stx_attention_args *a) {
 }
 
 
-// >>attention: forward
+// >>attention: shared definitions
 
 /* Definitions shared by the fused forward and backward kernels. The letters are the
    same as in the oracle's section, plus
@@ -5838,6 +5845,9 @@ static __device__ __forceinline__ void stx__attn_skew_block(stx__attn_skew &w,
     }
 }
 
+
+// >>attention: forward
+
 /* Forward. A block handles BQ = 64 MT queries of one head of one batch row; each of its 4
    warps handles MT strips of 16 rows. It processes the keys in tiles of BK, from the
    oldest to the newest key that its queries may see, and then the persistent vectors,
@@ -6221,6 +6231,9 @@ template <int N> static __device__ __forceinline__ int stx__attn_ring(int row) {
     if (row < 0) by = N;
     return row + by;
 }
+
+
+// >>attention: forward kernel
 
 /* The work of a warp in one step: its rows and a tile */
 typedef struct stx__attn_fwd_tile {
@@ -7629,6 +7642,9 @@ static __device__ __forceinline__ void stx__attn_bwd_unskew(float (&u)[4], const
     }
 }
 
+
+// >>attention: query sweep
+
 /* The stx__attn_bwd_load functions start copies of q and dO, of K and V, or of table
    rows. All threads of the block must call these functions. The data is valid after the
    next cp_wait and barrier. */
@@ -8215,6 +8231,9 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
                                !(a.overwrite & STX_OVERWRITE_DQ));
 }
 
+
+// >>attention: key sweep
+
 /* Stores r a or ds of a strip in shared memory, starting at key c of the tile. */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_put_scores(unsigned char *tile,
@@ -8457,6 +8476,9 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
     stx__attn_bwd_key_walk<Sh>(a, w, m, t, h, b0, b1, lo, hi, dk, dv, group, column);
     stx__attn_bwd_key_store<Sh>(a, z, h, j0, group, column * 8, dk, dv);
 }
+
+
+// >>attention: diagonal sweep
 
 /* Advances b and i0, the batch row and the first query of a tile, to the diagonal's next
    tile that has keys, among queries lo .. hi-1. Sets b to `end` if there is none. */
@@ -8881,6 +8903,9 @@ stx__attn_bwd_fold_diagonals(stx__array dpe, const float *part, const int *used,
         }
     if (sum != 0) stx__add(dpe, i, sum, 1);
 }
+
+
+// >>attention: backward plan
 
 /* Adds the partial sums of all gradients in one launch. A block of 8 warps sums 32
    elements: warp s adds partial sums s, s + 8, .., then the results of the eight warps
@@ -9478,2609 +9503,6 @@ extern "C" void stx_attention_bwd_cuda(stx_ctx *x, const stx_attention_args *a) 
 extern "C" void stx_cuda_attention(stx_ctx *x, int version) {
     if (stx__gpu(x)) stx__gpu(x)->attention = version;
 }
-
-
-// >>recurrence
-
-#ifdef SEQTX_SRU_H
-/* The recurrence of stx_sru_args, with the letters defined there. In bfloat16 it moves
-   12 bytes per column and step for about 40 instructions. Its speed is therefore
-   limited by memory or, with few columns, by the latency of the chain c -> f -> c,
-   about 60 cycles per step. Loads must start long before they are needed, and columns
-   must be distributed over the whole GPU. A warp therefore processes 32 columns of one
-   batch row and one direction, one column per lane (64 bytes per plane and step in
-   bfloat16). A plane is one of the adjacent arrays in u or V.
-
-   Forward: a block is one warp, which walks all steps. A ring of cp.async stages in
-   shared memory loads 40 or more steps ahead.
-
-   Forward without v and V (scan): f does not depend on c, so a tile of 32 steps turns c
-   into P c + Q. With few columns, each warp of a block processes a different tile. The
-   warps exchange P and Q, and each computes its initial state from them. Inputs are
-   read from global memory only once.
-
-       step     0      32      64      96     128
-                |--------|-------|-------|-------|
-       warp         0        1       2       3       P, Q; exchange; then states and h
-
-   Backward: a warp loads a tile, recomputes its states from the saved one, then walks
-   back. For any v, a tile turns the adjoint e after it into P e + Q before it (see J
-   below). With few columns, the warps of a block therefore process one tile each here
-   too. P and Q are computed together with the states. If there are several warps, their
-   number does not affect how e passes from tile to tile.
-
-   The kernel and the number of warps depend on sizes alone, so results do not depend on
-   the GPU. Arithmetic is in float. Parameter gradients are summed over the tiles of a
-   warp, then over warps, then over batch rows, each in a fixed order.
-
-   One warp processes all tiles of its columns if there are STX__SRU_ONE_WARP columns or
-   more. Otherwise four warps share them, or eight if there are fewer than
-   STX__SRU_FOUR_WARPS columns. STX__SRU_SHARED is the largest shared memory of a block
-   in bytes, STX__SRU_SLOT the number of elements in one plane of a tile. */
-enum {
-    STX__SRU_ONE_WARP = 30000,
-    STX__SRU_FOUR_WARPS = 8192,
-    STX__SRU_SHARED = 96 << 10,
-    STX__SRU_SLOT = 32 * STX_SRU_TILE
-};
-
-typedef struct stx__sru {
-    size_t T, H, O, k, tiles;
-    size_t groups; /* groups of 32 columns per direction */
-    int D, add_xr;
-    float alpha; /* scale of the highway; 1 for k = 4 */
-    stx__array u, xr, V, h, last, v, bias, c0, m, dh, dlast, du, dV, dxr, dc0;
-    const int32_t *pad;
-    float *c;    /* (B,tiles,O): the state before each tile; or NULL */
-    float *part; /* (B,4,O): dvf, dvr, dbf, dbr of each batch row; or NULL */
-} stx__sru;
-
-/* The column of a lane: column o of batch row b. A lane beyond the last column
-   duplicates lane 0 and stores the same values, so no conditions are needed. Step n, in
-   the order of the direction, is row stx__sru_row(n) of (B,T). */
-typedef struct stx__sru_column {
-    size_t b, o, o0; /* o0: column of lane 0 */
-    size_t first;    /* row of step 0 */
-    int lane, width, back;
-    int col;              /* index among the warp's columns */
-    float vf, vr, bf, br; /* gate parameters times -log2 e, so that e^-z is a power of 2 */
-    float m;
-} stx__sru_column;
-
-  #define STX__NLOG2E (-1.44269504088896340736f)
-
-static __device__ __forceinline__ size_t stx__sru_row(const stx__sru_column &q, size_t n) {
-    return q.back ? q.first - n : q.first + n;
-}
-
-/* Returns a[i], or `none` if the array is NULL. */
-static __device__ __forceinline__ float stx__sru_get_or(const stx__array &a, size_t i, float none) {
-    return a.p ? stx__get(a, i) : none;
-}
-
-static __device__ __forceinline__ stx__sru_column stx__sru_column_of(const stx__sru &p) {
-    stx__sru_column q;
-    size_t at = blockIdx.x, s, j0;
-    q.b = at / (p.groups * p.D);
-    at -= q.b * p.groups * p.D;
-    s = at / p.groups;
-    j0 = (at - s * p.groups) * 32;
-    q.lane = threadIdx.x % 32;
-    q.width = p.H - j0 < 32 ? (int)(p.H - j0) : 32;
-    q.col = q.lane < q.width ? q.lane : 0;
-    q.back = s == 1;
-    q.o0 = s * p.H + j0;
-    q.o = q.o0 + q.col;
-    q.first = q.b * p.T + (q.back ? p.T - 1 : 0);
-    q.vf = STX__NLOG2E * stx__sru_get_or(p.v, q.o, 0);
-    q.vr = STX__NLOG2E * stx__sru_get_or(p.v, p.O + q.o, 0);
-    q.bf = STX__NLOG2E * stx__sru_get_or(p.bias, q.o, 0);
-    q.br = STX__NLOG2E * stx__sru_get_or(p.bias, p.O + q.o, 0);
-    q.m = stx__sru_get_or(p.m, q.b * p.O + q.o, 1);
-    return q;
-}
-
-/* An array that a warp reads, in planes of 32 columns. p is the first 16-byte piece of
-   this lane at step 0. `by` and `plane` are the strides in bytes between steps and
-   between planes. `there` is 0 if this lane has nothing to read. */
-typedef struct stx__sru_input {
-    const char *p;
-    ptrdiff_t by, plane;
-    int there;
-} stx__sru_input;
-
-template <class E>
-static __device__ __forceinline__ stx__sru_input stx__sru_input_of(const stx__array &a, size_t ld,
-                                                                   size_t plane, const stx__sru &p,
-                                                                   const stx__sru_column &q) {
-    constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN;
-    stx__sru_input f;
-    f.by = (q.back ? -(ptrdiff_t)ld : (ptrdiff_t)ld) * (ptrdiff_t)sizeof(E);
-    f.p = (const char *)((const E *)a.p + q.first * ld + plane + q.o0 + q.lane % PIECES * IN)
-          + q.lane / PIECES * f.by;
-    f.plane = (ptrdiff_t)(p.O * sizeof(E));
-    f.there = a.p && q.lane % PIECES * IN < q.width;
-    return f;
-}
-
-/* Starts copying steps n0 .. n0+STEPS-1 to PLANES slots (STEPS,32), 16 bytes at a time.
-   Pieces beyond the end of an array are filled with zeros. Their source address is u,
-   because the computed address may be outside any array. */
-template <class E, int STEPS, int PLANES>
-static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_input &f,
-                                                      const stx__sru &p, const stx__sru_column &q,
-                                                      size_t n0) {
-    constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN, ROWS = 32 / PIECES;
-    const char *from = f.p + (ptrdiff_t)n0 * f.by;
-    const int i = q.lane / PIECES;
-    int left = 0;
-    E *to = slot + q.lane * IN;
-    if (f.there && p.T > n0) left = p.T - n0 < (size_t)STEPS ? (int)(p.T - n0) : STEPS;
-  #pragma unroll
-    for (int j = 0; j < STEPS / ROWS; j++) {
-  #pragma unroll
-        for (int k = 0; k < PLANES; k++) {
-            const int yes = i + j * ROWS < left;
-            stx__cp16(to + (k * STEPS + j * ROWS) * 32,
-                      yes ? from + k * f.plane : (const char *)p.u.p, yes ? 16 : 0);
-        }
-        from += ROWS * f.by;
-    }
-}
-
-/* Copies one plane of an array with any storage and alignment. Each lane copies its own
-   column, element by element. */
-template <class E, int STEPS>
-static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__array &a, size_t ld,
-                                                            size_t plane, const stx__sru &p,
-                                                            const stx__sru_column &q, size_t n0) {
-  #pragma unroll 4
-    for (int i = 0; i < STEPS; i++)
-        slot[i * 32 + q.lane] = a.p && n0 + i < p.T
-                                    ? stx__get(a, stx__sru_row(q, n0 + i) * ld + plane + q.o)
-                                    : 0.0f;
-}
-
-/* The inputs of a tile, in this order of slots: u0, u1, u2, the highway (u3 or xr),
-   with HASV the two planes of V, and with BACK dh and, if gradients are added to it,
-   dxr. PLAIN supports any storage and alignment. */
-template <class E, int PLAIN, int HASV, int STEPS, int BACK> struct stx__sru_source {
-    stx__sru_input u, x, V, dh, dxr;
-
-    __device__ __forceinline__ stx__sru_source(const stx__sru &p, const stx__sru_column &q) {
-        if (PLAIN) return;
-        u = stx__sru_input_of<E>(p.u, p.k * p.O, 0, p, q);
-        x = p.k == 4 ? stx__sru_input_of<E>(p.u, 4 * p.O, 3 * p.O, p, q)
-                     : stx__sru_input_of<E>(p.xr, p.O, 0, p, q);
-        if (HASV) V = stx__sru_input_of<E>(p.V, 2 * p.O, 0, p, q);
-        if (BACK) dh = stx__sru_input_of<E>(p.dh, p.O, 0, p, q);
-        if (BACK && p.add_xr) dxr = stx__sru_input_of<E>(p.dxr, p.O, 0, p, q);
-    }
-
-    __device__ __forceinline__ void fetch(E *slot, const stx__sru &p, const stx__sru_column &q,
-                                          size_t n0) const {
-        constexpr int N = 32 * STEPS, GRAD = HASV ? 6 : 4;
-        if constexpr (PLAIN) {
-            for (int i = 0; i < 3; i++)
-                stx__sru_fetch_plain<E, STEPS>(slot + i * N, p.u, p.k * p.O, i * p.O, p, q, n0);
-            stx__sru_fetch_plain<E, STEPS>(slot + 3 * N, p.k == 4 ? p.u : p.xr,
-                                           p.k == 4 ? 4 * p.O : p.O, p.k == 4 ? 3 * p.O : 0, p, q,
-                                           n0);
-            if (HASV)
-                for (int i = 0; i < 2; i++)
-                    stx__sru_fetch_plain<E, STEPS>(slot + (4 + i) * N, p.V, 2 * p.O, i * p.O, p, q,
-                                                   n0);
-            if (BACK) stx__sru_fetch_plain<E, STEPS>(slot + GRAD * N, p.dh, p.O, 0, p, q, n0);
-            if (BACK && p.add_xr)
-                stx__sru_fetch_plain<E, STEPS>(slot + (GRAD + 1) * N, p.dxr, p.O, 0, p, q, n0);
-        } else {
-            stx__sru_fetch<E, STEPS, 3>(slot, u, p, q, n0);
-            stx__sru_fetch<E, STEPS, 1>(slot + 3 * N, x, p, q, n0);
-            if (HASV) stx__sru_fetch<E, STEPS, 2>(slot + 4 * N, V, p, q, n0);
-            if (BACK) stx__sru_fetch<E, STEPS, 1>(slot + GRAD * N, dh, p, q, n0);
-            if (BACK && p.add_xr) stx__sru_fetch<E, STEPS, 1>(slot + (GRAD + 1) * N, dxr, p, q, n0);
-        }
-        stx__cp_commit();
-    }
-};
-
-static __device__ __forceinline__ float stx__sru_float(float v) {
-    return v;
-}
-
-static __device__ __forceinline__ float stx__sru_float(stx__bf16 v) {
-    return __bfloat162float(v);
-}
-
-static __device__ __forceinline__ void stx__sru_store(float *p, float v) {
-    *p = v;
-}
-
-static __device__ __forceinline__ void stx__sru_store(stx__bf16 *p, float v) {
-    *p = __float2bfloat16(v);
-}
-
-/* A pointer into an array that is written step by step. */
-template <class E, int PLAIN> struct stx__sru_output {
-    E *p;
-
-    __device__ __forceinline__ stx__sru_output(const stx__array &a, size_t i) : p((E *)a.p + i) {}
-
-    __device__ __forceinline__ void put(size_t i, float v) const {
-        stx__sru_store(p + i, v);
-    }
-
-    __device__ __forceinline__ void step(ptrdiff_t by) {
-        p += by;
-    }
-};
-
-template <class E> struct stx__sru_output<E, 1> {
-    stx__array a;
-    size_t at;
-
-    __device__ __forceinline__ stx__sru_output(const stx__array &b, size_t i) : a(b), at(i) {}
-
-    __device__ __forceinline__ void put(size_t i, float v) const {
-        stx__put(a, at + i, v);
-    }
-
-    __device__ __forceinline__ void step(ptrdiff_t by) {
-        at += (size_t)by;
-    }
-};
-
-/* These functions find steps to skip. stx__sru_pad returns nonzero if step n is
-   padding. stx__sru_skips returns a bit mask of the steps to skip among the 32 from n0:
-   padding and steps beyond the last one. Its argument `pad` is the result of
-   stx__sru_pad for step n0 + lane. */
-static __device__ __forceinline__ int stx__sru_pad(const stx__sru &p, const stx__sru_column &q,
-                                                   size_t n) {
-    return p.pad && n < p.T ? p.pad[stx__sru_row(q, n)] != 0 : 0;
-}
-
-static __device__ __forceinline__ uint32_t stx__sru_skips(const stx__sru &p,
-                                                          const stx__sru_column &q, size_t n0,
-                                                          int pad) {
-    return __ballot_sync(STX__ALL, pad || n0 + q.lane >= p.T);
-}
-
-/* Returns sigmoid(u + v c + b) at index `at` of slots (STEPS,32). Gate 0 is the forget
-   gate, gate 1 the reset gate. */
-template <class E, int HASV, int STEPS>
-static __device__ __forceinline__ float stx__sru_gate(const E *slot, int gate, int at,
-                                                      const stx__sru_column &q, float c) {
-    float v = gate ? q.vr : q.vf, z = fmaf(stx__sru_float(slot[(1 + gate) * 32 * STEPS + at]),
-                                           STX__NLOG2E, gate ? q.br : q.bf);
-    if (HASV) v = fmaf(stx__sru_float(slot[(4 + gate) * 32 * STEPS + at]), STX__NLOG2E, v);
-    return stx__rcp(1.0f + stx__exp2(fmaf(v, c, z)));
-}
-
-/* Returns h = xt + (g(c) - xt) m r, see stx_sru_args. */
-template <class E, int TANH, int STEPS>
-static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, const stx__sru &p,
-                                                     const stx__sru_column &q, float c, float r) {
-    float xt = p.alpha * stx__sru_float(slot[3 * 32 * STEPS + at]), g = TANH ? tanhf(c) : c;
-    return fmaf(g - xt, q.m * r, xt);
-}
-
-/* Runs STEPS steps from n0, with inputs from `slot`, and returns the last state. A set
-   bit in `skip` marks a step to skip; with FULL, there are none. With SCAN, v is 0. */
-template <class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL, int SCAN>
-static __device__ __forceinline__ float stx__sru_steps(const E *slot, const stx__sru &p,
-                                                       const stx__sru_column &q, size_t n0,
-                                                       uint32_t skip, float c) {
-    stx__sru_output<E, PLAIN> to(p.h, stx__sru_row(q, n0) * p.O + q.o);
-    const ptrdiff_t by = q.back ? -(ptrdiff_t)p.O : (ptrdiff_t)p.O;
-  #pragma unroll(!FULL ? 1 : PLAIN ? 4 : STEPS < 16 ? STEPS : 16)
-    for (int i = 0; i < STEPS; i++, to.step(by)) {
-        int at = i * 32 + q.col;
-        if (!FULL && (skip >> i & 1)) {
-            if (n0 + i < p.T) to.put(0, 0);
-            continue;
-        }
-        float u0 = stx__sru_float(slot[at]);
-        float f = stx__sru_gate<E, HASV, STEPS>(slot, 0, at, q, SCAN ? 0 : c);
-        float r = stx__sru_gate<E, HASV, STEPS>(slot, 1, at, q, SCAN ? 0 : c);
-        c = fmaf(c - u0, f, u0);
-        to.put(0, stx__sru_out<E, TANH, STEPS>(slot, at, p, q, c, r));
-    }
-    return c;
-}
-
-/* Forward. A block is one warp (launch bound 32). The ring has STAGES stages of STEPS
-   steps; all but one are in flight. */
-template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_kernel(stx__sru p) {
-    constexpr int STEPS = sizeof(E) == 2 ? 16 : 8, STAGES = sizeof(E) == 2 ? 4 : 6,
-                  STAGE = (HASV ? 6 : 4) * 32 * STEPS;
-    STX__SHARED(E, ring, STAGES * STAGE);
-    const stx__sru_column q = stx__sru_column_of(p);
-    const stx__sru_source<E, PLAIN, HASV, STEPS, 0> from(p, q);
-    float c = stx__sru_get_or(p.c0, q.b * p.O + q.o, 0);
-    int at = 0, pad = stx__sru_pad(p, q, q.lane);
-    for (int s = 0; s + 1 < STAGES; s++) from.fetch(ring + s * STAGE, p, q, (size_t)s * STEPS);
-    for (size_t n0 = 0; n0 < p.T; n0 += STEPS) {
-        uint32_t skip = stx__sru_skips(p, q, n0, pad) & ((1u << STEPS) - 1);
-        pad = stx__sru_pad(p, q, n0 + STEPS + q.lane);
-        stx__cp_wait<STAGES - 2>();
-        /* all lanes now see this stage, and no lane still reads the previous one */
-        __syncwarp();
-        from.fetch(ring + (at ? at - 1 : STAGES - 1) * STAGE, p, q, n0 + (STAGES - 1) * STEPS);
-        if (p.c && n0 % STX_SRU_TILE == 0) p.c[(q.b * p.tiles + n0 / STX_SRU_TILE) * p.O + q.o] = c;
-        if (skip)
-            c = stx__sru_steps<E, PLAIN, HASV, TANH, STEPS, 0, 0>(ring + at * STAGE, p, q, n0, skip,
-                                                                  c);
-        else
-            c = stx__sru_steps<E, PLAIN, HASV, TANH, STEPS, 1, 0>(ring + at * STAGE, p, q, n0, 0,
-                                                                  c);
-        at = at + 1 < STAGES ? at + 1 : 0;
-    }
-    stx__cp_wait<0>();
-    if (p.last.p) stx__put(p.last, q.b * p.O + q.o, c);
-}
-
-/* Exchanges P and Q of the warps' tiles. `mine` receives the value before this warp's
-   tile, and x the value after all tiles. `buffer` is (2,warps,2,32); rounds alternate
-   between its halves, so that one barrier per round suffices. */
-static __device__ __forceinline__ void stx__sru_exchange(float *buffer, int round, int warps,
-                                                         int warp, int lane, float P, float Q,
-                                                         float &mine, float &x) {
-    float *to = buffer + (round & 1) * warps * 64;
-    to[warp * 64 + lane] = P;
-    to[warp * 64 + 32 + lane] = Q;
-    __syncthreads();
-    for (int w = 0; w < warps; w++) {
-        if (w == warp) mine = x;
-        x = fmaf(to[w * 64 + lane], x, to[w * 64 + 32 + lane]);
-    }
-}
-
-/* Forward without v and V. In each round, the warps of a block process adjacent tiles.
-   The launch bound is 8 warps and one block per multiprocessor, so that the unrolled
-   loops keep their values in registers. */
-template <class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel(stx__sru p) {
-    STX__DYNAMIC(raw);
-    const stx__sru_column q = stx__sru_column_of(p);
-    const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
-    const stx__sru_source<E, PLAIN, 0, STX_SRU_TILE, 0> from(p, q);
-    E *slot = (E *)raw + warp * 4 * STX__SRU_SLOT;
-    float *buffer = (float *)((E *)raw + warps * 4 * STX__SRU_SLOT),
-          c = stx__sru_get_or(p.c0, q.b * p.O + q.o, 0);
-    for (size_t tile = warp, round = 0; tile - warp < p.tiles; tile += warps, round++) {
-        size_t n0 = tile * STX_SRU_TILE;
-        float P = 1, Q = 0, mine = 0;
-        uint32_t skip = 0;
-        if (tile < p.tiles) {
-            __syncwarp();
-            from.fetch(slot, p, q, n0);
-            skip = stx__sru_skips(p, q, n0, stx__sru_pad(p, q, n0 + q.lane));
-            stx__cp_wait<0>();
-            __syncwarp();
-  #pragma unroll 8
-            for (int i = 0; i < STX_SRU_TILE; i++) {
-                int at = i * 32 + q.col;
-                float u0 = stx__sru_float(slot[at]),
-                      f = stx__sru_gate<E, 0, STX_SRU_TILE>(slot, 0, at, q, 0),
-                      next = fmaf(Q - u0, f, u0);
-                P = skip >> i & 1 ? P : P * f;
-                Q = skip >> i & 1 ? Q : next;
-            }
-        }
-        stx__sru_exchange(buffer, (int)round, warps, warp, q.lane, P, Q, mine, c);
-        if (tile >= p.tiles) continue;
-        if (p.c) p.c[(q.b * p.tiles + tile) * p.O + q.o] = mine;
-        if (skip)
-            (void)stx__sru_steps<E, PLAIN, 0, TANH, STX_SRU_TILE, 0, 1>(slot, p, q, n0, skip, mine);
-        else
-            (void)stx__sru_steps<E, PLAIN, 0, TANH, STX_SRU_TILE, 1, 1>(slot, p, q, n0, 0, mine);
-    }
-    if (p.last.p && warp == 0) stx__put(p.last, q.b * p.O + q.o, c);
-}
-
-/* The derivatives of a step. Forward: c' = u0 + (c - u0) f, h = xt + (g(c') - xt) m r.
-   Backward, where e comes from the following step:
-
-       a   = dh m r g' + e                          dL/dc'
-       dzf = a (c - u0) f (1 - f)                   dzr = dh (g - xt) m r (1 - r)
-       du0 = a (1 - f)   du1 = dzf   du2 = dzr      dxt = dh (1 - m r)
-       dvf += dzf c      dvr += dzr c               dbf += dzf   dbr += dzr
-       e   = a f + dzf vf + dzr vr = a J + dzr vr   J = f + vf (c - u0) f (1 - f)
-
-   The fields are d = c - u0, s = f (1 - f), kept = m r, gr = dh m r g' and rest = dzr
-   vr. The argument cn is c'. */
-typedef struct stx__sru_step_grad {
-    float d, f, r, s, kept, gr, dzr, J, rest;
-} stx__sru_step_grad;
-
-template <class E, int HASV, int TANH>
-static __device__ __forceinline__ stx__sru_step_grad stx__sru_step_grads(const E *slot, int at,
-                                                                         const stx__sru &p,
-                                                                         const stx__sru_column &q,
-                                                                         float c, float cn, float f,
-                                                                         float r) {
-    constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
-    const float unscale = 1.0f / STX__NLOG2E;
-    stx__sru_step_grad k;
-    float vf = q.vf * unscale, vr = q.vr * unscale, g = TANH ? tanhf(cn) : cn,
-          xt = p.alpha * stx__sru_float(slot[3 * N + at]), G = stx__sru_float(slot[GRAD * N + at]);
-    if (HASV) {
-        vf += stx__sru_float(slot[4 * N + at]);
-        vr += stx__sru_float(slot[5 * N + at]);
-    }
-    k.d = c - stx__sru_float(slot[at]);
-    k.f = f;
-    k.r = r;
-    k.s = f * (1 - f);
-    k.kept = q.m * r;
-    k.gr = G * k.kept;
-    k.dzr = k.gr * (g - xt) * (1 - r);
-    if (TANH) k.gr *= fmaf(-g, g, 1.0f);
-    k.J = fmaf(vf, k.d * k.s, f);
-    k.rest = k.dzr * vr;
-    return k;
-}
-
-/* Computes the states of a tile (32,32) from c. With PARALLEL, also computes P and Q,
-   where (e before the tile) = P (e after the tile) + Q. */
-template <class E, int HASV, int TANH, int PARALLEL, int FULL>
-static __device__ __forceinline__ float stx__sru_states(float *state, const E *slot,
-                                                        const stx__sru &p, const stx__sru_column &q,
-                                                        uint32_t skip, float c, float &P,
-                                                        float &Q) {
-  #pragma unroll(FULL ? 8 : 1)
-    for (int i = 0; i < STX_SRU_TILE; i++) {
-        int at = i * 32 + q.col;
-        state[i * 32 + q.lane] = c;
-        if (!FULL && (skip >> i & 1)) continue;
-        float u0 = stx__sru_float(slot[at]),
-              f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), cn = fmaf(c - u0, f, u0);
-        if (PARALLEL) {
-            stx__sru_step_grad k = stx__sru_step_grads<E, HASV, TANH>(
-                slot, at, p, q, c, cn, f, stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c));
-            Q = fmaf(P, fmaf(k.gr, k.J, k.rest), Q);
-            P *= k.J;
-        }
-        c = cn;
-    }
-    return c;
-}
-
-/* Walks a tile backward from e after the tile, computes all gradients and returns e
-   before the tile. Adds dvf, dvr, dbf and dbr of the tile to `sum`. */
-template <class E, int PLAIN, int HASV, int TANH, int FULL>
-static __device__ __forceinline__ float stx__sru_steps_back(const float *state, const E *slot,
-                                                            const stx__sru &p,
-                                                            const stx__sru_column &q, size_t n0,
-                                                            uint32_t skip, float cn, float e,
-                                                            float (&sum)[4]) {
-    constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
-    /* may be beyond the last row, but is not used then */
-    const size_t row = stx__sru_row(q, n0 + STX_SRU_TILE - 1);
-    const ptrdiff_t by = q.back ? (ptrdiff_t)p.O : -(ptrdiff_t)p.O, by_u = by * (ptrdiff_t)p.k,
-                    by_x = p.k == 4 ? by_u : by;
-    stx__sru_output<E, PLAIN> du(p.du, row * p.k * p.O + q.o),
-        dx(p.k == 4 ? p.du : p.dxr, p.k == 4 ? (row * 4 + 3) * p.O + q.o : row * p.O + q.o),
-        dV(p.dV, row * 2 * p.O + q.o);
-    const int has_x = p.k == 4 || p.dxr.p, has_V = HASV && p.dV.p;
-  #pragma unroll(FULL && !PLAIN ? 4 : 1)
-    for (int i = STX_SRU_TILE - 1; i >= 0; i--, du.step(by_u), dx.step(by_x), dV.step(2 * by)) {
-        int at = i * 32 + q.col;
-        float c = state[i * 32 + q.lane], du0 = 0, dzf = 0, dzr = 0, dxt = 0,
-              was = p.add_xr ? stx__sru_float(slot[(GRAD + 1) * N + at]) : 0.0f;
-        if (FULL || !(skip >> i & 1)) {
-            float f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c),
-                  r = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c);
-            stx__sru_step_grad k = stx__sru_step_grads<E, HASV, TANH>(slot, at, p, q, c, cn, f, r);
-            float a = k.gr + e;
-            du0 = fmaf(-a, f, a);
-            dzf = a * (k.d * k.s);
-            dzr = k.dzr;
-            dxt = stx__sru_float(slot[GRAD * N + at]) * (1 - k.kept);
-            e = fmaf(a, k.J, k.rest);
-            sum[0] = fmaf(dzf, c, sum[0]);
-            sum[1] = fmaf(dzr, c, sum[1]);
-            sum[2] += dzf;
-            sum[3] += dzr;
-        }
-        cn = c;
-        if (!FULL && n0 + i >= p.T) continue;
-        du.put(0, du0);
-        du.put(p.O, dzf);
-        du.put(2 * p.O, dzr);
-        if (has_x) dx.put(0, fmaf(p.alpha, dxt, was));
-        if (has_V) {
-            dV.put(0, dzf * c);
-            dV.put(p.O, dzr * c);
-        }
-    }
-    return e;
-}
-
-/* Backward. With PARALLEL, a block has up to 8 warps, which process adjacent tiles in
-   each round, from the last tile to the first. Otherwise a block is one warp. */
-template <class E, int PLAIN, int HASV, int TANH, int PARALLEL>
-STX__GLOBAL(PARALLEL ? 256 : 32, 1)
-stx__sru_bwd_kernel(stx__sru p) {
-    constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
-    STX__DYNAMIC(raw);
-    const stx__sru_column q = stx__sru_column_of(p);
-    const int warps = PARALLEL ? blockDim.x / 32 : 1, warp = PARALLEL ? threadIdx.x / 32 : 0,
-              slots = GRAD + 1 + p.add_xr;
-    const stx__sru_source<E, PLAIN, HASV, STX_SRU_TILE, 1> from(p, q);
-    const size_t each = N * (slots * sizeof(E) + sizeof(float));
-    E *slot = (E *)(raw + warp * each);
-    float *state = (float *)(slot + slots * N), *buffer = (float *)(raw + warps * each);
-    float e = stx__sru_get_or(p.dlast, q.b * p.O + q.o, 0), total[4] = {0, 0, 0, 0};
-    for (size_t turn = warp, round = 0; turn - warp < p.tiles; turn += warps, round++) {
-        size_t tile = p.tiles - 1 - turn, n0 = tile * STX_SRU_TILE;
-        float P = 1, Q = 0, mine = 0, c = 0;
-        uint32_t skip = 0;
-        if (turn < p.tiles) {
-            __syncwarp();
-            from.fetch(slot, p, q, n0);
-            c = p.c[(q.b * p.tiles + tile) * p.O + q.o];
-            skip = stx__sru_skips(p, q, n0, stx__sru_pad(p, q, n0 + q.lane));
-            stx__cp_wait<0>();
-            __syncwarp();
-            if (skip)
-                c = stx__sru_states<E, HASV, TANH, PARALLEL, 0>(state, slot, p, q, skip, c, P, Q);
-            else
-                c = stx__sru_states<E, HASV, TANH, PARALLEL, 1>(state, slot, p, q, 0, c, P, Q);
-        }
-        if (PARALLEL)
-            stx__sru_exchange(buffer, (int)round, warps, warp, q.lane, P, Q, mine, e);
-        else
-            mine = e;
-        if (turn < p.tiles) {
-            float sum[4] = {0, 0, 0, 0};
-            if (skip)
-                mine = stx__sru_steps_back<E, PLAIN, HASV, TANH, 0>(state, slot, p, q, n0, skip, c,
-                                                                    mine, sum);
-            else
-                mine = stx__sru_steps_back<E, PLAIN, HASV, TANH, 1>(state, slot, p, q, n0, 0, c,
-                                                                    mine, sum);
-            for (int k = 0; k < 4; k++) total[k] += sum[k];
-        }
-        if (!PARALLEL) e = mine;
-    }
-    /* add the sums of the warps, in order */
-    if (PARALLEL && p.part) {
-        __syncthreads();
-        for (int k = 0; k < 4; k++) buffer[(warp * 4 + k) * 32 + q.lane] = total[k];
-        __syncthreads();
-        if (warp == 0)
-            for (int k = 0; k < 4; k++)
-                for (int w = 1; w < warps; w++) total[k] += buffer[(w * 4 + k) * 32 + q.lane];
-    }
-    if (warp || q.lane >= q.width) return;
-    if (p.part)
-        for (int k = 0; k < 4; k++) p.part[(q.b * 4 + k) * p.O + q.o] = total[k];
-    if (p.dc0.p) stx__add(p.dc0, q.b * p.O + q.o, e, 1);
-}
-
-typedef stx__kernel_of<stx__sru> stx__sru_kernel;
-
-template <class E, int PLAIN> static stx__sru_kernel stx__sru_fwd_of(int hasV, int tanh) {
-    if (hasV)
-        return tanh ? stx__sru_fwd_kernel<E, PLAIN, 1, 1> : stx__sru_fwd_kernel<E, PLAIN, 1, 0>;
-    return tanh ? stx__sru_fwd_kernel<E, PLAIN, 0, 1> : stx__sru_fwd_kernel<E, PLAIN, 0, 0>;
-}
-
-template <class E, int PLAIN> static stx__sru_kernel stx__sru_scan_of(int tanh) {
-    return tanh ? stx__sru_scan_kernel<E, PLAIN, 1> : stx__sru_scan_kernel<E, PLAIN, 0>;
-}
-
-template <class E, int PLAIN, int PARALLEL>
-static stx__sru_kernel stx__sru_bwd_of(int hasV, int tanh) {
-    if (hasV)
-        return tanh ? stx__sru_bwd_kernel<E, PLAIN, 1, 1, PARALLEL>
-                    : stx__sru_bwd_kernel<E, PLAIN, 1, 0, PARALLEL>;
-    return tanh ? stx__sru_bwd_kernel<E, PLAIN, 0, 1, PARALLEL>
-                : stx__sru_bwd_kernel<E, PLAIN, 0, 0, PARALLEL>;
-}
-
-/* These functions return the kernel for a call's storage and options. */
-static stx__sru_kernel stx__sru_fwd_choose(const stx_sru_args *a, int plain, int half, int warps) {
-    const int hasV = a->V != NULL;
-    if (warps > 1) {
-        if (plain) return stx__sru_scan_of<float, 1>(a->tanh);
-        return half ? stx__sru_scan_of<stx__bf16, 0>(a->tanh) : stx__sru_scan_of<float, 0>(a->tanh);
-    }
-    if (plain) return stx__sru_fwd_of<float, 1>(hasV, a->tanh);
-    return half ? stx__sru_fwd_of<stx__bf16, 0>(hasV, a->tanh)
-                : stx__sru_fwd_of<float, 0>(hasV, a->tanh);
-}
-
-template <int PARALLEL>
-static stx__sru_kernel stx__sru_bwd_choose(const stx_sru_args *a, int plain, int half) {
-    const int hasV = a->V != NULL;
-    if (plain) return stx__sru_bwd_of<float, 1, PARALLEL>(hasV, a->tanh);
-    return half ? stx__sru_bwd_of<stx__bf16, 0, PARALLEL>(hasV, a->tanh)
-                : stx__sru_bwd_of<float, 0, PARALLEL>(hasV, a->tanh);
-}
-
-static stx__sru stx__sru_of(stx_ctx *x, const stx_sru_args *a, int backward) {
-    stx__sru p;
-    memset(&p, 0, sizeof p);
-    p.T = a->T;
-    p.H = a->H;
-    p.O = a->D * a->H;
-    p.k = a->k;
-    p.tiles = stx_sru_tiles(a);
-    p.groups = (a->H + 31) / 32;
-    p.D = (int)a->D;
-    p.alpha = a->k == 4 ? 1 : a->alpha;
-    p.u = stx__array_of(x, a->u);
-    p.xr = stx__array_of(x, a->k == 4 ? NULL : a->xr);
-    p.V = stx__array_of(x, a->V);
-    p.v = stx__array_of(x, a->v);
-    p.bias = stx__array_of(x, a->bias);
-    p.c0 = stx__array_of(x, a->c0);
-    p.m = stx__array_of(x, a->m);
-    p.pad = a->pad;
-    p.c = (float *)a->c;
-    if (!backward) {
-        p.h = stx__array_of(x, a->h);
-        p.last = stx__array_of(x, a->last);
-        return p;
-    }
-    p.dh = stx__array_of(x, a->dh);
-    p.dlast = stx__array_of(x, a->dlast);
-    p.dc0 = stx__array_of(x, a->dc0);
-    p.du = stx__array_of(x, a->du);
-    p.dV = stx__array_of(x, a->dV);
-    p.dxr = stx__array_of(x, p.xr.p ? a->dxr : NULL);
-    p.add_xr = p.dxr.p && a->add_xr;
-    p.part = a->dv || a->dbias ? (float *)a->work : NULL;
-    return p;
-}
-
-/* Returns whether all inputs and outputs have the same storage, inputs are aligned to
-   16 bytes, and rows are multiples of 16 bytes. Otherwise the plain kernels run. */
-static int stx__sru_is_uniform(const stx__sru &p) {
-    const stx__array *in[5] = {&p.u, &p.xr, &p.V, &p.dh, p.add_xr ? &p.dxr : NULL},
-                   *out[4] = {&p.h, &p.du, &p.dV, &p.dxr};
-    int i;
-    for (i = 0; i < 5; i++)
-        if (in[i] && in[i]->p && (in[i]->half != p.u.half || (uintptr_t)in[i]->p % 16)) return 0;
-    for (i = 0; i < 4; i++)
-        if (out[i]->p && (out[i]->half != p.u.half || out[i]->twin)) return 0;
-    return p.H % (p.u.half ? 8 : 4) == 0;
-}
-
-/* Returns the number of warps that share the tiles of a column: 1 if there are enough
-   columns to fill a GPU. */
-static int stx__sru_warps(const stx_sru_args *a, size_t each) {
-    const size_t columns = a->B * a->D * a->H;
-    size_t w = 8;
-    if (columns >= STX__SRU_FOUR_WARPS) w = 4;
-    if (columns >= STX__SRU_ONE_WARP) w = 1;
-    w = STX_MIN(w, (size_t)STX__SRU_SHARED / each);
-    return (int)STX_MIN(w, stx_sru_tiles(a));
-}
-
-static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel,
-                         const stx_sru_args *a, const stx__sru &p, int warps, size_t each) {
-    size_t blocks = a->B * a->D * p.groups, bytes = (size_t)warps * each;
-    static_assert((int)STX__SRU_SHARED <= (int)STX__SHARED_LEAST,
-                  "STX__SRU_SHARED exceeds the shared memory of some GPUs");
-    if (!stx__may_share(x, (const void *)kernel, bytes, name)) return;
-    STX__RUN_KERNEL(x, name, kernel, (unsigned)blocks, 32 * warps, bytes, p);
-}
-
-static int stx__sru_refused(stx_ctx *x, const stx_sru_args *a, const char *what) {
-    if (!stx_ok(x) || !a->B || !a->D || !a->H) return 1;
-    if ((a->k == 3 || a->k == 4) && a->D <= 2 && (a->H + 31) / 32 * a->D * a->B < (size_t)1 << 31)
-        return 0;
-    stx_fail(x, STX_ERR_SHAPE,
-             "%s: expected k = 3 or 4, D = 1 or 2 and fewer than 2^31 blocks of 32 columns, got "
-             "k = %zu, D = %zu and %zu blocks",
-             what, a->k, a->D, (a->H + 31) / 32 * a->D * a->B);
-    return 1;
-}
-
-size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward) {
-    (void)x;
-    return backward ? a->B * 4 * a->D * a->H * sizeof(float) : 0;
-}
-
-void stx_sru_fwd_cuda(stx_ctx *x, const stx_sru_args *a) {
-    stx__sru p;
-    size_t each;
-    int warps, plain;
-    if (stx__sru_refused(x, a, "stx_sru_fwd")) return;
-    p = stx__sru_of(x, a, 0);
-    plain = !stx__sru_is_uniform(p);
-    each = STX__SRU_SLOT * 4 * (plain || !p.u.half ? sizeof(float) : 2) + 4 * 32 * sizeof(float);
-    warps = a->v || a->V ? 1 : stx__sru_warps(a, each);
-    stx__sru_run(x, "stx_sru_fwd", stx__sru_fwd_choose(a, plain, p.u.half != 0, warps), a, p,
-                 warps > 1 ? warps : 1, warps > 1 ? each : 0);
-}
-
-void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
-    stx__sru p;
-    stx__sru_kernel kernel;
-    size_t each, O2 = 2 * a->D * a->H;
-    stx_real *to[2];
-    int warps, plain, half;
-    if (stx__sru_refused(x, a, "stx_sru_bwd")) return;
-    p = stx__sru_of(x, a, 1);
-    plain = !stx__sru_is_uniform(p);
-    half = p.u.half != 0;
-    each = STX__SRU_SLOT
-               * ((5 + 2 * (a->V != NULL) + p.add_xr) * (plain || !half ? sizeof(float) : 2)
-                  + sizeof(float))
-           + 4 * 32 * sizeof(float);
-    warps = stx__sru_warps(a, each);
-    kernel = warps > 1 ? stx__sru_bwd_choose<1>(a, plain, half)
-                       : stx__sru_bwd_choose<0>(a, plain, half);
-    stx__sru_run(x, "stx_sru_bwd", kernel, a, p, warps < 1 ? 1 : warps, each);
-    to[0] = a->dv;
-    to[1] = a->dbias;
-    stx__columns_sum(x, "stx_sru_bwd", to, 2, p.part, 2 * O2, a->B, O2, 0);
-}
-#endif /* SEQTX_SRU_H */
-
-
-// >>groups
-
-#ifdef SEQTX_COMPRESSIVE_H
-/* Kernels for seqtx_compressive.h, with the letters defined there. They move rows and
-   compute gates. Convolutions, and the attention in the losses, use the core's matmul and
-   attention kernels.
-
-   Row kernels use one warp per row and W adjacent elements per lane. The source of a
-   row is computed once per row, and loads and stores cover whole cache lines. Blocks
-   have 256 threads. The size of the grid is limited; STX__WARPS distributes n = 0 .. N-1
-   over its warps. */
-  #define STX__WARPS(n, N) \
-    for (size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; n < N; \
-         n += (size_t)gridDim.x * blockDim.x / 32)
-  #define STX__RUN_WARPS(x, name, four, kernel, N, ...) \
-    do { \
-      if (four) \
-        STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
-      else \
-        STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
-    } while (0)
-
-/* The rows and groups of a stream. Tap t of group i is row base + i * step + t, if this
-   row is in [first,rows) and not marked in `pad`. `own` is G_b, the stream's number of
-   groups. */
-typedef struct stx__comp_stream {
-    ptrdiff_t base, first;
-    size_t own;
-    const int32_t *pad;
-} stx__comp_stream;
-
-static __device__ __forceinline__ stx__comp_stream stx__comp_stream_of(const stx_comp_groups &g,
-                                                                       size_t b) {
-    stx__comp_stream s;
-    s.base = g.at;
-    s.first = 0;
-    s.own = g.groups;
-    s.pad = g.pad ? g.pad + b * g.rows : NULL;
-    if (g.first) {
-        s.first = g.first[b];
-        s.own = (g.rows - (size_t)s.first + g.step - 1) / g.step;
-        s.base += s.first + ((ptrdiff_t)s.own - (ptrdiff_t)g.groups) * (ptrdiff_t)g.step;
-    }
-    return s;
-}
-
-/* Returns the row of a tap, or -1 if it is missing. */
-static __device__ __forceinline__ ptrdiff_t stx__comp_row(const stx_comp_groups &g,
-                                                          const stx__comp_stream &s, size_t group,
-                                                          size_t t) {
-    ptrdiff_t row = s.base + (ptrdiff_t)(group * g.step + t);
-    return row < s.first || row >= (ptrdiff_t)g.rows || (s.pad && s.pad[row]) ? -1 : row;
-}
-
-static int stx__comp_refused(stx_ctx *x, const stx_comp_groups *g, const char *what) {
-    if (stx_ok(x) && !g->step)
-        stx_fail(x, STX_ERR_SHAPE, "%s: step: expected at least 1 row between groups, got 0", what);
-    return !stx_ok(x);
-}
-
-/* Returns a copy of *g in which a stride of 0 is replaced by the default, and sets
-   *four to 1 if rows can be read four elements at a time, otherwise to 0. */
-static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__array &rows,
-                                         int *four) {
-    stx_comp_groups s = *g;
-    if (!s.stride) s.stride = s.rows * s.D;
-    *four = s.D % 4 == 0 && s.stride % 4 == 0 && stx__aligned4(rows);
-    return s;
-}
-
-/* Sets each tap of y (B,groups,taps,D) to its row of `rows` (B,rows,D), or to 0 if that
-   row is missing. With accumulate, adds to y instead. One warp per tap. */
-template <int W>
-STX__GLOBAL(256)
-stx__comp_unfold_kernel(stx__array y, stx__array rows, stx_comp_groups g, int accumulate) {
-    const size_t taps = g.groups * g.taps;
-    STX__WARPS(n, g.B * taps) {
-        size_t b = n / taps, in = n - b * taps, group = in / g.taps;
-        ptrdiff_t row = stx__comp_row(g, stx__comp_stream_of(g, b), group, in - group * g.taps);
-        if (row < 0 && accumulate) continue;
-        for (size_t c = threadIdx.x % 32 * W; c < g.D; c += 32 * W) {
-            float v[W] = {0};
-            if (row >= 0) stx__getn<W>(v, rows, b * g.stride + (size_t)row * g.D + c);
-            stx__addn<W>(y, n * g.D + c, v, accumulate);
-        }
-    }
-}
-
-void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g,
-                          int accumulate) {
-    stx__array Y = stx__array_of(x, y), R = stx__array_of(x, rows);
-    size_t n = g->B * g->groups * g->taps;
-    int four;
-    const stx_comp_groups s = stx__comp_strided(g, R, &four);
-    if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_unfold")) return;
-    STX__RUN_WARPS(x, "stx_comp_unfold", four && stx__aligned4(Y), stx__comp_unfold_kernel, n, Y, R,
-                   s, accumulate);
-}
-
-/* Sets each row of `rows` (B,rows,D) to the sum of the taps of y (B,groups,taps,D) that
-   refer to it, in ascending order of groups. Rows without taps and missing rows become 0.
-   One warp per row, which first computes the range of groups that contain the row. */
-template <int W>
-STX__GLOBAL(256)
-stx__comp_fold_kernel(stx__array rows, stx__array y, stx_comp_groups g) {
-    STX__WARPS(n, g.B * g.rows) {
-        size_t b = n / g.rows, row = n - b * g.rows;
-        stx__comp_stream s = stx__comp_stream_of(g, b);
-        /* in group i, the row is tap t = from - i * step */
-        ptrdiff_t from = (ptrdiff_t)row - s.base, step = (ptrdiff_t)g.step,
-                  before = from - (ptrdiff_t)g.taps;
-        ptrdiff_t lo = before < 0 ? 0 : before / step + 1, hi = from < 0 ? -1 : from / step;
-        if (hi >= (ptrdiff_t)g.groups) hi = (ptrdiff_t)g.groups - 1;
-        if ((ptrdiff_t)row < s.first || (s.pad && s.pad[row])) hi = -1;
-        for (size_t c = threadIdx.x % 32 * W; c < g.D; c += 32 * W) {
-            float v[W] = {0}, w[W];
-            for (ptrdiff_t i = lo; i <= hi; i++) {
-                stx__getn<W>(w, y,
-                             ((b * g.groups + (size_t)i) * g.taps + (size_t)(from - i * step)) * g.D
-                                 + c);
-                for (int e = 0; e < W; e++) v[e] += w[e];
-            }
-            stx__putn<W>(rows, n * g.D + c, v);
-        }
-    }
-}
-
-void stx_comp_fold_cuda(stx_ctx *x, stx_real *rows, const stx_real *y, const stx_comp_groups *g) {
-    stx__array R = stx__array_of(x, rows), Y = stx__array_of(x, y);
-    size_t n = g->B * g->rows;
-    if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_fold")) return;
-    STX__RUN_WARPS(x, "stx_comp_fold", g->D % 4 == 0 && stx__aligned4(Y) && stx__aligned4(R),
-                   stx__comp_fold_kernel, n, R, Y, *g);
-}
-
-/* Sets y (B,groups,D) to the mean (max = 0) or maximum (max = 1) of the rows of each
-   group, per channel, or to 0 if all are missing. One warp per group; a lane processes
-   the rows of its channels in chronological order. */
-template <int W>
-STX__GLOBAL(256)
-stx__comp_pool_kernel(stx__array y, stx__array rows, stx_comp_groups g, int max) {
-    STX__WARPS(n, g.B * g.groups) {
-        size_t b = n / g.groups, group = n - b * g.groups;
-        stx__comp_stream s = stx__comp_stream_of(g, b);
-        for (size_t c = threadIdx.x % 32 * W; c < g.D; c += 32 * W) {
-            float v[W] = {0}, w[W];
-            size_t met = 0;
-            for (size_t t = 0; t < g.taps; t++) {
-                ptrdiff_t row = stx__comp_row(g, s, group, t);
-                if (row < 0) continue;
-                stx__getn<W>(w, rows, b * g.stride + (size_t)row * g.D + c);
-                for (int e = 0; e < W; e++) {
-                    if (!met || (max && (w[e] > v[e] || w[e] != w[e])))
-                        v[e] = w[e];
-                    else if (!max)
-                        v[e] += w[e];
-                }
-                met++;
-            }
-            if (!max && met > 1)
-                for (int e = 0; e < W; e++) v[e] /= (float)met;
-            stx__putn<W>(y, n * g.D + c, v);
-        }
-    }
-}
-
-void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g,
-                        int max) {
-    stx__array Y = stx__array_of(x, y), R = stx__array_of(x, rows);
-    size_t n = g->B * g->groups;
-    int four;
-    const stx_comp_groups s = stx__comp_strided(g, R, &four);
-    if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_pool")) return;
-    STX__RUN_WARPS(x, "stx_comp_pool", four && stx__aligned4(Y), stx__comp_pool_kernel, n, Y, R, s,
-                   max);
-}
-
-/* Copies the G_b most used rows of stream b, in chronological order, to the last G_b
-   rows of y (B,groups,D). The rows of y before them become 0.
-
-   The first kernel sets `kept` (B,rows) to 1 for the most used rows and to 0 for the
-   others. The rank of a row is the number of rows that precede it. Existing rows
-   precede missing ones; among existing rows, more used rows come first, and newer rows
-   precede older ones that are used equally. One thread per row; the usages of the other
-   rows pass through shared memory, 256 at a time. */
-static __device__ __forceinline__ float stx__comp_usage_of(const stx__array &usage, size_t i) {
-    float all = stx__get(usage, i + 1);
-    return all > 0 ? stx__get(usage, i) / all : 0;
-}
-
-STX__GLOBAL(256)
-stx__comp_rank_kernel(int32_t *kept, stx__array usage, size_t usage_batch_stride, stx_comp_groups g,
-                      size_t blocks) {
-    STX__SHARED(float, used, 256);
-    STX__SHARED(int32_t, lost, 256);
-    for (size_t n = blockIdx.x; n < g.B * blocks; n += gridDim.x) {
-        const size_t b = n / blocks, i = (n - b * blocks) * 256 + threadIdx.x;
-        const stx__comp_stream s = stx__comp_stream_of(g, b);
-        const float mine =
-            i < g.rows ? stx__comp_usage_of(usage, b * usage_batch_stride + 2 * i) : 0;
-        const int mine_lost = i < g.rows && s.pad && s.pad[i];
-        size_t better = 0;
-        for (size_t k0 = (size_t)s.first; k0 < g.rows; k0 += 256) {
-            size_t left = g.rows - k0 < 256 ? g.rows - k0 : 256, k = k0 + threadIdx.x;
-            if (k < g.rows) {
-                used[threadIdx.x] = stx__comp_usage_of(usage, b * usage_batch_stride + 2 * k);
-                lost[threadIdx.x] = s.pad && s.pad[k];
-            }
-            __syncthreads();
-            for (size_t e = 0; e < left; e++) {
-                float u = used[e];
-                if (k0 + e == i) continue;
-                if (lost[e] != mine_lost)
-                    better += !lost[e];
-                else if (mine_lost)
-                    better += k0 + e < i;
-                else
-                    better += u > mine || (!(mine > u) && k0 + e > i);
-            }
-            __syncthreads();
-        }
-        if (i < g.rows) kept[b * g.rows + i] = i >= (size_t)s.first && better < s.own;
-    }
-}
-
-/* The second kernel copies the m-th kept row to the m-th of the last G_b places in y.
-   The kernel counts the kept rows 32 at a time. One warp per place. */
-template <int W>
-STX__GLOBAL(256)
-stx__comp_pick_kernel(stx__array y, stx__array rows, const int32_t *kept, stx_comp_groups g) {
-    const size_t lane = threadIdx.x % 32;
-    STX__WARPS(n, g.B * g.groups) {
-        size_t b = n / g.groups, place = n - b * g.groups, row = g.rows, k0, m;
-        stx__comp_stream s = stx__comp_stream_of(g, b);
-        if (place + s.own >= g.groups) {
-            m = place + s.own - g.groups;
-            for (k0 = 0; k0 < g.rows; k0 += 32) {
-                uint32_t some = __ballot_sync(STX__ALL,
-                                              k0 + lane < g.rows && kept[b * g.rows + k0 + lane]);
-                size_t here = (size_t)__popc(some);
-                if (m < here) {
-                    for (; m; m--) some &= some - 1;
-                    row = k0 + (size_t)__ffs((int)some) - 1;
-                    break;
-                }
-                m -= here;
-            }
-        }
-        if (row < g.rows && s.pad && s.pad[row]) row = g.rows;
-        for (size_t c = lane * W; c < g.D; c += 32 * W) {
-            float v[W] = {0};
-            if (row < g.rows) stx__getn<W>(v, rows, b * g.stride + row * g.D + c);
-            stx__putn<W>(y, n * g.D + c, v);
-        }
-    }
-}
-
-void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
-                        size_t usage_batch_stride, const stx_comp_groups *g) {
-    stx__array Y = stx__array_of(x, y), R = stx__array_of(x, rows), U = stx__array_of(x, usage);
-    size_t n = g->B * g->groups, blocks = (g->rows + 255) / 256;
-    int32_t *kept;
-    int four;
-    const stx_comp_groups s = stx__comp_strided(g, R, &four);
-    if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_pick")) return;
-    if (!g->rows) {
-        stx_fill_cuda(x, y, n * g->D, 0);
-        return;
-    }
-    kept = (int32_t *)stx__scratch_of(x, g->B * g->rows * sizeof *kept, "stx_comp_pick");
-    if (!kept) return;
-    STX__RUN_KERNEL(x, "stx_comp_pick", stx__comp_rank_kernel,
-                    stx__blocks(g->B * blocks, 1, (size_t)1 << 30), 256, 0, kept, U,
-                    usage_batch_stride, *g, blocks);
-    STX__RUN_WARPS(x, "stx_comp_pick", four && stx__aligned4(Y), stx__comp_pick_kernel, n, Y, R,
-                   kept, s);
-}
-
-
-// >>usage
-
-/* Adds the softmax weights of key `first` + j, summed over queries and averaged over
-   heads, to usage[b][j][0], and the number of queries to usage[b][j][1]. Each weight is
-   recomputed from its logit and the statistics of the row.
-
-   The first kernel computes `part` (B,H,n), the sums over the queries of one head. A
-   block processes 64 keys of a unit (batch row and head) and walks its queries, 64 at a
-   time. A thread computes 4 x 4 logits; operands pass through shared memory, 16 channels
-   at a time. A tile uses 127 adjacent rows of pe, indexed by (query - key) + 63; the 16
-   logits of a thread use 7 of them. Each thread adds its queries in ascending order, then
-   the sums of a key's 16 threads are added in order. The launch bound is 256 threads and
-   3 blocks per multiprocessor, which allows 80 registers per thread. */
-enum { STX__USAGE_TILE = 64, STX__USAGE_STEP = 16, STX__USAGE_POSITIONS = 2 * STX__USAGE_TILE };
-
-typedef struct stx__comp_usage {
-    stx__array q, k, pe, u, vb;
-    const float *row_max, *inv_sum; /* (B,H,T) */
-    const int32_t *pad;
-    size_t T, S, H, D, P, q_row_stride, kv_row_stride, q_batch_stride, kv_batch_stride,
-        pad_batch_stride, span, first, n, tiles;
-    int delta_min, pe_heads;
-    float scale;
-} stx__comp_usage;
-
-/* Loads channels c0 .. c0+15 of the tile's rows of pe to shared memory, one array per
-   channel. d0 is the query-key distance of the first row. */
-static __device__ __forceinline__ void stx__comp_usage_load_pe(const stx__comp_usage &p, float *ps,
-                                                               size_t h, size_t c0, ptrdiff_t d0) {
-    enum { LR = STX__USAGE_POSITIONS + 4 };
-
-    for (int e = (int)threadIdx.x; e < STX__USAGE_POSITIONS * STX__USAGE_STEP; e += 256) {
-        int d = e % STX__USAGE_STEP, r = e / STX__USAGE_STEP;
-        size_t ch = c0 + (size_t)d;
-        ptrdiff_t row = (ptrdiff_t)p.P - 1 + p.delta_min - (d0 + r);
-        size_t at = p.pe_heads > 1 ? ((size_t)row * p.H + h) * p.D + ch : (size_t)row * p.D + ch;
-        float v = 0;
-        if (ch < p.D && row >= 0 && row < (ptrdiff_t)p.P) v = stx__get(p.pe, at);
-        ps[d * LR + r] = v;
-    }
-}
-
-/* Loads channels c0 .. c0+15 of the tile's queries (q + u, and with PE also q + vb),
-   keys and, with PE, rows of pe. */
-template <int PE>
-static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usage &p, float *qu,
-                                                            float *qv, float *ks, float *ps,
-                                                            size_t b, size_t h, size_t i0,
-                                                            size_t j0, size_t c0, ptrdiff_t d0) {
-    enum { LD = STX__USAGE_TILE + 4 };
-
-    const int tid = (int)threadIdx.x;
-    for (int e = tid; e < STX__USAGE_TILE * STX__USAGE_STEP; e += 256) {
-        int d = e % STX__USAGE_STEP, r = e / STX__USAGE_STEP;
-        size_t ch = c0 + (size_t)d, i = i0 + (size_t)r, j = j0 + (size_t)r;
-        float q = 0, k = 0;
-        if (ch < p.D && i < p.T)
-            q = stx__get(p.q, b * p.q_batch_stride + i * p.q_row_stride + h * p.D + ch);
-        if (ch < p.D && j < p.n)
-            k = stx__get(p.k,
-                         b * p.kv_batch_stride + (p.first + j) * p.kv_row_stride + h * p.D + ch);
-        qu[d * LD + r] = p.u.p && ch < p.D ? q + stx__get(p.u, h * p.D + ch) : q;
-        if (PE) qv[d * LD + r] = p.vb.p && ch < p.D ? q + stx__get(p.vb, h * p.D + ch) : q;
-        ks[d * LD + r] = k;
-    }
-    if (PE) stx__comp_usage_load_pe(p, ps, h, c0, d0);
-}
-
-/* Adds the contribution of the loaded channels to a thread's 4 x 4 logits. */
-template <int PE>
-static __device__ __forceinline__ void stx__comp_usage_dots(float (&c)[4][4], const float *qu,
-                                                            const float *qv, const float *ks,
-                                                            const float *ps) {
-    enum { LD = STX__USAGE_TILE + 4, LR = STX__USAGE_POSITIONS + 4 };
-
-    const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
-  #pragma unroll 4 /* allows 3 blocks per multiprocessor without spills */
-    for (int d = 0; d < STX__USAGE_STEP; d++) {
-        float a[4], k[4], v[4], w[7];
-        for (int e = 0; e < 4; e++) {
-            a[e] = qu[d * LD + 4 * ty + e];
-            k[e] = ks[d * LD + 4 * tx + e];
-        }
-        if (PE) {
-            for (int e = 0; e < 4; e++) v[e] = qv[d * LD + 4 * ty + e];
-            for (int e = 0; e < 7; e++) w[e] = ps[d * LR + 4 * (ty - tx) + STX__USAGE_TILE - 4 + e];
-        }
-        for (int i = 0; i < 4; i++)
-            for (int j = 0; j < 4; j++) {
-                c[i][j] = fmaf(a[i], k[j], c[i][j]);
-                if (PE) c[i][j] = fmaf(v[i], w[i - j + 3], c[i][j]);
-            }
-    }
-}
-
-/* Adds the softmax weights of a thread's 4 x 4 logits to sum[j], for queries that see
-   the key. */
-static __device__ __forceinline__ void stx__comp_usage_weights(const stx__comp_usage &p,
-                                                               const float (&c)[4][4],
-                                                               double (&sum)[4], size_t unit,
-                                                               size_t b, size_t i0, size_t j0) {
-    const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
-    const int32_t *pad = p.pad ? p.pad + b * p.pad_batch_stride : NULL;
-    for (int i = 0; i < 4; i++) {
-        size_t query = i0 + (size_t)(4 * ty + i), here = p.S - p.T + query,
-               row = unit * p.T + query;
-        if (query >= p.T || (pad && pad[here])) continue;
-        float row_max = p.row_max[row], inv_sum = p.inv_sum[row];
-        for (int j = 0; j < 4; j++) {
-            size_t key = p.first + j0 + (size_t)(4 * tx + j);
-            if (key >= p.first + p.n || here - key > p.span || (pad && pad[key])) continue;
-            sum[j] += (double)(expf(fmaf(c[i][j], p.scale, -row_max)) * inv_sum);
-        }
-    }
-}
-
-template <int PE>
-STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
-    enum { LD = STX__USAGE_TILE + 4, LR = STX__USAGE_POSITIONS + 4 };
-
-    STX__SHARED(float, qu, STX__USAGE_STEP *LD);
-    STX__SHARED(float, qv, PE ? STX__USAGE_STEP *LD : 4);
-    STX__SHARED(float, ks, STX__USAGE_STEP *LD);
-    STX__SHARED(float, ps, PE ? STX__USAGE_STEP *LR : 4);
-    STX__SHARED(double, sums, 16 * STX__USAGE_TILE);
-    const size_t unit = blockIdx.x / p.tiles, j0 = (blockIdx.x - unit * p.tiles) * STX__USAGE_TILE,
-                 b = unit / p.H, h = unit - b * p.H;
-    const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
-    double sum[4] = {0};
-    for (size_t i0 = 0; i0 < p.T; i0 += STX__USAGE_TILE) {
-        /* distance of the tile's first row of pe */
-        const ptrdiff_t d0 = (ptrdiff_t)(p.S - p.T + i0) - (ptrdiff_t)(p.first + j0)
-                             - (STX__USAGE_TILE - 1);
-        float c[4][4] = {{0}};
-        for (size_t c0 = 0; c0 < p.D; c0 += STX__USAGE_STEP) {
-            stx__comp_usage_load<PE>(p, qu, qv, ks, ps, b, h, i0, j0, c0, d0);
-            __syncthreads();
-            stx__comp_usage_dots<PE>(c, qu, qv, ks, ps);
-            __syncthreads();
-        }
-        stx__comp_usage_weights(p, c, sum, unit, b, i0, j0);
-    }
-    for (int j = 0; j < 4; j++) sums[ty * STX__USAGE_TILE + 4 * tx + j] = sum[j];
-    __syncthreads();
-    if (tid < STX__USAGE_TILE && j0 + (size_t)tid < p.n) {
-        double all = 0;
-        for (int r = 0; r < 16; r++) all += sums[r * STX__USAGE_TILE + tid];
-        part[unit * p.n + j0 + (size_t)tid] = all;
-    }
-}
-
-/* The second kernel adds the sums over heads, in order, and the number of queries to
-   usage. One thread per key; all threads of a block count the queries together. */
-STX__GLOBAL(256)
-stx__comp_usage_sum_kernel(stx__array usage, size_t usage_batch_stride, const double *part,
-                           stx__comp_usage p, size_t B, size_t blocks) {
-    STX__SHARED(double, sh, 32);
-    for (size_t at = blockIdx.x; at < B * blocks; at += gridDim.x) {
-        const size_t b = at / blocks, j = (at - b * blocks) * 256 + threadIdx.x;
-        double queries = 0, all = 0;
-        for (size_t i = threadIdx.x; i < p.T; i += 256)
-            queries += !(p.pad && p.pad[b * p.pad_batch_stride + p.S - p.T + i]);
-        queries = stx__row_sum<256>(queries, sh);
-        if (j >= p.n) continue;
-        for (size_t h = 0; h < p.H; h++) all += part[(b * p.H + h) * p.n + j];
-        stx__add(usage, b * usage_batch_stride + 2 * j, (float)(all / (double)p.H), 1);
-        stx__add(usage, b * usage_batch_stride + 2 * j + 1, (float)queries, 1);
-    }
-}
-
-void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
-                         const stx_attention_args *a, size_t first, size_t n) {
-    stx__comp_usage p;
-    size_t blocks = (n + 255) / 256;
-    double *part;
-    if (!stx_ok(x) || !a->B || !a->H || !a->T || !n) return;
-    if (a->span_fraction || a->eps > 0 || a->N || a->not_causal || a->S < a->T
-        || first > a->S - a->T || n > a->S - a->T - first) {
-        stx_fail(x, STX_ERR_ARG,
-                 "stx_comp_usage: expected causal attention without learned spans, eps or "
-                 "persistent vectors, and only keys before the last T = %zu of S = %zu, got %zu "
-                 "keys from key %zu",
-                 a->T, a->S, n, first);
-        return;
-    }
-    memset(&p, 0, sizeof p);
-    p.q = stx__array_of(x, a->q);
-    p.k = stx__array_of(x, a->k);
-    p.pe = stx__array_of(x, a->P ? a->pe : NULL);
-    p.u = stx__array_of(x, a->content_bias);
-    p.vb = stx__array_of(x, a->position_bias);
-    p.row_max = (const float *)a->row_max;
-    p.inv_sum = (const float *)a->inv_sum;
-    p.pad = a->pad;
-    p.T = a->T;
-    p.S = a->S;
-    p.H = a->H;
-    p.D = a->D;
-    p.P = a->P;
-    p.q_row_stride = a->q_row_stride;
-    p.kv_row_stride = a->kv_row_stride;
-    p.q_batch_stride = a->q_batch_stride;
-    p.kv_batch_stride = a->kv_batch_stride;
-    p.pad_batch_stride = a->pad_batch_stride;
-    p.span = a->span;
-    p.first = first;
-    p.n = n;
-    p.tiles = (n + STX__USAGE_TILE - 1) / STX__USAGE_TILE;
-    p.delta_min = a->delta_min;
-    p.pe_heads = a->pe_heads;
-    p.scale = (float)a->scale;
-    part = (double *)stx__scratch_of(x, a->B * a->H * n * sizeof *part, "stx_comp_usage");
-    if (!part) return;
-    if (p.pe.p)
-        STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_kernel<1>,
-                        (unsigned)(a->B * a->H * p.tiles), 256, 0, part, p);
-    else
-        STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_kernel<0>,
-                        (unsigned)(a->B * a->H * p.tiles), 256, 0, part, p);
-    STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_sum_kernel,
-                    stx__blocks(a->B * blocks, 1, (size_t)1 << 30), 256, 0, stx__array_of(x, usage),
-                    usage_batch_stride, part, p, a->B, blocks);
-}
-
-
-// >>error
-
-/* Computes loss (1) = sum (a - t)^2 / count and rel_error (1) = sum (a - t)^2 / sum t^2
-   (0 if sum t^2 is 0), over the rows of `a` and t (N,C) that are not marked in `skip`.
-   The first kernel stores the two sums of each row in `work` (N,2). One warp per row. */
-template <int W>
-STX__GLOBAL(256)
-stx__comp_error_kernel(double *work, stx__array a, stx__array t, const int32_t *skip, size_t N,
-                       size_t C) {
-    STX__WARPS(n, N) {
-        double off = 0, all = 0;
-        if (!skip || !skip[n])
-            for (size_t c = threadIdx.x % 32 * W; c < C; c += 32 * W) {
-                float v[W], w[W];
-                stx__getn<W>(v, a, n * C + c);
-                stx__getn<W>(w, t, n * C + c);
-                for (int e = 0; e < W; e++) {
-                    double d = (double)v[e] - (double)w[e];
-                    off += d * d;
-                    all += (double)w[e] * (double)w[e];
-                }
-            }
-        off = stx__warp_sum_f64(off);
-        all = stx__warp_sum_f64(all);
-        if (threadIdx.x % 32 == 0) {
-            work[2 * n] = off;
-            work[2 * n + 1] = all;
-        }
-    }
-}
-
-/* The second kernel sums over all rows. One block: a thread adds every 1024th row, then
-   a fixed tree adds the threads' sums. */
-STX__GLOBAL(1024)
-stx__comp_error_sum_kernel(stx__array loss, stx__array rel_error, const double *work, size_t N,
-                           double count) {
-    STX__SHARED(double, sh, 32);
-    double off = 0, all = 0;
-  #pragma unroll 4
-    for (size_t n = threadIdx.x; n < N; n += 1024) {
-        off += work[2 * n];
-        all += work[2 * n + 1];
-    }
-    off = stx__row_sum<1024>(off, sh);
-    all = stx__row_sum<1024>(all, sh);
-    if (threadIdx.x) return;
-    stx__put(loss, 0, (float)(off / count));
-    stx__put(rel_error, 0, (float)(all > 0 ? off / all : 0));
-}
-
-void stx_comp_error_fwd_cuda(stx_ctx *x, const stx_comp_error_args *e) {
-    stx__array A = stx__array_of(x, e->a), T = stx__array_of(x, e->target);
-    int four = e->D % 4 == 0 && stx__aligned4(A) && stx__aligned4(T);
-    if (e->N)
-        STX__RUN_WARPS(x, "stx_comp_error_fwd", four, stx__comp_error_kernel, e->N, e->work, A, T,
-                       e->skip, e->N, e->D);
-    STX__RUN_KERNEL(x, "stx_comp_error_fwd", stx__comp_error_sum_kernel, 1, 1024, 0,
-                    stx__array_of(x, e->loss), stx__array_of(x, e->rel_error), e->work, e->N,
-                    e->count);
-}
-
-/* Gradient of loss = sum (a - t)^2 / count: da = or += 2 (a - t) dloss / count, or 0 in
-   rows marked in `skip`. One warp per row. */
-template <int W>
-STX__GLOBAL(256)
-stx__comp_error_bwd_kernel(stx__array da, stx__array dloss, stx__array a, stx__array t,
-                           const int32_t *skip, size_t N, size_t C, double count,
-                           int accumulate) {
-    const float scale = (float)(2 * (double)stx__get(dloss, 0) / count);
-    STX__WARPS(n, N) {
-        const int out = skip && skip[n];
-        if (out && accumulate) continue;
-        for (size_t c = threadIdx.x % 32 * W; c < C; c += 32 * W) {
-            float v[W] = {0}, w[W];
-            if (!out) {
-                stx__getn<W>(v, a, n * C + c);
-                stx__getn<W>(w, t, n * C + c);
-                for (int e = 0; e < W; e++) v[e] = scale * (v[e] - w[e]);
-            }
-            stx__addn<W>(da, n * C + c, v, accumulate);
-        }
-    }
-}
-
-void stx_comp_error_bwd_cuda(stx_ctx *x, const stx_comp_error_args *e) {
-    stx__array D = stx__array_of(x, e->da), G = stx__array_of(x, e->dloss),
-               A = stx__array_of(x, e->a), T = stx__array_of(x, e->target);
-    int four = e->D % 4 == 0 && stx__aligned4(D) && stx__aligned4(A) && stx__aligned4(T);
-    if (e->N && e->D)
-        STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, e->N, D, G, A, T,
-                       e->skip, e->N, e->D, e->count, e->accumulate);
-}
-
-
-// >>gates
-
-/* The elementwise part of a gate (see stx_comp_gate_args). A thread processes W = 4 or
-   1 adjacent elements at a time. The kind is selected outside the loop, so that each
-   kind has a separate loop. */
-typedef struct stx__comp_gate {
-    int kind, accumulate;
-    size_t n, D;
-    stx__array x, y, p[4], out, dout, dx, dy, dp[4];
-} stx__comp_gate;
-
-/* Returns the number of planes of a gate kind. A plane has rows of D elements; p[0] and
-   p[1] may each hold several planes side by side. GRU has r, z, n in p[0] and again in
-   p[1]. In stx__comp_kind, X and Y are 1 if the kind uses x and y. */
-static constexpr __host__ __device__ int stx__comp_planes(int kind) {
-    switch (kind) {
-    case STX_COMP_GATE_GRU: return 6;
-    case STX_COMP_GATE_GTRXL: return 4;
-    case STX_COMP_GATE_SIGTANH:
-    case STX_COMP_GATE_RESET:
-    case STX_COMP_GATE_GLU: return 2;
-    default: return 1;
-    }
-}
-
-template <int K> struct stx__comp_kind {
-    static constexpr int P = stx__comp_planes(K);
-    static constexpr int X = K != STX_COMP_GATE_GLU;
-    static constexpr int Y = K == STX_COMP_GATE_INPUT || K == STX_COMP_GATE_OUTPUT
-                             || K == STX_COMP_GATE_HIGHWAY;
-    /* number of planes side by side in each p[i] */
-    static constexpr int side = P == 6 ? 3 : 1 + (K == STX_COMP_GATE_GLU);
-};
-
-static __device__ __forceinline__ float stx__comp_sigmoid(float v) {
-    return 1 / (1 + expf(-v));
-}
-
-/* These functions return the array that holds plane k, and the index of element i of
-   the plane in this array. */
-template <int K>
-static __device__ __forceinline__ const stx__array &stx__comp_plane(const stx__array (&p)[4],
-                                                                    int k) {
-    return p[k / stx__comp_kind<K>::side];
-}
-
-template <int K>
-static __device__ __forceinline__ size_t stx__comp_plane_at(const stx__comp_gate &a, size_t i,
-                                                            int k) {
-    constexpr int side = stx__comp_kind<K>::side;
-    return side > 1 ? i + (side - 1) * a.D * (i / a.D) + (size_t)(k % side) * a.D : i;
-}
-
-template <int W, int K>
-static __device__ __forceinline__ void stx__comp_gate_get(const stx__comp_gate &a, size_t i,
-                                                          float (&x)[W], float (&y)[W],
-                                                          float (&p)[6][W]) {
-    if (stx__comp_kind<K>::X) stx__getn<W>(x, a.x, i);
-    if (stx__comp_kind<K>::Y) stx__getn<W>(y, a.y, i);
-  #pragma unroll
-    for (int k = 0; k < stx__comp_kind<K>::P; k++)
-        stx__getn<W>(p[k], stx__comp_plane<K>(a.p, k), stx__comp_plane_at<K>(a, i, k));
-}
-
-template <int W, int K>
-static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_gate &a) {
-    STX__STEP(i, a.n, W) {
-        float x[W] = {0}, y[W] = {0}, p[6][W];
-        stx__comp_gate_get<W, K>(a, i, x, y, p);
-  #pragma unroll
-        for (int e = 0; e < W; e++) {
-            if constexpr (K == STX_COMP_GATE_GRU) {
-                float r = stx__comp_sigmoid(p[0][e] + p[3][e]),
-                      z = stx__comp_sigmoid(p[1][e] + p[4][e]);
-                float n = tanhf(fmaf(r, p[5][e], p[2][e]));
-                x[e] = fmaf(z, x[e] - n, n);
-            } else if constexpr (K == STX_COMP_GATE_GTRXL) {
-                x[e] = fmaf(stx__comp_sigmoid(p[0][e] + p[1][e]), tanhf(p[2][e] + p[3][e]) - x[e],
-                            x[e]);
-            } else if constexpr (K == STX_COMP_GATE_RESET) {
-                x[e] = stx__comp_sigmoid(p[0][e] + p[1][e]) * x[e];
-            } else if constexpr (K == STX_COMP_GATE_GLU) {
-                x[e] = p[0][e] * stx__phi(p[0][e]) * p[1][e];
-            } else {
-                float s = stx__comp_sigmoid(p[0][e]);
-                if constexpr (K == STX_COMP_GATE_INPUT)
-                    x[e] = fmaf(s, x[e], y[e]);
-                else if constexpr (K == STX_COMP_GATE_OUTPUT)
-                    x[e] = fmaf(s, y[e], x[e]);
-                else if constexpr (K == STX_COMP_GATE_HIGHWAY)
-                    x[e] = fmaf(s, x[e] - y[e], y[e]);
-                else if constexpr (K == STX_COMP_GATE_SIGTANH)
-                    x[e] = fmaf(s, tanhf(p[1][e]), x[e]);
-                else
-                    x[e] = 2 * s * x[e];
-            }
-        }
-        stx__putn<W>(a.out, i, x);
-    }
-}
-
-/* Computes the gradients of elements i .. i+W-1. Replaces p with the gradients of the
-   planes. With g = dout, s' = s (1 - s) and out as in stx__comp_gate_forward, the
-   gradients of GRU are (p_n is plane n of p[1]):
-
-       dn = g (1 - z) (1 - n^2)    dz = g (x - n) z'    dr = dn p_n r'    dx = g z
-       gradients of p[0]: dr, dz, dn; of p[1]: dr, dz, r dn */
-template <int W, int K>
-static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_gate &a, size_t i,
-                                                               float (&p)[6][W]) {
-    float x[W] = {0}, y[W] = {0}, g[W];
-    stx__getn<W>(g, a.dout, i);
-    stx__comp_gate_get<W, K>(a, i, x, y, p);
-  #pragma unroll
-    /* each value is replaced by its gradient */
-    for (int e = 0; e < W; e++) {
-        if constexpr (K == STX_COMP_GATE_GRU) {
-            float r = stx__comp_sigmoid(p[0][e] + p[3][e]),
-                  z = stx__comp_sigmoid(p[1][e] + p[4][e]);
-            float n = tanhf(fmaf(r, p[5][e], p[2][e])), dn = g[e] * (1 - z) * fmaf(-n, n, 1.0f);
-            p[0][e] = p[3][e] = dn * p[5][e] * r * (1 - r);
-            p[1][e] = p[4][e] = g[e] * (x[e] - n) * z * (1 - z);
-            p[2][e] = dn;
-            p[5][e] = dn * r;
-            x[e] = g[e] * z;
-        } else if constexpr (K == STX_COMP_GATE_GTRXL) {
-            float z = stx__comp_sigmoid(p[0][e] + p[1][e]), n = tanhf(p[2][e] + p[3][e]);
-            p[0][e] = p[1][e] = g[e] * (n - x[e]) * z * (1 - z);
-            p[2][e] = p[3][e] = g[e] * z * fmaf(-n, n, 1.0f);
-            x[e] = g[e] * (1 - z);
-        } else if constexpr (K == STX_COMP_GATE_RESET) {
-            float s = stx__comp_sigmoid(p[0][e] + p[1][e]);
-            p[0][e] = p[1][e] = g[e] * x[e] * s * (1 - s);
-            x[e] = g[e] * s;
-        } else if constexpr (K == STX_COMP_GATE_SIGTANH) {
-            float s = stx__comp_sigmoid(p[0][e]), n = tanhf(p[1][e]);
-            p[0][e] = g[e] * n * s * (1 - s);
-            p[1][e] = g[e] * s * fmaf(-n, n, 1.0f);
-            x[e] = g[e];
-        } else if constexpr (K == STX_COMP_GATE_MOGRIFY) {
-            float s = stx__comp_sigmoid(p[0][e]);
-            p[0][e] = 2 * g[e] * x[e] * s * (1 - s);
-            x[e] = 2 * g[e] * s;
-        } else if constexpr (K == STX_COMP_GATE_GLU) {
-            float v = p[0][e], phi = stx__phi(v);
-            p[0][e] = g[e] * p[1][e] * fmaf(v, 0.39894228040143267794f * expf(-0.5f * v * v), phi);
-            p[1][e] = g[e] * v * phi;
-        } else if constexpr (K == STX_COMP_GATE_INPUT) {
-            float s = stx__comp_sigmoid(p[0][e]);
-            p[0][e] = g[e] * x[e] * s * (1 - s);
-            x[e] = g[e] * s;
-            y[e] = g[e];
-        } else if constexpr (K == STX_COMP_GATE_OUTPUT) {
-            float s = stx__comp_sigmoid(p[0][e]);
-            p[0][e] = g[e] * y[e] * s * (1 - s);
-            x[e] = g[e];
-            y[e] = g[e] * s;
-        } else {
-            float s = stx__comp_sigmoid(p[0][e]);
-            p[0][e] = g[e] * (x[e] - y[e]) * s * (1 - s);
-            x[e] = g[e] * s;
-            y[e] = g[e] * (1 - s);
-        }
-    }
-    if (stx__comp_kind<K>::X) stx__addn<W>(a.dx, i, x, a.accumulate);
-    if (stx__comp_kind<K>::Y) stx__addn<W>(a.dy, i, y, a.accumulate);
-  #pragma unroll
-    for (int k = 0; k < stx__comp_kind<K>::P; k++)
-        stx__addn<W>(stx__comp_plane<K>(a.dp, k), stx__comp_plane_at<K>(a, i, k), p[k],
-                     a.accumulate);
-}
-
-template <int W, int K>
-static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_gate &a) {
-    STX__STEP(i, a.n, W) {
-        float p[6][W];
-        stx__comp_gate_grads_at<W, K>(a, i, p);
-    }
-}
-
-/* Runs the loop for one kind, forward or backward. stx__comp_gate_of_kind selects the
-   kind. */
-template <int W, int K, int BACKWARD>
-static __device__ __forceinline__ void stx__comp_gate_pass(const stx__comp_gate &a) {
-    if constexpr (BACKWARD)
-        stx__comp_gate_backward<W, K>(a);
-    else
-        stx__comp_gate_forward<W, K>(a);
-}
-
-template <int W, int BACKWARD>
-static __device__ __forceinline__ void stx__comp_gate_of_kind(const stx__comp_gate &a) {
-    switch (a.kind) {
-    case STX_COMP_GATE_GRU: stx__comp_gate_pass<W, STX_COMP_GATE_GRU, BACKWARD>(a); break;
-    case STX_COMP_GATE_INPUT: stx__comp_gate_pass<W, STX_COMP_GATE_INPUT, BACKWARD>(a); break;
-    case STX_COMP_GATE_OUTPUT: stx__comp_gate_pass<W, STX_COMP_GATE_OUTPUT, BACKWARD>(a); break;
-    case STX_COMP_GATE_HIGHWAY: stx__comp_gate_pass<W, STX_COMP_GATE_HIGHWAY, BACKWARD>(a); break;
-    case STX_COMP_GATE_SIGTANH: stx__comp_gate_pass<W, STX_COMP_GATE_SIGTANH, BACKWARD>(a); break;
-    case STX_COMP_GATE_GTRXL: stx__comp_gate_pass<W, STX_COMP_GATE_GTRXL, BACKWARD>(a); break;
-    case STX_COMP_GATE_RESET: stx__comp_gate_pass<W, STX_COMP_GATE_RESET, BACKWARD>(a); break;
-    case STX_COMP_GATE_GLU: stx__comp_gate_pass<W, STX_COMP_GATE_GLU, BACKWARD>(a); break;
-    default: stx__comp_gate_pass<W, STX_COMP_GATE_MOGRIFY, BACKWARD>(a);
-    }
-}
-
-template <int W> STX__GLOBAL(256) stx__comp_gate_fwd_kernel(stx__comp_gate a) {
-    stx__comp_gate_of_kind<W, 0>(a);
-}
-
-template <int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
-    stx__comp_gate_of_kind<W, 1>(a);
-}
-
-/* Backward pass that also computes `part` (chunks,P D): the sums of the planes' gradients
-   over `rows` rows per chunk. As in stx__columns_kernel, a block has 8 rows of 32 lanes
-   and sums 32 W columns of a chunk; each lane sums W of them in all planes. */
-template <int W, int K>
-STX__GLOBAL(256)
-stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
-    STX__SHARED(float, sh, 8 * 32 * W);
-    constexpr int P = stx__comp_kind<K>::P;
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, N = a.n / a.D,
-                 lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
-    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < a.D; c0 += (size_t)gridDim.y * 32 * W) {
-        const size_t c = c0 + lane * W;
-        float s[P][W] = {};
-        if (c < a.D)
-            for (size_t n = lo + row; n < hi; n += 8) {
-                float p[6][W];
-                stx__comp_gate_grads_at<W, K>(a, n * a.D + c, p);
-  #pragma unroll
-                for (int k = 0; k < P; k++)
-                    for (int e = 0; e < W; e++) s[k][e] += p[k][e];
-            }
-  #pragma unroll
-        for (int k = 0; k < P; k++) {
-            for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
-            __syncthreads();
-            /* adds the sums of the 8 thread rows; thread row `row` finishes element
-               `row` of each lane's W elements */
-            if (row < W && c < a.D) {
-                float t = 0;
-                for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
-                part[(blockIdx.x * P + k) * a.D + c + row] = t;
-            }
-            __syncthreads();
-        }
-    }
-}
-
-template <int K>
-static void stx__comp_gate_bwd_sums(stx_ctx *x, const stx_comp_gate_args *a,
-                                    const stx__comp_gate *p, int four) {
-    const char *what = "stx_comp_gate_bwd, sums";
-    const size_t P = stx__comp_kind<K>::P, rows = stx__chunk(a->N, 64, 1024),
-                 chunks = (a->N + rows - 1) / rows;
-    const int count = K == STX_COMP_GATE_GRU ? 2 : 1;
-    dim3 grid((unsigned)chunks, stx__blocks(a->D, four ? 128 : 32, 65535));
-    int defer_db = a->defer_db;
-    float *part = stx__partial_sums(x, what, chunks * P * a->D, &defer_db);
-    if (!part) return;
-    if (four)
-        STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<4, K>), grid, 256, 0, *p, part, rows);
-    else
-        STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<1, K>), grid, 256, 0, *p, part, rows);
-    stx__columns_sum(x, what, a->db, count, part, P * a->D, chunks, P / (size_t)count * a->D,
-                     defer_db);
-}
-
-/* Sets the arguments of the kernels and sets *four to 1 if all arrays can be accessed
-   four elements at a time, otherwise to 0. Returns 0 if there is nothing to do or after
-   an error. */
-static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backward,
-                             stx__comp_gate *p, int *four) {
-    const char *what = backward ? "stx_comp_gate_bwd" : "stx_comp_gate_fwd";
-    int i;
-    if (!stx_ok(x) || !a->N || !a->D) return 0;
-    if (a->kind < STX_COMP_GATE_GRU || a->kind > STX_COMP_GATE_GLU) {
-        stx_fail(x, STX_ERR_ARG, "%s: kind: expected one of STX_COMP_GATE_GRU .. _GLU, got %d",
-                 what, a->kind);
-        return 0;
-    }
-    memset(p, 0, sizeof *p);
-    p->kind = a->kind;
-    p->accumulate = a->accumulate;
-    p->n = a->N * a->D;
-    p->D = a->D;
-    p->x = stx__array_of(x, a->x);
-    p->y = stx__array_of(x, a->y);
-    p->out = stx__array_of(x, backward ? NULL : a->out);
-    p->dout = stx__array_of(x, backward ? a->dout : NULL);
-    p->dx = stx__array_of(x, backward ? a->dx : NULL);
-    p->dy = stx__array_of(x, backward ? a->dy : NULL);
-    *four = a->D % 4 == 0 && stx__aligned4(p->x) && stx__aligned4(p->y) && stx__aligned4(p->out)
-            && stx__aligned4(p->dout) && stx__aligned4(p->dx) && stx__aligned4(p->dy);
-    for (i = 0; i < 4; i++) {
-        p->p[i] = stx__array_of(x, a->p[i]);
-        p->dp[i] = stx__array_of(x, backward ? a->dp[i] : NULL);
-        *four = *four && stx__aligned4(p->p[i]) && stx__aligned4(p->dp[i]);
-    }
-    return 1;
-}
-
-void stx_comp_gate_fwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
-    stx__comp_gate p;
-    int four;
-    if (stx__comp_gate_of(x, a, 0, &p, &four))
-        STX__RUN_BY(x, "stx_comp_gate_fwd", four, stx__comp_gate_fwd_kernel, p.n, p);
-}
-
-void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
-    stx__comp_gate p;
-    int four;
-    if (!stx__comp_gate_of(x, a, 1, &p, &four)) return;
-    if ((a->db[0] || a->db[1]) && a->kind == STX_COMP_GATE_GRU)
-        stx__comp_gate_bwd_sums<STX_COMP_GATE_GRU>(x, a, &p, four);
-    else if (a->db[0] && a->kind == STX_COMP_GATE_GLU)
-        stx__comp_gate_bwd_sums<STX_COMP_GATE_GLU>(x, a, &p, four);
-    else
-        STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
-}
-#endif /* SEQTX_COMPRESSIVE_H */
-
-
-// >>gate
-
-#ifdef SEQTX_PAR_H
-/* Kernels for seqtx_par.h. The gate of a network block has three values, or three per
-   draw. They are computed in double, as on the CPU, and stay on the device from the
-   noise to the parameter gradients. */
-typedef struct stx__par_gate {
-    size_t R, uniforms_stride;
-    int form, hard, noisy, latency_w;
-    uint64_t seed, stream, first;
-    const uint64_t *shift;
-    stx__array al, tau, uniforms, cost, before, w, y, lat, dw, dlat, dal, dbefore;
-} stx__par_gate;
-
-static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
-    stx__par_gate g;
-    memset(&g, 0, sizeof g);
-    g.R = a->R;
-    g.uniforms_stride = a->uniforms_stride;
-    g.form = a->form;
-    g.hard = a->hard;
-    g.noisy = a->noisy;
-    g.latency_w = a->latency_w;
-    g.seed = a->seed;
-    g.stream = a->stream;
-    g.first = a->first;
-    g.shift = stx__gpu(x)->shift;
-    g.al = stx__array_of(x, a->al);
-    g.tau = stx__array_of(x, a->tau);
-    g.uniforms = stx__array_of(x, a->uniforms);
-    g.cost = stx__array_of(x, a->cost);
-    g.before = stx__array_of(x, a->before);
-    g.w = stx__array_of(x, a->w);
-    g.y = stx__array_of(x, a->y);
-    g.lat = stx__array_of(x, a->lat);
-    g.dw = stx__array_of(x, a->dw);
-    g.dlat = stx__array_of(x, a->dlat);
-    g.dal = stx__array_of(x, a->dal);
-    g.dbefore = stx__array_of(x, a->dbefore);
-    return g;
-}
-
-/* Computes pi, ln_pi (ln p or, with STX_PAR_FORM_PI, ln pi) and p = pi / sum pi, like
-   the CPU function stx__par_probabilities. Returns sum pi. */
-static __device__ __forceinline__ double stx__par_probabilities(const stx__par_gate &a,
-                                                                double (&ln_pi)[3], double (&pi)[3],
-                                                                double (&p)[3]) {
-    double al[3], top, sum = 0;
-    for (int k = 0; k < 3; k++) al[k] = (double)stx__get(a.al, (size_t)k);
-    top = al[0];
-    for (int k = 1; k < 3; k++)
-        if (al[k] > top) top = al[k];
-    for (int k = 0; k < 3; k++) {
-        if (al[k] != al[k])
-            pi[k] = al[k];
-        else if (a.form == STX_PAR_FORM_PI)
-            pi[k] = (al[k] > 0 ? al[k] : 0) + 1e-5;
-        else
-            pi[k] = exp(al[k] - top);
-        sum += pi[k];
-    }
-    for (int k = 0; k < 3; k++) {
-        ln_pi[k] = a.form == STX_PAR_FORM_PI ? log(pi[k]) : al[k] - top - log(sum);
-        p[k] = pi[k] / sum;
-    }
-    return sum;
-}
-
-/* Returns whether the latency is computed from p. */
-static __device__ __forceinline__ int stx__par_of_p(const stx__par_gate &a) {
-    return a.lat.p && a.latency_w == STX_PAR_LATENCY_OF_P;
-}
-
-/* Returns whether the latency is computed from w. */
-static __device__ __forceinline__ int stx__par_of_w(const stx__par_gate &a) {
-    return a.lat.p && a.latency_w == STX_PAR_LATENCY_OF_W;
-}
-
-/* Sets lat to the latency of this network block plus the latency of the preceding
-   blocks. */
-static __device__ __forceinline__ void stx__par_gate_set_latency(const stx__par_gate &a,
-                                                                 double lat) {
-    stx__put(a.lat, 0, (float)(lat + (a.before.p ? (double)stx__get(a.before, 0) : 0)));
-}
-
-/* Computes y and w of each draw, and the latency. One thread per draw, T draws per
-   block. If the latency is computed from w and there are several blocks, each block
-   stores its sum over draws in `part` (blocks). The launch bound is T threads and one
-   block per multiprocessor, because double arithmetic uses many registers. */
-template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
-    STX__SHARED(double, sh, 32);
-    const size_t r = (size_t)blockIdx.x * T + threadIdx.x;
-    double ln_pi[3], pi[3], p[3], v[3], lat = 0;
-    (void)stx__par_probabilities(a, ln_pi, pi, p);
-    if (r < a.R) {
-        const double tau = a.noisy ? (double)stx__get(a.tau, 0) : 1;
-        double sum = 0, top;
-        int best = 0;
-        uint4 bits = make_uint4(0, 0, 0, 0);
-        if (a.noisy && !a.uniforms.p)
-            bits = stx__philox(a.seed, a.stream + *a.shift, a.first + (uint64_t)r);
-        const uint32_t word[3] = {bits.x, bits.y, bits.z};
-  #pragma unroll
-        for (int k = 0; k < 3; k++) {
-            double u;
-            if (a.noisy && a.uniforms.p)
-                u = (double)stx__get(a.uniforms, r * a.uniforms_stride + (size_t)k);
-            else
-                u = ((double)(word[k] >> 9) + 0.5) / 8388608;
-            v[k] = (ln_pi[k] + (a.noisy ? -log(-log(u)) : 0)) / tau;
-        }
-        top = v[0];
-  #pragma unroll
-        for (int k = 1; k < 3; k++)
-            if (v[k] > top) {
-                top = v[k];
-                best = k;
-            }
-  #pragma unroll
-        for (int k = 0; k < 3; k++) sum += v[k] = exp(v[k] - top);
-  #pragma unroll
-        for (int k = 0; k < 3; k++) {
-            double y = v[k] / sum;
-            stx__put(a.y, 3 * r + (size_t)k, (float)y);
-            if (a.hard && y == y) y = k == best;
-            stx__put(a.w, 3 * r + (size_t)k, (float)y);
-            if (stx__par_of_w(a)) lat += y * (double)stx__get(a.cost, (size_t)k) / (double)a.R;
-        }
-    }
-    if (stx__par_of_w(a)) {
-        lat = stx__row_sum<T>(lat, sh);
-        if (part && threadIdx.x == 0) part[blockIdx.x] = lat;
-    } else {
-        for (int k = 0; k < 3 && a.lat.p; k++) lat += p[k] * (double)stx__get(a.cost, (size_t)k);
-    }
-    if (a.lat.p && !part && blockIdx.x == 0 && threadIdx.x == 0)
-        stx__par_gate_set_latency(a, lat);
-}
-
-/* Adds the sums of the blocks. One block: a thread adds every 256th sum, then a fixed
-   tree adds the threads' sums. */
-STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, size_t blocks) {
-    STX__SHARED(double, sh, 32);
-    double lat = 0;
-    for (size_t i = threadIdx.x; i < blocks; i += 256) lat += part[i];
-    lat = stx__row_sum<256>(lat, sh);
-    if (threadIdx.x == 0) stx__par_gate_set_latency(a, lat);
-}
-
-/* Rejects a call with more than 2^36 draws. The limit keeps the grid below 2^31 blocks.
-   Returns nonzero after an error. */
-static int stx__par_gate_refused(stx_ctx *x, const stx_par_gate_args *a, const char *what) {
-    if (stx_ok(x) && a->R > (size_t)1 << 36)
-        stx_fail(x, STX_ERR_SHAPE, "%s: R: expected at most 2^36 draws, got %zu", what, a->R);
-    return !stx_ok(x);
-}
-
-void stx_par_gate_fwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
-    const size_t blocks = a->R ? (a->R + 255) / 256 : 1;
-    double *part = NULL;
-    stx__par_gate g;
-    if (stx__par_gate_refused(x, a, "stx_par_gate_fwd")) return;
-    g = stx__par_gate_of(x, a);
-    if (blocks > 1 && a->lat && a->latency_w == STX_PAR_LATENCY_OF_W
-        && !(part = (double *)stx__scratch_of(x, blocks * sizeof *part, "stx_par_gate_fwd")))
-        return;
-    if (a->R <= 32)
-        STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_fwd_kernel<32>, 1, 32, 0, g, part);
-    else
-        STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_fwd_kernel<256>, (unsigned)blocks, 256,
-                        0, g, part);
-    if (part)
-        STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_lat_kernel, 1, 256, 0, g, part,
-                        blocks);
-}
-
-/* Adds the parameter gradients, in one thread. Forward: w = y =
-   softmax((ln pi + noise) / tau), and lat = before + sum_k p_k cost_k or, from w,
-   before + the mean over draws of sum_k w_k cost_k. With ds and c_k as in
-   stx_par_gate_args:
-
-       LOGITS   dal_k += ds_k - p_k sum ds + p_k c_k
-       PI       dal_k += ds_k / pi_k + c_k / sum pi, where al_k >= 0 */
-static __device__ __forceinline__ void stx__par_gate_add_grads(const stx__par_gate &a,
-                                                               const double (&ds)[3],
-                                                               double dlat) {
-    double ln_pi[3], pi[3], p[3], mean_cost = 0;
-    const double pi_sum = stx__par_probabilities(a, ln_pi, pi, p);
-    const double ds_sum = (ds[0] + ds[1]) + ds[2];
-    for (int k = 0; k < 3 && stx__par_of_p(a); k++)
-        mean_cost += p[k] * (double)stx__get(a.cost, (size_t)k);
-    for (int k = 0; k < 3; k++) {
-        double c = 0;
-        if (stx__par_of_p(a)) c = dlat * ((double)stx__get(a.cost, (size_t)k) - mean_cost);
-        if (a.form == STX_PAR_FORM_LOGITS)
-            stx__add(a.dal, (size_t)k, (float)(ds[k] - p[k] * ds_sum + p[k] * c), 1);
-        else if (!(stx__get(a.al, (size_t)k) < 0))
-            stx__add(a.dal, (size_t)k, (float)(ds[k] / pi[k] + c / pi_sum), 1);
-    }
-}
-
-static __device__ __forceinline__ double stx__par_gate_dlat(const stx__par_gate &a) {
-    return a.lat.p && a.dlat.p ? (double)stx__get(a.dlat, 0) : 0;
-}
-
-/* Backward. A block sums over `each` draws, a thread over every T-th of them. If there
-   are several blocks, each stores its three sums in `part` (blocks,3), and
-   stx__par_gate_sum_kernel adds them. */
-template <int T>
-STX__GLOBAL(T)
-stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t each) {
-    STX__SHARED(double, sh, 32);
-    const size_t lo = (size_t)blockIdx.x * each, hi = lo + each < a.R ? lo + each : a.R;
-    const double dlat = stx__par_gate_dlat(a),
-                 tau = a.noisy && a.dal.p ? (double)stx__get(a.tau, 0) : 1;
-    double s[3] = {0, 0, 0};
-    if (a.dal.p)
-        for (size_t r = lo + threadIdx.x; r < hi; r += T) {
-            double y[3], dw[3], dot = 0;
-  #pragma unroll
-            for (int k = 0; k < 3; k++) {
-                y[k] = (double)stx__get(a.y, 3 * r + (size_t)k);
-                dw[k] = a.dw.p ? (double)stx__get(a.dw, 3 * r + (size_t)k) : 0;
-                if (stx__par_of_w(a))
-                    dw[k] += dlat * (double)stx__get(a.cost, (size_t)k) / (double)a.R;
-                dot += y[k] * dw[k];
-            }
-  #pragma unroll
-            for (int k = 0; k < 3; k++) s[k] += y[k] * (dw[k] - dot) / tau;
-        }
-  #pragma unroll
-    for (int k = 0; k < 3; k++) {
-        s[k] = stx__row_sum<T>(s[k], sh);
-        if (part && threadIdx.x == 0) part[3 * (size_t)blockIdx.x + (size_t)k] = s[k];
-    }
-    if (threadIdx.x || blockIdx.x) return;
-    if (a.dbefore.p && a.lat.p) stx__add(a.dbefore, 0, (float)dlat, 1);
-    if (a.dal.p && !part) stx__par_gate_add_grads(a, s, dlat);
-}
-
-STX__GLOBAL(256) stx__par_gate_sum_kernel(stx__par_gate a, const double *part, size_t blocks) {
-    STX__SHARED(double, sh, 32);
-    double s[3] = {0, 0, 0};
-    for (size_t i = threadIdx.x; i < blocks; i += 256)
-        for (int k = 0; k < 3; k++) s[k] += part[3 * i + (size_t)k];
-    for (int k = 0; k < 3; k++) s[k] = stx__row_sum<256>(s[k], sh);
-    if (threadIdx.x == 0) stx__par_gate_add_grads(a, s, stx__par_gate_dlat(a));
-}
-
-void stx_par_gate_bwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
-    const size_t each = stx__chunk(a->R, 1024, 1024), blocks = a->R ? (a->R + each - 1) / each : 1;
-    double *part = NULL;
-    stx__par_gate g;
-    if (stx__par_gate_refused(x, a, "stx_par_gate_bwd")) return;
-    g = stx__par_gate_of(x, a);
-    if (blocks > 1 && a->dal
-        && !(part = (double *)stx__scratch_of(x, 3 * blocks * sizeof *part, "stx_par_gate_bwd")))
-        return;
-    if (a->R <= 32)
-        STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_bwd_kernel<32>, 1, 32, 0, g, part,
-                        each);
-    else
-        STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_bwd_kernel<256>, (unsigned)blocks, 256,
-                        0, g, part, each);
-    if (part)
-        STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_sum_kernel, 1, 256, 0, g, part,
-                        blocks);
-}
-
-
-// >>mix
-
-/* y = w0 Y0 + w1 Y1 + w2 h, where Yi = layernorm(h + branch_i), or Yi = h + branch_i if
-   there are no gains (NORM = 0). See stx_par_mix_args. The forward pass sets y, mean
-   and rstd, the backward pass the gradients. */
-typedef struct stx__par_mix {
-    size_t N, C, period, rows_per_draw, draws_per_period;
-    float eps;
-    int add_h, add[2];
-    stx__array h, branch[2], w, gain[2], shift[2], y, mean[2], rstd[2], dy, dh, dbranch[2];
-    double *work;
-} stx__par_mix;
-
-static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int backward) {
-    stx__par_mix m;
-    int i;
-    memset(&m, 0, sizeof m);
-    m.N = a->N;
-    m.C = a->C;
-    m.period = a->period;
-    m.rows_per_draw = a->rows_per_draw;
-    m.draws_per_period = (a->period + a->rows_per_draw - 1) / a->rows_per_draw;
-    m.eps = a->eps;
-    m.h = stx__array_of(x, a->h);
-    m.w = stx__array_of(x, a->w);
-    m.y = stx__array_of(x, backward ? NULL : a->y);
-    m.dy = stx__array_of(x, backward ? a->dy : NULL);
-    m.dh = stx__array_of(x, backward ? a->dh : NULL);
-    m.add_h = a->add_h;
-    m.work = backward && a->dw ? a->work : NULL;
-    for (i = 0; i < 2; i++) {
-        m.branch[i] = stx__array_of(x, a->branch[i]);
-        m.gain[i] = stx__array_of(x, a->gain[i]);
-        m.shift[i] = stx__array_of(x, a->shift[i]);
-        m.mean[i] = stx__array_of(x, a->mean[i]);
-        m.rstd[i] = stx__array_of(x, a->rstd[i]);
-        m.dbranch[i] = stx__array_of(x, backward ? a->dbranch[i] : NULL);
-        m.add[i] = a->add[i];
-    }
-    return m;
-}
-
-static int stx__par_mix_aligned4(const stx__par_mix &m) {
-    int four = m.C % 4 == 0 && stx__aligned4(m.h) && stx__aligned4(m.y) && stx__aligned4(m.dy)
-               && stx__aligned4(m.dh),
-        i;
-    for (i = 0; i < 2; i++)
-        four = four && stx__aligned4(m.branch[i]) && stx__aligned4(m.gain[i])
-               && stx__aligned4(m.shift[i]) && stx__aligned4(m.dbranch[i]);
-    return four;
-}
-
-static int stx__par_mix_refused(stx_ctx *x, const stx_par_mix_args *a, const char *what) {
-    if (stx_ok(x) && (!a->period || !a->rows_per_draw))
-        stx_fail(x, STX_ERR_SHAPE,
-                 "%s: expected period and rows_per_draw to be at least 1, got %zu and %zu", what,
-                 a->period, a->rows_per_draw);
-    return !stx_ok(x);
-}
-
-/* Loads the weights of row n. */
-static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx__par_mix &a,
-                                                        size_t n) {
-    size_t k = n / a.period;
-    size_t r = k * a.draws_per_period + (n - k * a.period) / a.rows_per_draw;
-  #pragma unroll
-    for (int i = 0; i < 3; i++) w[i] = stx__get(a.w, 3 * r + (size_t)i);
-}
-
-/* Adds w t to o if w is not 0. If w is 0, the branch was not selected, and its values
-   must be ignored, because they may be NaN. Sums start from -0, because -0 + t is t bit
-   for bit, even if t is -0. */
-template <int W>
-static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, const float (&t)[W]) {
-    if (w != 0)
-        for (int e = 0; e < W; e++) o[e] = fmaf(w, t[e], o[e]);
-}
-
-/* Loads W elements, starting at index i, of h and of the two sums h + branch_0 and
-   h + branch_1. */
-template <int W>
-static __device__ __forceinline__ void stx__par_load_sums(float (&h)[W], float (&s)[2][W],
-                                                          const stx__par_mix &a, size_t i) {
-    stx__getn<W>(h, a.h, i);
-    stx__getn<W>(s[0], a.branch[0], i);
-    stx__getn<W>(s[1], a.branch[1], i);
-    for (int e = 0; e < W; e++) {
-        s[0][e] += h[e];
-        s[1][e] += h[e];
-    }
-}
-
-/* Computes the means and reciprocal standard deviations of a row of h + branch_i in
-   registers, and subtracts the means from the row. */
-template <int Q>
-static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], float (&m)[2],
-                                                        float (&r)[2], size_t C, float eps) {
-    const size_t lane = threadIdx.x % 32;
-    float sum[2] = {0, 0};
-  #pragma unroll
-    for (int k = 0; k < Q; k++)
-        for (int i = 0; i < 2; i++) sum[i] += (s[k][i][0] + s[k][i][1]) + (s[k][i][2] + s[k][i][3]);
-  #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        m[i] = stx__warp_sum(sum[i]) / (float)C;
-        sum[i] = 0;
-    }
-  #pragma unroll
-    for (int k = 0; k < Q; k++)
-        if (4 * (lane + 32 * k) < C)
-            for (int i = 0; i < 2; i++)
-                for (int e = 0; e < 4; e++) {
-                    s[k][i][e] -= m[i];
-                    sum[i] = fmaf(s[k][i][e], s[k][i][e], sum[i]);
-                }
-  #pragma unroll
-    for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + eps);
-}
-
-/* Forward with layer norms, for C up to 128 Q. One warp per row; the row stays in
-   registers, 4 Q elements per lane. The sums are bit-identical to those of
-   stx__norm_fwd_kernel. A block has 256 threads and processes 8 rows. */
-template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
-    const size_t lane = threadIdx.x % 32, C = a.C;
-    STX__EACH_ROW(n, a.N, 32) {
-        float h[Q][4], s[Q][2][4], w[3], m[2], r[2];
-        stx__par_weights(w, a, n);
-  #pragma unroll
-        for (int k = 0; k < Q; k++) {
-            size_t c = 4 * (lane + 32 * k);
-            for (int e = 0; e < 4; e++) h[k][e] = s[k][0][e] = s[k][1][e] = 0;
-            if (c < C) stx__par_load_sums<4>(h[k], s[k], a, n * C + c);
-        }
-        stx__par_moments<Q>(s, m, r, C, a.eps);
-  #pragma unroll
-        for (int k = 0; k < Q; k++) {
-            size_t c = 4 * (lane + 32 * k);
-            if (c < C) {
-                float o[4] = {-0.0f, -0.0f, -0.0f, -0.0f};
-  #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float g[4], b[4];
-                    stx__getn<4>(g, a.gain[i], c);
-                    stx__getn<4>(b, a.shift[i], c);
-                    for (int e = 0; e < 4; e++) s[k][i][e] = fmaf(s[k][i][e] * r[i], g[e], b[e]);
-                    stx__par_term<4>(o, w[i], s[k][i]);
-                }
-                stx__par_term<4>(o, w[2], h[k]);
-                stx__putn<4>(a.y, n * C + c, o);
-            }
-        }
-        if (lane == 0)
-            for (int i = 0; i < 2; i++) {
-                stx__put(a.mean[i], n, m[i]);
-                stx__put(a.rstd[i], n, r[i]);
-            }
-    }
-}
-
-/* Like stx__par_mix_fwd_kernel, for any C. A warp reads its row three times, mostly
-   from the caches, or only once if there are no layer norms. */
-template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
-    const size_t lane = threadIdx.x % 32, C = a.C;
-    STX__EACH_ROW(n, a.N, 32) {
-        float h[W], s[2][W], w[3], sum[2] = {0, 0}, m[2] = {0, 0}, r[2] = {1, 1};
-        stx__par_weights(w, a, n);
-        if (NORM) {
-            for (size_t c = lane * W; c < C; c += 32 * W) {
-                stx__par_load_sums<W>(h, s, a, n * C + c);
-                for (int i = 0; i < 2; i++)
-                    for (int e = 0; e < W; e++) sum[i] += s[i][e];
-            }
-            for (int i = 0; i < 2; i++) {
-                m[i] = stx__warp_sum(sum[i]) / (float)C;
-                sum[i] = 0;
-            }
-            for (size_t c = lane * W; c < C; c += 32 * W) {
-                stx__par_load_sums<W>(h, s, a, n * C + c);
-                for (int i = 0; i < 2; i++)
-                    for (int e = 0; e < W; e++)
-                        sum[i] = fmaf(s[i][e] - m[i], s[i][e] - m[i], sum[i]);
-            }
-            for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + a.eps);
-        }
-        for (size_t c = lane * W; c < C; c += 32 * W) {
-            float o[W];
-            for (int e = 0; e < W; e++) o[e] = -0.0f;
-            stx__par_load_sums<W>(h, s, a, n * C + c);
-  #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                if (NORM) {
-                    float g[W], b[W];
-                    stx__getn<W>(g, a.gain[i], c);
-                    stx__getn<W>(b, a.shift[i], c);
-                    for (int e = 0; e < W; e++) s[i][e] = fmaf((s[i][e] - m[i]) * r[i], g[e], b[e]);
-                }
-                stx__par_term<W>(o, w[i], s[i]);
-            }
-            stx__par_term<W>(o, w[2], h);
-            stx__putn<W>(a.y, n * C + c, o);
-        }
-        if (NORM && lane == 0)
-            for (int i = 0; i < 2; i++) {
-                stx__put(a.mean[i], n, m[i]);
-                stx__put(a.rstd[i], n, r[i]);
-            }
-    }
-}
-
-template <int NORM> static void stx__par_mix_fwd(stx_ctx *x, const stx__par_mix &m) {
-    const char *name = "stx_par_mix_fwd";
-    unsigned grid = stx__blocks(m.N, 8, (size_t)1 << 20);
-    if (!stx__par_mix_aligned4(m))
-        STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<1, NORM>), grid, 256, 0, m);
-    else if (!NORM || m.C > 1024)
-        STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<4, NORM>), grid, 256, 0, m);
-    else if (m.C <= 128)
-        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<1>, grid, 256, 0, m);
-    else if (m.C <= 256)
-        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<2>, grid, 256, 0, m);
-    else if (m.C <= 512)
-        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<4>, grid, 256, 0, m);
-    else
-        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<8>, grid, 256, 0, m);
-}
-
-void stx_par_mix_fwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
-    if (!a->N || !a->C || stx__par_mix_refused(x, a, "stx_par_mix_fwd")) return;
-    if (a->gain[0])
-        stx__par_mix_fwd<1>(x, stx__par_mix_of(x, a, 0));
-    else
-        stx__par_mix_fwd<0>(x, stx__par_mix_of(x, a, 0));
-}
-
-/* The sums over a row that the backward pass requires. With d = dy gain_i and
-   xi = h + branch_i - mean_i:
-
-       [i]       sum d xi, so that sum dy Yi = rstd_i [i] + [5 + i]; without layer
-                 norms, sum dy (h + branch_i)
-       [2]       sum dy h
-       [3 + i]   sum d
-       [5 + i]   sum dy shift_i
-
-   With k0 = mean d and k1 = rstd_i^2 mean (d xi), the gradients of a row are
-
-       dsi = wi rstd_i (d - k0 - xi k1)       dh = w2 dy + ds0 + ds1 */
-enum { STX__PAR_DOTS = 7 };
-
-typedef struct stx__par_row {
-    float w[3], m[2], r[2], k0[2], k1[2];
-} stx__par_row;
-
-template <int NORM>
-static __device__ __forceinline__ stx__par_row stx__par_row_of(const stx__par_mix &a, size_t n) {
-    stx__par_row q = {{0, 0, 0}, {0, 0}, {1, 1}, {0, 0}, {0, 0}};
-    stx__par_weights(q.w, a, n);
-  #pragma unroll
-    for (int i = 0; i < 2 && NORM; i++) {
-        q.m[i] = stx__get(a.mean[i], n);
-        q.r[i] = stx__get(a.rstd[i], n);
-    }
-    return q;
-}
-
-/* Adds W elements of a row to its sums and, with NORM, replaces s by xi. */
-template <int W, int NORM>
-static __device__ __forceinline__ void stx__par_dots(float (&t)[STX__PAR_DOTS], float (&dy)[W],
-                                                     float (&s)[2][W], const stx__par_mix &a,
-                                                     const stx__par_row &q, size_t n, size_t c) {
-    float h[W];
-    stx__getn<W>(dy, a.dy, n * a.C + c);
-    stx__par_load_sums<W>(h, s, a, n * a.C + c);
-    for (int e = 0; e < W; e++) t[2] = fmaf(dy[e], h[e], t[2]);
-  #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float g[W], b[W];
-        if (!NORM) {
-            for (int e = 0; e < W; e++) t[i] = fmaf(dy[e], s[i][e], t[i]);
-            continue;
-        }
-        stx__getn<W>(g, a.gain[i], c);
-        stx__getn<W>(b, a.shift[i], c);
-        for (int e = 0; e < W; e++) {
-            float d = dy[e] * g[e];
-            s[i][e] -= q.m[i];
-            t[i] = fmaf(d, s[i][e], t[i]);
-            t[3 + i] += d;
-            t[5 + i] = fmaf(dy[e], b[e], t[5 + i]);
-        }
-    }
-}
-
-/* Computes k0 and k1 from the complete sums, which all lanes hold. The thread whose
-   `first` is nonzero stores the dot products of the row (dy with Y0, Y1 and h) in
-   `work`. */
-template <int NORM>
-static __device__ __forceinline__ void stx__par_dots_end(stx__par_row &q,
-                                                         const float (&t)[STX__PAR_DOTS],
-                                                         const stx__par_mix &a, size_t n,
-                                                         int first) {
-  #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (NORM) {
-            q.k0[i] = t[3 + i] / (float)a.C;
-            q.k1[i] = t[i] * q.r[i] * q.r[i] / (float)a.C;
-        }
-        if (a.work && first)
-            a.work[3 * n + (size_t)i] = NORM ? (double)(t[i] * q.r[i]) + (double)t[5 + i]
-                                             : (double)t[i];
-    }
-    if (a.work && first) a.work[3 * n + 2] = (double)t[2];
-}
-
-template <int W, int NORM>
-static __device__ __forceinline__ void stx__par_grads(const float (&dy)[W], const float (&s)[2][W],
-                                                      const stx__par_mix &a, const stx__par_row &q,
-                                                      size_t n, size_t c) {
-    float dh[W];
-    for (int e = 0; e < W; e++) dh[e] = q.w[2] * dy[e];
-  #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float d[W];
-        if (NORM) {
-            const float wr = q.w[i] * q.r[i];
-            stx__getn<W>(d, a.gain[i], c);
-            for (int e = 0; e < W; e++)
-                d[e] = wr * (fmaf(dy[e], d[e], -q.k0[i]) - s[i][e] * q.k1[i]);
-        } else {
-            for (int e = 0; e < W; e++) d[e] = q.w[i] * dy[e];
-        }
-        for (int e = 0; e < W; e++) dh[e] += d[e];
-        if (a.dbranch[i].p) stx__addn<W>(a.dbranch[i], n * a.C + c, d, a.add[i]);
-    }
-    if (a.dh.p) stx__addn<W>(a.dh, n * a.C + c, dh, a.add_h);
-}
-
-/* Adds the sums t of a row over the G warps that share it, and returns them in all
-   lanes. Two sets of `dots` alternate, so that one barrier per row suffices. */
-template <int G>
-static __device__ __forceinline__ void stx__par_dots_share(float (&t)[STX__PAR_DOTS], float *dots,
-                                                           int turn) {
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  #pragma unroll
-    for (int i = 0; i < STX__PAR_DOTS; i++) {
-        t[i] = stx__warp_sum(t[i]);
-        if (G > 1 && lane == 0) dots[(turn * 4 + warp) * 8 + i] = t[i];
-    }
-    if (G > 1) {
-        __syncthreads();
-  #pragma unroll
-        for (int i = 0; i < STX__PAR_DOTS; i++) {
-            t[i] = 0;
-            for (unsigned j = 0; j < G; j++) t[i] += dots[(turn * 4 + warp / G * G + j) * 8 + i];
-        }
-    }
-}
-
-/* Adds the warps' sums over their rows, in order, and stores them as the block's
-   partial sums. */
-template <int Q, int G>
-static __device__ __forceinline__ void stx__par_mix_parts(const float (&sum)[4][Q][4], float *sh,
-                                                          float *part, size_t C) {
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  #pragma unroll
-    for (int i = 0; i < 4; i++) {
-  #pragma unroll
-        for (int k = 0; k < Q; k++)
-            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sum[i][k][e];
-        __syncthreads();
-        for (size_t c = threadIdx.x; c < C; c += 128) {
-            float v = 0;
-            for (size_t j = c / (128 * Q); j < 4; j += G) v += sh[j * 128 * Q + c % (128 * Q)];
-            part[(4 * (size_t)blockIdx.x + i) * C + c] = v;
-        }
-        __syncthreads();
-    }
-}
-
-/* Backward with layer norms. G warps share a row, which is read once and stays in
-   registers. The sums over rows (dgain_0, dshift_0, dgain_1, dshift_1) are kept in
-   registers too. A block of 4 warps processes `rows` rows, a number that depends on N
-   alone, and stores their sums in `part` (blocks,4,C). C must be a multiple of 4 and at
-   most 128 Q G. The launch bound of 2 blocks per multiprocessor allows 255 registers
-   per thread. */
-template <int Q, int G>
-STX__GLOBAL(128, 2)
-stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
-    STX__SHARED(float, sh, 4 * 128 * Q);
-    STX__SHARED(float, dots, 2 * 4 * 8);
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32,
-                   c0 = warp % G * 128 * Q + 4 * lane;
-    const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
-    float sum[4][Q][4];
-    int turn = 0;
-  #pragma unroll
-    for (int k = 0; k < Q; k++)
-        for (int i = 0; i < 4; i++)
-            for (int e = 0; e < 4; e++) sum[i][k][e] = 0;
-    /* all warps run the same number of iterations, because they synchronise if G > 1 */
-    for (size_t n0 = lo; n0 < hi; n0 += 4 / G) {
-        const size_t n = n0 + warp / G;
-        const unsigned C = n < hi ? (unsigned)a.C : 0;
-        float dy[Q][4], s[Q][2][4], t[STX__PAR_DOTS] = {0};
-        stx__par_row q = stx__par_row_of<1>(a, n < hi ? n : lo);
-  #pragma unroll
-        for (int k = 0; k < Q; k++) {
-            unsigned c = c0 + 128 * (unsigned)k;
-            if (c < C)
-                stx__par_dots<4, 1>(t, dy[k], s[k], a, q, n, c);
-            else
-                for (int e = 0; e < 4; e++) dy[k][e] = s[k][0][e] = s[k][1][e] = 0;
-        }
-        stx__par_dots_share<G>(t, dots, turn);
-        if (G > 1) turn ^= 1;
-        if (n < hi) stx__par_dots_end<1>(q, t, a, n, lane == 0 && warp % G == 0);
-  #pragma unroll
-        for (int k = 0; k < Q; k++) {
-            unsigned c = c0 + 128 * (unsigned)k;
-            if (c < C) stx__par_grads<4, 1>(dy[k], s[k], a, q, n, c);
-            for (int i = 0; i < 2; i++)
-                for (int e = 0; e < 4; e++) {
-                    float d = dy[k][e] * q.w[i];
-                    sum[2 * i][k][e] = fmaf(d * q.r[i], s[k][i][e], sum[2 * i][k][e]);
-                    sum[2 * i + 1][k][e] += d;
-                }
-        }
-    }
-    if (part) stx__par_mix_parts<Q, G>(sum, sh, part, a.C);
-}
-
-/* Backward for any C. A warp reads its row twice or, without layer norms, only dy
-   twice. */
-template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par_mix a) {
-    const size_t lane = threadIdx.x % 32;
-    STX__EACH_ROW(n, a.N, 32) {
-        stx__par_row q = stx__par_row_of<NORM>(a, n);
-        float dy[W], s[2][W], t[STX__PAR_DOTS] = {0}, none[STX__PAR_DOTS] = {0};
-        for (size_t c = lane * W; c < a.C; c += 32 * W)
-            stx__par_dots<W, NORM>(t, dy, s, a, q, n, c);
-  #pragma unroll
-        for (int i = 0; i < (NORM ? STX__PAR_DOTS : 3); i++) t[i] = stx__warp_sum(t[i]);
-        stx__par_dots_end<NORM>(q, t, a, n, lane == 0);
-        for (size_t c = lane * W; c < a.C; c += 32 * W) {
-            stx__par_dots<W, NORM>(none, dy, s, a, q, n, c);
-            stx__par_grads<W, NORM>(dy, s, a, q, n, c);
-        }
-    }
-}
-
-/* Computes the sums over rows that stx__par_mix_bwd_any_kernel omits, for branch
-   blockIdx.z, and stores them in `part` (chunks,4,C). Works like stx__columns_kernel. */
-template <int W>
-STX__GLOBAL(256)
-stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
-    STX__SHARED(float, sh, 8 * 32 * 4);
-    STX__SHARED(float, sh2, 8 * 32 * 4);
-    const int i = (int)blockIdx.z;
-    const stx__array b = i ? a.branch[1] : a.branch[0], mean = i ? a.mean[1] : a.mean[0],
-                   rstd = i ? a.rstd[1] : a.rstd[0];
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, C = a.C;
-    const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
-    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
-        size_t c = c0 + lane * W;
-        float s[W] = {0}, s2[W] = {0};
-        if (c < C)
-            for (size_t n = lo + row; n < hi; n += 8) {
-                float dy[W], h[W], v[W], w[3];
-                const float m = stx__get(mean, n), r = stx__get(rstd, n);
-                stx__par_weights(w, a, n);
-                stx__getn<W>(dy, a.dy, n * C + c);
-                stx__getn<W>(h, a.h, n * C + c);
-                stx__getn<W>(v, b, n * C + c);
-                for (int e = 0; e < W; e++) {
-                    float d = dy[e] * (i ? w[1] : w[0]);
-                    s[e] = fmaf(d * r, h[e] + v[e] - m, s[e]);
-                    s2[e] += d;
-                }
-            }
-        for (int e = 0; e < W; e++) {
-            sh[(row * W + e) * 32 + lane] = s[e];
-            sh2[(row * W + e) * 32 + lane] = s2[e];
-        }
-        __syncthreads();
-        /* adds the sums of the 8 thread rows; thread row `row` finishes element `row`
-           of each lane's W elements */
-        if (row < W && c < C) {
-            float t = 0, t2 = 0;
-            for (int k = 0; k < 8; k++) {
-                t += sh[(k * W + row) * 32 + lane];
-                t2 += sh2[(k * W + row) * 32 + lane];
-            }
-            part[(4 * (size_t)blockIdx.x + 2 * i) * C + c + row] = t;
-            part[(4 * (size_t)blockIdx.x + 2 * i + 1) * C + c + row] = t2;
-        }
-        __syncthreads();
-    }
-}
-
-/* Adds the sum of `part` (chunks,4,C) over the chunks to d[k] (C), for k = blockIdx.y. */
-typedef struct stx__par_norm_grads {
-    stx__array d[4];
-} stx__par_norm_grads;
-
-STX__GLOBAL(1024)
-stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t chunks, size_t C) {
-    STX__SHARED(float, sh, 32 * 33);
-    /* uses constant indices: with a variable index, nvcc would copy the argument to
-       local memory */
-    stx__array d = t.d[0];
-  #pragma unroll
-    for (unsigned k = 1; k < 4; k++)
-        if (blockIdx.y == k) d = t.d[k];
-    if (d.p) stx__columns_add(d, part + blockIdx.y * C, 4 * C, chunks, C, sh);
-}
-
-/* Adds the dot products of each draw's rows to dw (draws,3). T threads per draw: each
-   adds every T-th row, then a fixed tree adds the threads' sums. */
-template <int T>
-STX__GLOBAL(256)
-stx__par_mix_dw_kernel(stx__array dw, const double *work, size_t draws, size_t N, size_t period,
-                       size_t rows_per_draw, size_t draws_per_period) {
-    STX__SHARED(double, sh, 32);
-    STX__EACH_ROW(r, draws, T) {
-        const size_t k = r / draws_per_period, next = (k + 1) * period, end = next < N ? next : N;
-        const size_t lo = k * period + (r - k * draws_per_period) * rows_per_draw,
-                     hi = end - lo > rows_per_draw ? lo + rows_per_draw : end;
-        double s[3] = {0, 0, 0};
-        for (size_t n = lo + threadIdx.x % T; n < hi; n += T)
-            for (int i = 0; i < 3; i++) s[i] += work[3 * n + (size_t)i];
-        for (int i = 0; i < 3; i++) {
-            s[i] = stx__row_sum<T>(s[i], sh);
-            if (threadIdx.x % T == 0) stx__add(dw, 3 * r + (size_t)i, (float)s[i], 1);
-        }
-    }
-}
-
-template <int NORM>
-static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__par_mix &m) {
-    const char *name = "stx_par_mix_bwd";
-    const size_t N = m.N, C = m.C, last = (N - 1) % m.period;
-    const size_t draws = (N - 1) / m.period * m.draws_per_period + last / m.rows_per_draw + 1;
-    const int four = stx__par_mix_aligned4(m), fast = NORM && four && C <= 2048;
-    const size_t rows = fast ? stx__chunk(N, 8, 512) : stx__chunk(N, 64, 1024),
-                 blocks = (N + rows - 1) / rows;
-    float *part = NULL;
-    if (NORM && (a->dgain[0] || a->dshift[0] || a->dgain[1] || a->dshift[1])
-        && !(part = (float *)stx__scratch_of(x, 4 * blocks * C * sizeof *part, name)))
-        return;
-    if (fast) {
-        const unsigned grid = (unsigned)blocks;
-        if (C <= 128)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<1, 1>), grid, 128, 0, m, part, rows);
-        else if (C <= 256)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<2, 1>), grid, 128, 0, m, part, rows);
-        else if (C <= 512)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 1>), grid, 128, 0, m, part, rows);
-        else if (C <= 1024)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 2>), grid, 128, 0, m, part, rows);
-        else
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 4>), grid, 128, 0, m, part, rows);
-    } else {
-        const dim3 grid((unsigned)blocks, stx__blocks(C, four ? 128 : 32, 65535), 2);
-        const unsigned each = stx__blocks(N, 8, (size_t)1 << 20);
-        if (four)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<4, NORM>), each, 256, 0, m);
-        else
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<1, NORM>), each, 256, 0, m);
-        if (part && four)
-            STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<4>, grid, 256, 0, m, part, rows);
-        else if (part)
-            STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<1>, grid, 256, 0, m, part, rows);
-    }
-    if (part) {
-        const dim3 grid(stx__blocks(C, 32, 65535), 4);
-        stx__par_norm_grads t;
-        int i;
-        for (i = 0; i < 2; i++) {
-            t.d[2 * i] = stx__array_of(x, a->dgain[i]);
-            t.d[2 * i + 1] = stx__array_of(x, a->dshift[i]);
-        }
-        STX__RUN_KERNEL(x, name, stx__par_mix_columns_sum_kernel, grid, 1024, 0, t, part, blocks,
-                        C);
-    }
-    if (a->dw && STX_MIN(m.rows_per_draw, m.period) <= 64)
-        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<32>, stx__blocks(draws, 8, (size_t)1 << 30),
-                        256, 0, stx__array_of(x, a->dw), m.work, draws, N, m.period,
-                        m.rows_per_draw, m.draws_per_period);
-    else if (a->dw)
-        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<256>,
-                        stx__blocks(draws, 1, (size_t)1 << 30), 256, 0, stx__array_of(x, a->dw),
-                        m.work, draws, N, m.period, m.rows_per_draw, m.draws_per_period);
-}
-
-void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
-    if (!a->N || !a->C || stx__par_mix_refused(x, a, "stx_par_mix_bwd")) return;
-    if (a->gain[0])
-        stx__par_mix_bwd<1>(x, a, stx__par_mix_of(x, a, 1));
-    else
-        stx__par_mix_bwd<0>(x, a, stx__par_mix_of(x, a, 1));
-}
-
-
-// >>latency
-
-/* Arguments of the loss with latency (see stx_par_latency_args). One thread computes this
-   loss, so that the step does not wait for the host. The struct has no padding bytes. */
-typedef struct stx__par_latency {
-    double weight, target, power;
-    size_t kind;
-} stx__par_latency;
-
-static stx__par_latency stx__par_latency_of(const stx_par_latency_args *a) {
-    stx__par_latency p = {a->weight, a->target, a->power, (size_t)a->kind};
-    return p;
-}
-
-STX__GLOBAL(32)
-stx__par_latency_fwd_kernel(stx__array loss, stx__array nll, stx__array lat, stx__par_latency a) {
-    const double v = (double)stx__get(lat, 0), n = (double)stx__get(nll, 0);
-    if (a.kind == STX_PAR_LATENCY_FBNET) {
-        double factor = v; /* NaN stays NaN */
-        if (v > 1) factor = pow(log(v), a.power);
-        if (v <= 1) factor = 0;
-        stx__put(loss, 0, (float)(n * a.weight * factor));
-    } else {
-        double term = v;
-        if (a.kind == STX_PAR_LATENCY_HINGE) {
-            term = v / a.target - 1;
-            if (term < 0) term = 0;
-        }
-        stx__put(loss, 0, (float)(n + a.weight * term));
-    }
-}
-
-void stx_par_latency_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *nll, const stx_real *lat,
-                              const stx_par_latency_args *a) {
-    if (!stx_ok(x)) return;
-    STX__RUN_KERNEL(x, "stx_par_latency_fwd", stx__par_latency_fwd_kernel, 1, 1, 0,
-                    stx__array_of(x, loss), stx__array_of(x, nll), stx__array_of(x, lat),
-                    stx__par_latency_of(a));
-}
-
-STX__GLOBAL(32)
-stx__par_latency_bwd_kernel(stx__array dnll, stx__array dlat, stx__array dloss, stx__array nll,
-                            stx__array lat, stx__par_latency a) {
-    double v = (double)stx__get(lat, 0), d = (double)stx__get(dloss, 0), by_nll = 1,
-           by_lat = a.weight;
-    if (a.kind == STX_PAR_LATENCY_HINGE) by_lat = v > a.target ? a.weight / a.target : 0;
-    if (a.kind == STX_PAR_LATENCY_FBNET) {
-        by_nll = v > 1 ? a.weight * pow(log(v), a.power) : 0;
-        by_lat = v > 1
-                     ? (double)stx__get(nll, 0) * a.weight * a.power * pow(log(v), a.power - 1) / v
-                     : 0;
-    }
-    if (dnll.p) stx__add(dnll, 0, (float)(d * by_nll), 1);
-    if (dlat.p) stx__add(dlat, 0, (float)(d * by_lat), 1);
-}
-
-void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const stx_real *dloss,
-                              const stx_real *nll, const stx_real *lat,
-                              const stx_par_latency_args *a) {
-    if (!stx_ok(x)) return;
-    STX__RUN_KERNEL(x, "stx_par_latency_bwd", stx__par_latency_bwd_kernel, 1, 1, 0,
-                    stx__array_of(x, dnll), stx__array_of(x, dlat), stx__array_of(x, dloss),
-                    stx__array_of(x, nll), stx__array_of(x, lat), stx__par_latency_of(a));
-}
-#endif /* SEQTX_PAR_H */
 
 
 // >>adaptive input and output
@@ -13536,3 +10958,2610 @@ void stx_cuda_group_abort(stx_ctx *x) {
     if (g) stx__group_give_up(g);
 }
 #endif /* SEQTX_NCCL */
+
+
+// >>recurrence
+
+#ifdef SEQTX_SRU_H
+/* The recurrence of stx_sru_args, with the letters defined there. In bfloat16 it moves
+   12 bytes per column and step for about 40 instructions. Its speed is therefore
+   limited by memory or, with few columns, by the latency of the chain c -> f -> c,
+   about 60 cycles per step. Loads must start long before they are needed, and columns
+   must be distributed over the whole GPU. A warp therefore processes 32 columns of one
+   batch row and one direction, one column per lane (64 bytes per plane and step in
+   bfloat16). A plane is one of the adjacent arrays in u or V.
+
+   Forward: a block is one warp, which walks all steps. A ring of cp.async stages in
+   shared memory loads 40 or more steps ahead.
+
+   Forward without v and V (scan): f does not depend on c, so a tile of 32 steps turns c
+   into P c + Q. With few columns, each warp of a block processes a different tile. The
+   warps exchange P and Q, and each computes its initial state from them. Inputs are
+   read from global memory only once.
+
+       step     0      32      64      96     128
+                |--------|-------|-------|-------|
+       warp         0        1       2       3       P, Q; exchange; then states and h
+
+   Backward: a warp loads a tile, recomputes its states from the saved one, then walks
+   back. For any v, a tile turns the adjoint e after it into P e + Q before it (see J
+   below). With few columns, the warps of a block therefore process one tile each here
+   too. P and Q are computed together with the states. If there are several warps, their
+   number does not affect how e passes from tile to tile.
+
+   The kernel and the number of warps depend on sizes alone, so results do not depend on
+   the GPU. Arithmetic is in float. Parameter gradients are summed over the tiles of a
+   warp, then over warps, then over batch rows, each in a fixed order.
+
+   One warp processes all tiles of its columns if there are STX__SRU_ONE_WARP columns or
+   more. Otherwise four warps share them, or eight if there are fewer than
+   STX__SRU_FOUR_WARPS columns. STX__SRU_SHARED is the largest shared memory of a block
+   in bytes, STX__SRU_SLOT the number of elements in one plane of a tile. */
+enum {
+    STX__SRU_ONE_WARP = 30000,
+    STX__SRU_FOUR_WARPS = 8192,
+    STX__SRU_SHARED = 96 << 10,
+    STX__SRU_SLOT = 32 * STX_SRU_TILE
+};
+
+typedef struct stx__sru {
+    size_t T, H, O, k, tiles;
+    size_t groups; /* groups of 32 columns per direction */
+    int D, add_xr;
+    float alpha; /* scale of the highway; 1 for k = 4 */
+    stx__array u, xr, V, h, last, v, bias, c0, m, dh, dlast, du, dV, dxr, dc0;
+    const int32_t *pad;
+    float *c;    /* (B,tiles,O): the state before each tile; or NULL */
+    float *part; /* (B,4,O): dvf, dvr, dbf, dbr of each batch row; or NULL */
+} stx__sru;
+
+/* The column of a lane: column o of batch row b. A lane beyond the last column
+   duplicates lane 0 and stores the same values, so no conditions are needed. Step n, in
+   the order of the direction, is row stx__sru_row(n) of (B,T). */
+typedef struct stx__sru_column {
+    size_t b, o, o0; /* o0: column of lane 0 */
+    size_t first;    /* row of step 0 */
+    int lane, width, back;
+    int col;              /* index among the warp's columns */
+    float vf, vr, bf, br; /* gate parameters times -log2 e, so that e^-z is a power of 2 */
+    float m;
+} stx__sru_column;
+
+  #define STX__NLOG2E (-1.44269504088896340736f)
+
+static __device__ __forceinline__ size_t stx__sru_row(const stx__sru_column &q, size_t n) {
+    return q.back ? q.first - n : q.first + n;
+}
+
+/* Returns a[i], or `none` if the array is NULL. */
+static __device__ __forceinline__ float stx__sru_get_or(const stx__array &a, size_t i, float none) {
+    return a.p ? stx__get(a, i) : none;
+}
+
+static __device__ __forceinline__ stx__sru_column stx__sru_column_of(const stx__sru &p) {
+    stx__sru_column q;
+    size_t at = blockIdx.x, s, j0;
+    q.b = at / (p.groups * p.D);
+    at -= q.b * p.groups * p.D;
+    s = at / p.groups;
+    j0 = (at - s * p.groups) * 32;
+    q.lane = threadIdx.x % 32;
+    q.width = p.H - j0 < 32 ? (int)(p.H - j0) : 32;
+    q.col = q.lane < q.width ? q.lane : 0;
+    q.back = s == 1;
+    q.o0 = s * p.H + j0;
+    q.o = q.o0 + q.col;
+    q.first = q.b * p.T + (q.back ? p.T - 1 : 0);
+    q.vf = STX__NLOG2E * stx__sru_get_or(p.v, q.o, 0);
+    q.vr = STX__NLOG2E * stx__sru_get_or(p.v, p.O + q.o, 0);
+    q.bf = STX__NLOG2E * stx__sru_get_or(p.bias, q.o, 0);
+    q.br = STX__NLOG2E * stx__sru_get_or(p.bias, p.O + q.o, 0);
+    q.m = stx__sru_get_or(p.m, q.b * p.O + q.o, 1);
+    return q;
+}
+
+/* An array that a warp reads, in planes of 32 columns. p is the first 16-byte piece of
+   this lane at step 0. `by` and `plane` are the strides in bytes between steps and
+   between planes. `there` is 0 if this lane has nothing to read. */
+typedef struct stx__sru_input {
+    const char *p;
+    ptrdiff_t by, plane;
+    int there;
+} stx__sru_input;
+
+template <class E>
+static __device__ __forceinline__ stx__sru_input stx__sru_input_of(const stx__array &a, size_t ld,
+                                                                   size_t plane, const stx__sru &p,
+                                                                   const stx__sru_column &q) {
+    constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN;
+    stx__sru_input f;
+    f.by = (q.back ? -(ptrdiff_t)ld : (ptrdiff_t)ld) * (ptrdiff_t)sizeof(E);
+    f.p = (const char *)((const E *)a.p + q.first * ld + plane + q.o0 + q.lane % PIECES * IN)
+          + q.lane / PIECES * f.by;
+    f.plane = (ptrdiff_t)(p.O * sizeof(E));
+    f.there = a.p && q.lane % PIECES * IN < q.width;
+    return f;
+}
+
+/* Starts copying steps n0 .. n0+STEPS-1 to PLANES slots (STEPS,32), 16 bytes at a time.
+   Pieces beyond the end of an array are filled with zeros. Their source address is u,
+   because the computed address may be outside any array. */
+template <class E, int STEPS, int PLANES>
+static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_input &f,
+                                                      const stx__sru &p, const stx__sru_column &q,
+                                                      size_t n0) {
+    constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN, ROWS = 32 / PIECES;
+    const char *from = f.p + (ptrdiff_t)n0 * f.by;
+    const int i = q.lane / PIECES;
+    int left = 0;
+    E *to = slot + q.lane * IN;
+    if (f.there && p.T > n0) left = p.T - n0 < (size_t)STEPS ? (int)(p.T - n0) : STEPS;
+  #pragma unroll
+    for (int j = 0; j < STEPS / ROWS; j++) {
+  #pragma unroll
+        for (int k = 0; k < PLANES; k++) {
+            const int yes = i + j * ROWS < left;
+            stx__cp16(to + (k * STEPS + j * ROWS) * 32,
+                      yes ? from + k * f.plane : (const char *)p.u.p, yes ? 16 : 0);
+        }
+        from += ROWS * f.by;
+    }
+}
+
+/* Copies one plane of an array with any storage and alignment. Each lane copies its own
+   column, element by element. */
+template <class E, int STEPS>
+static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__array &a, size_t ld,
+                                                            size_t plane, const stx__sru &p,
+                                                            const stx__sru_column &q, size_t n0) {
+  #pragma unroll 4
+    for (int i = 0; i < STEPS; i++)
+        slot[i * 32 + q.lane] = a.p && n0 + i < p.T
+                                    ? stx__get(a, stx__sru_row(q, n0 + i) * ld + plane + q.o)
+                                    : 0.0f;
+}
+
+/* The inputs of a tile, in this order of slots: u0, u1, u2, the highway (u3 or xr),
+   with HASV the two planes of V, and with BACK dh and, if gradients are added to it,
+   dxr. PLAIN supports any storage and alignment. */
+template <class E, int PLAIN, int HASV, int STEPS, int BACK> struct stx__sru_source {
+    stx__sru_input u, x, V, dh, dxr;
+
+    __device__ __forceinline__ stx__sru_source(const stx__sru &p, const stx__sru_column &q) {
+        if (PLAIN) return;
+        u = stx__sru_input_of<E>(p.u, p.k * p.O, 0, p, q);
+        x = p.k == 4 ? stx__sru_input_of<E>(p.u, 4 * p.O, 3 * p.O, p, q)
+                     : stx__sru_input_of<E>(p.xr, p.O, 0, p, q);
+        if (HASV) V = stx__sru_input_of<E>(p.V, 2 * p.O, 0, p, q);
+        if (BACK) dh = stx__sru_input_of<E>(p.dh, p.O, 0, p, q);
+        if (BACK && p.add_xr) dxr = stx__sru_input_of<E>(p.dxr, p.O, 0, p, q);
+    }
+
+    __device__ __forceinline__ void fetch(E *slot, const stx__sru &p, const stx__sru_column &q,
+                                          size_t n0) const {
+        constexpr int N = 32 * STEPS, GRAD = HASV ? 6 : 4;
+        if constexpr (PLAIN) {
+            for (int i = 0; i < 3; i++)
+                stx__sru_fetch_plain<E, STEPS>(slot + i * N, p.u, p.k * p.O, i * p.O, p, q, n0);
+            stx__sru_fetch_plain<E, STEPS>(slot + 3 * N, p.k == 4 ? p.u : p.xr,
+                                           p.k == 4 ? 4 * p.O : p.O, p.k == 4 ? 3 * p.O : 0, p, q,
+                                           n0);
+            if (HASV)
+                for (int i = 0; i < 2; i++)
+                    stx__sru_fetch_plain<E, STEPS>(slot + (4 + i) * N, p.V, 2 * p.O, i * p.O, p, q,
+                                                   n0);
+            if (BACK) stx__sru_fetch_plain<E, STEPS>(slot + GRAD * N, p.dh, p.O, 0, p, q, n0);
+            if (BACK && p.add_xr)
+                stx__sru_fetch_plain<E, STEPS>(slot + (GRAD + 1) * N, p.dxr, p.O, 0, p, q, n0);
+        } else {
+            stx__sru_fetch<E, STEPS, 3>(slot, u, p, q, n0);
+            stx__sru_fetch<E, STEPS, 1>(slot + 3 * N, x, p, q, n0);
+            if (HASV) stx__sru_fetch<E, STEPS, 2>(slot + 4 * N, V, p, q, n0);
+            if (BACK) stx__sru_fetch<E, STEPS, 1>(slot + GRAD * N, dh, p, q, n0);
+            if (BACK && p.add_xr) stx__sru_fetch<E, STEPS, 1>(slot + (GRAD + 1) * N, dxr, p, q, n0);
+        }
+        stx__cp_commit();
+    }
+};
+
+static __device__ __forceinline__ float stx__sru_float(float v) {
+    return v;
+}
+
+static __device__ __forceinline__ float stx__sru_float(stx__bf16 v) {
+    return __bfloat162float(v);
+}
+
+static __device__ __forceinline__ void stx__sru_store(float *p, float v) {
+    *p = v;
+}
+
+static __device__ __forceinline__ void stx__sru_store(stx__bf16 *p, float v) {
+    *p = __float2bfloat16(v);
+}
+
+/* A pointer into an array that is written step by step. */
+template <class E, int PLAIN> struct stx__sru_output {
+    E *p;
+
+    __device__ __forceinline__ stx__sru_output(const stx__array &a, size_t i) : p((E *)a.p + i) {}
+
+    __device__ __forceinline__ void put(size_t i, float v) const {
+        stx__sru_store(p + i, v);
+    }
+
+    __device__ __forceinline__ void step(ptrdiff_t by) {
+        p += by;
+    }
+};
+
+template <class E> struct stx__sru_output<E, 1> {
+    stx__array a;
+    size_t at;
+
+    __device__ __forceinline__ stx__sru_output(const stx__array &b, size_t i) : a(b), at(i) {}
+
+    __device__ __forceinline__ void put(size_t i, float v) const {
+        stx__put(a, at + i, v);
+    }
+
+    __device__ __forceinline__ void step(ptrdiff_t by) {
+        at += (size_t)by;
+    }
+};
+
+/* These functions find steps to skip. stx__sru_pad returns nonzero if step n is
+   padding. stx__sru_skips returns a bit mask of the steps to skip among the 32 from n0:
+   padding and steps beyond the last one. Its argument `pad` is the result of
+   stx__sru_pad for step n0 + lane. */
+static __device__ __forceinline__ int stx__sru_pad(const stx__sru &p, const stx__sru_column &q,
+                                                   size_t n) {
+    return p.pad && n < p.T ? p.pad[stx__sru_row(q, n)] != 0 : 0;
+}
+
+static __device__ __forceinline__ uint32_t stx__sru_skips(const stx__sru &p,
+                                                          const stx__sru_column &q, size_t n0,
+                                                          int pad) {
+    return __ballot_sync(STX__ALL, pad || n0 + q.lane >= p.T);
+}
+
+/* Returns sigmoid(u + v c + b) at index `at` of slots (STEPS,32). Gate 0 is the forget
+   gate, gate 1 the reset gate. */
+template <class E, int HASV, int STEPS>
+static __device__ __forceinline__ float stx__sru_gate(const E *slot, int gate, int at,
+                                                      const stx__sru_column &q, float c) {
+    float v = gate ? q.vr : q.vf, z = fmaf(stx__sru_float(slot[(1 + gate) * 32 * STEPS + at]),
+                                           STX__NLOG2E, gate ? q.br : q.bf);
+    if (HASV) v = fmaf(stx__sru_float(slot[(4 + gate) * 32 * STEPS + at]), STX__NLOG2E, v);
+    return stx__rcp(1.0f + stx__exp2(fmaf(v, c, z)));
+}
+
+/* Returns h = xt + (g(c) - xt) m r, see stx_sru_args. */
+template <class E, int TANH, int STEPS>
+static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, const stx__sru &p,
+                                                     const stx__sru_column &q, float c, float r) {
+    float xt = p.alpha * stx__sru_float(slot[3 * 32 * STEPS + at]), g = TANH ? tanhf(c) : c;
+    return fmaf(g - xt, q.m * r, xt);
+}
+
+/* Runs STEPS steps from n0, with inputs from `slot`, and returns the last state. A set
+   bit in `skip` marks a step to skip; with FULL, there are none. With SCAN, v is 0. */
+template <class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL, int SCAN>
+static __device__ __forceinline__ float stx__sru_steps(const E *slot, const stx__sru &p,
+                                                       const stx__sru_column &q, size_t n0,
+                                                       uint32_t skip, float c) {
+    stx__sru_output<E, PLAIN> to(p.h, stx__sru_row(q, n0) * p.O + q.o);
+    const ptrdiff_t by = q.back ? -(ptrdiff_t)p.O : (ptrdiff_t)p.O;
+  #pragma unroll(!FULL ? 1 : PLAIN ? 4 : STEPS < 16 ? STEPS : 16)
+    for (int i = 0; i < STEPS; i++, to.step(by)) {
+        int at = i * 32 + q.col;
+        if (!FULL && (skip >> i & 1)) {
+            if (n0 + i < p.T) to.put(0, 0);
+            continue;
+        }
+        float u0 = stx__sru_float(slot[at]);
+        float f = stx__sru_gate<E, HASV, STEPS>(slot, 0, at, q, SCAN ? 0 : c);
+        float r = stx__sru_gate<E, HASV, STEPS>(slot, 1, at, q, SCAN ? 0 : c);
+        c = fmaf(c - u0, f, u0);
+        to.put(0, stx__sru_out<E, TANH, STEPS>(slot, at, p, q, c, r));
+    }
+    return c;
+}
+
+/* Forward. A block is one warp (launch bound 32). The ring has STAGES stages of STEPS
+   steps; all but one are in flight. */
+template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_kernel(stx__sru p) {
+    constexpr int STEPS = sizeof(E) == 2 ? 16 : 8, STAGES = sizeof(E) == 2 ? 4 : 6,
+                  STAGE = (HASV ? 6 : 4) * 32 * STEPS;
+    STX__SHARED(E, ring, STAGES * STAGE);
+    const stx__sru_column q = stx__sru_column_of(p);
+    const stx__sru_source<E, PLAIN, HASV, STEPS, 0> from(p, q);
+    float c = stx__sru_get_or(p.c0, q.b * p.O + q.o, 0);
+    int at = 0, pad = stx__sru_pad(p, q, q.lane);
+    for (int s = 0; s + 1 < STAGES; s++) from.fetch(ring + s * STAGE, p, q, (size_t)s * STEPS);
+    for (size_t n0 = 0; n0 < p.T; n0 += STEPS) {
+        uint32_t skip = stx__sru_skips(p, q, n0, pad) & ((1u << STEPS) - 1);
+        pad = stx__sru_pad(p, q, n0 + STEPS + q.lane);
+        stx__cp_wait<STAGES - 2>();
+        /* all lanes now see this stage, and no lane still reads the previous one */
+        __syncwarp();
+        from.fetch(ring + (at ? at - 1 : STAGES - 1) * STAGE, p, q, n0 + (STAGES - 1) * STEPS);
+        if (p.c && n0 % STX_SRU_TILE == 0) p.c[(q.b * p.tiles + n0 / STX_SRU_TILE) * p.O + q.o] = c;
+        if (skip)
+            c = stx__sru_steps<E, PLAIN, HASV, TANH, STEPS, 0, 0>(ring + at * STAGE, p, q, n0, skip,
+                                                                  c);
+        else
+            c = stx__sru_steps<E, PLAIN, HASV, TANH, STEPS, 1, 0>(ring + at * STAGE, p, q, n0, 0,
+                                                                  c);
+        at = at + 1 < STAGES ? at + 1 : 0;
+    }
+    stx__cp_wait<0>();
+    if (p.last.p) stx__put(p.last, q.b * p.O + q.o, c);
+}
+
+/* Exchanges P and Q of the warps' tiles. `mine` receives the value before this warp's
+   tile, and x the value after all tiles. `buffer` is (2,warps,2,32); rounds alternate
+   between its halves, so that one barrier per round suffices. */
+static __device__ __forceinline__ void stx__sru_exchange(float *buffer, int round, int warps,
+                                                         int warp, int lane, float P, float Q,
+                                                         float &mine, float &x) {
+    float *to = buffer + (round & 1) * warps * 64;
+    to[warp * 64 + lane] = P;
+    to[warp * 64 + 32 + lane] = Q;
+    __syncthreads();
+    for (int w = 0; w < warps; w++) {
+        if (w == warp) mine = x;
+        x = fmaf(to[w * 64 + lane], x, to[w * 64 + 32 + lane]);
+    }
+}
+
+/* Forward without v and V. In each round, the warps of a block process adjacent tiles.
+   The launch bound is 8 warps and one block per multiprocessor, so that the unrolled
+   loops keep their values in registers. */
+template <class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel(stx__sru p) {
+    STX__DYNAMIC(raw);
+    const stx__sru_column q = stx__sru_column_of(p);
+    const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    const stx__sru_source<E, PLAIN, 0, STX_SRU_TILE, 0> from(p, q);
+    E *slot = (E *)raw + warp * 4 * STX__SRU_SLOT;
+    float *buffer = (float *)((E *)raw + warps * 4 * STX__SRU_SLOT),
+          c = stx__sru_get_or(p.c0, q.b * p.O + q.o, 0);
+    for (size_t tile = warp, round = 0; tile - warp < p.tiles; tile += warps, round++) {
+        size_t n0 = tile * STX_SRU_TILE;
+        float P = 1, Q = 0, mine = 0;
+        uint32_t skip = 0;
+        if (tile < p.tiles) {
+            __syncwarp();
+            from.fetch(slot, p, q, n0);
+            skip = stx__sru_skips(p, q, n0, stx__sru_pad(p, q, n0 + q.lane));
+            stx__cp_wait<0>();
+            __syncwarp();
+  #pragma unroll 8
+            for (int i = 0; i < STX_SRU_TILE; i++) {
+                int at = i * 32 + q.col;
+                float u0 = stx__sru_float(slot[at]),
+                      f = stx__sru_gate<E, 0, STX_SRU_TILE>(slot, 0, at, q, 0),
+                      next = fmaf(Q - u0, f, u0);
+                P = skip >> i & 1 ? P : P * f;
+                Q = skip >> i & 1 ? Q : next;
+            }
+        }
+        stx__sru_exchange(buffer, (int)round, warps, warp, q.lane, P, Q, mine, c);
+        if (tile >= p.tiles) continue;
+        if (p.c) p.c[(q.b * p.tiles + tile) * p.O + q.o] = mine;
+        if (skip)
+            (void)stx__sru_steps<E, PLAIN, 0, TANH, STX_SRU_TILE, 0, 1>(slot, p, q, n0, skip, mine);
+        else
+            (void)stx__sru_steps<E, PLAIN, 0, TANH, STX_SRU_TILE, 1, 1>(slot, p, q, n0, 0, mine);
+    }
+    if (p.last.p && warp == 0) stx__put(p.last, q.b * p.O + q.o, c);
+}
+
+/* The derivatives of a step. Forward: c' = u0 + (c - u0) f, h = xt + (g(c') - xt) m r.
+   Backward, where e comes from the following step:
+
+       a   = dh m r g' + e                          dL/dc'
+       dzf = a (c - u0) f (1 - f)                   dzr = dh (g - xt) m r (1 - r)
+       du0 = a (1 - f)   du1 = dzf   du2 = dzr      dxt = dh (1 - m r)
+       dvf += dzf c      dvr += dzr c               dbf += dzf   dbr += dzr
+       e   = a f + dzf vf + dzr vr = a J + dzr vr   J = f + vf (c - u0) f (1 - f)
+
+   The fields are d = c - u0, s = f (1 - f), kept = m r, gr = dh m r g' and rest = dzr
+   vr. The argument cn is c'. */
+typedef struct stx__sru_step_grad {
+    float d, f, r, s, kept, gr, dzr, J, rest;
+} stx__sru_step_grad;
+
+template <class E, int HASV, int TANH>
+static __device__ __forceinline__ stx__sru_step_grad stx__sru_step_grads(const E *slot, int at,
+                                                                         const stx__sru &p,
+                                                                         const stx__sru_column &q,
+                                                                         float c, float cn, float f,
+                                                                         float r) {
+    constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
+    const float unscale = 1.0f / STX__NLOG2E;
+    stx__sru_step_grad k;
+    float vf = q.vf * unscale, vr = q.vr * unscale, g = TANH ? tanhf(cn) : cn,
+          xt = p.alpha * stx__sru_float(slot[3 * N + at]), G = stx__sru_float(slot[GRAD * N + at]);
+    if (HASV) {
+        vf += stx__sru_float(slot[4 * N + at]);
+        vr += stx__sru_float(slot[5 * N + at]);
+    }
+    k.d = c - stx__sru_float(slot[at]);
+    k.f = f;
+    k.r = r;
+    k.s = f * (1 - f);
+    k.kept = q.m * r;
+    k.gr = G * k.kept;
+    k.dzr = k.gr * (g - xt) * (1 - r);
+    if (TANH) k.gr *= fmaf(-g, g, 1.0f);
+    k.J = fmaf(vf, k.d * k.s, f);
+    k.rest = k.dzr * vr;
+    return k;
+}
+
+/* Computes the states of a tile (32,32) from c. With PARALLEL, also computes P and Q,
+   where (e before the tile) = P (e after the tile) + Q. */
+template <class E, int HASV, int TANH, int PARALLEL, int FULL>
+static __device__ __forceinline__ float stx__sru_states(float *state, const E *slot,
+                                                        const stx__sru &p, const stx__sru_column &q,
+                                                        uint32_t skip, float c, float &P,
+                                                        float &Q) {
+  #pragma unroll(FULL ? 8 : 1)
+    for (int i = 0; i < STX_SRU_TILE; i++) {
+        int at = i * 32 + q.col;
+        state[i * 32 + q.lane] = c;
+        if (!FULL && (skip >> i & 1)) continue;
+        float u0 = stx__sru_float(slot[at]),
+              f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), cn = fmaf(c - u0, f, u0);
+        if (PARALLEL) {
+            stx__sru_step_grad k = stx__sru_step_grads<E, HASV, TANH>(
+                slot, at, p, q, c, cn, f, stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c));
+            Q = fmaf(P, fmaf(k.gr, k.J, k.rest), Q);
+            P *= k.J;
+        }
+        c = cn;
+    }
+    return c;
+}
+
+/* Walks a tile backward from e after the tile, computes all gradients and returns e
+   before the tile. Adds dvf, dvr, dbf and dbr of the tile to `sum`. */
+template <class E, int PLAIN, int HASV, int TANH, int FULL>
+static __device__ __forceinline__ float stx__sru_steps_back(const float *state, const E *slot,
+                                                            const stx__sru &p,
+                                                            const stx__sru_column &q, size_t n0,
+                                                            uint32_t skip, float cn, float e,
+                                                            float (&sum)[4]) {
+    constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
+    /* may be beyond the last row, but is not used then */
+    const size_t row = stx__sru_row(q, n0 + STX_SRU_TILE - 1);
+    const ptrdiff_t by = q.back ? (ptrdiff_t)p.O : -(ptrdiff_t)p.O, by_u = by * (ptrdiff_t)p.k,
+                    by_x = p.k == 4 ? by_u : by;
+    stx__sru_output<E, PLAIN> du(p.du, row * p.k * p.O + q.o),
+        dx(p.k == 4 ? p.du : p.dxr, p.k == 4 ? (row * 4 + 3) * p.O + q.o : row * p.O + q.o),
+        dV(p.dV, row * 2 * p.O + q.o);
+    const int has_x = p.k == 4 || p.dxr.p, has_V = HASV && p.dV.p;
+  #pragma unroll(FULL && !PLAIN ? 4 : 1)
+    for (int i = STX_SRU_TILE - 1; i >= 0; i--, du.step(by_u), dx.step(by_x), dV.step(2 * by)) {
+        int at = i * 32 + q.col;
+        float c = state[i * 32 + q.lane], du0 = 0, dzf = 0, dzr = 0, dxt = 0,
+              was = p.add_xr ? stx__sru_float(slot[(GRAD + 1) * N + at]) : 0.0f;
+        if (FULL || !(skip >> i & 1)) {
+            float f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c),
+                  r = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c);
+            stx__sru_step_grad k = stx__sru_step_grads<E, HASV, TANH>(slot, at, p, q, c, cn, f, r);
+            float a = k.gr + e;
+            du0 = fmaf(-a, f, a);
+            dzf = a * (k.d * k.s);
+            dzr = k.dzr;
+            dxt = stx__sru_float(slot[GRAD * N + at]) * (1 - k.kept);
+            e = fmaf(a, k.J, k.rest);
+            sum[0] = fmaf(dzf, c, sum[0]);
+            sum[1] = fmaf(dzr, c, sum[1]);
+            sum[2] += dzf;
+            sum[3] += dzr;
+        }
+        cn = c;
+        if (!FULL && n0 + i >= p.T) continue;
+        du.put(0, du0);
+        du.put(p.O, dzf);
+        du.put(2 * p.O, dzr);
+        if (has_x) dx.put(0, fmaf(p.alpha, dxt, was));
+        if (has_V) {
+            dV.put(0, dzf * c);
+            dV.put(p.O, dzr * c);
+        }
+    }
+    return e;
+}
+
+/* Backward. With PARALLEL, a block has up to 8 warps, which process adjacent tiles in
+   each round, from the last tile to the first. Otherwise a block is one warp. */
+template <class E, int PLAIN, int HASV, int TANH, int PARALLEL>
+STX__GLOBAL(PARALLEL ? 256 : 32, 1)
+stx__sru_bwd_kernel(stx__sru p) {
+    constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
+    STX__DYNAMIC(raw);
+    const stx__sru_column q = stx__sru_column_of(p);
+    const int warps = PARALLEL ? blockDim.x / 32 : 1, warp = PARALLEL ? threadIdx.x / 32 : 0,
+              slots = GRAD + 1 + p.add_xr;
+    const stx__sru_source<E, PLAIN, HASV, STX_SRU_TILE, 1> from(p, q);
+    const size_t each = N * (slots * sizeof(E) + sizeof(float));
+    E *slot = (E *)(raw + warp * each);
+    float *state = (float *)(slot + slots * N), *buffer = (float *)(raw + warps * each);
+    float e = stx__sru_get_or(p.dlast, q.b * p.O + q.o, 0), total[4] = {0, 0, 0, 0};
+    for (size_t turn = warp, round = 0; turn - warp < p.tiles; turn += warps, round++) {
+        size_t tile = p.tiles - 1 - turn, n0 = tile * STX_SRU_TILE;
+        float P = 1, Q = 0, mine = 0, c = 0;
+        uint32_t skip = 0;
+        if (turn < p.tiles) {
+            __syncwarp();
+            from.fetch(slot, p, q, n0);
+            c = p.c[(q.b * p.tiles + tile) * p.O + q.o];
+            skip = stx__sru_skips(p, q, n0, stx__sru_pad(p, q, n0 + q.lane));
+            stx__cp_wait<0>();
+            __syncwarp();
+            if (skip)
+                c = stx__sru_states<E, HASV, TANH, PARALLEL, 0>(state, slot, p, q, skip, c, P, Q);
+            else
+                c = stx__sru_states<E, HASV, TANH, PARALLEL, 1>(state, slot, p, q, 0, c, P, Q);
+        }
+        if (PARALLEL)
+            stx__sru_exchange(buffer, (int)round, warps, warp, q.lane, P, Q, mine, e);
+        else
+            mine = e;
+        if (turn < p.tiles) {
+            float sum[4] = {0, 0, 0, 0};
+            if (skip)
+                mine = stx__sru_steps_back<E, PLAIN, HASV, TANH, 0>(state, slot, p, q, n0, skip, c,
+                                                                    mine, sum);
+            else
+                mine = stx__sru_steps_back<E, PLAIN, HASV, TANH, 1>(state, slot, p, q, n0, 0, c,
+                                                                    mine, sum);
+            for (int k = 0; k < 4; k++) total[k] += sum[k];
+        }
+        if (!PARALLEL) e = mine;
+    }
+    /* add the sums of the warps, in order */
+    if (PARALLEL && p.part) {
+        __syncthreads();
+        for (int k = 0; k < 4; k++) buffer[(warp * 4 + k) * 32 + q.lane] = total[k];
+        __syncthreads();
+        if (warp == 0)
+            for (int k = 0; k < 4; k++)
+                for (int w = 1; w < warps; w++) total[k] += buffer[(w * 4 + k) * 32 + q.lane];
+    }
+    if (warp || q.lane >= q.width) return;
+    if (p.part)
+        for (int k = 0; k < 4; k++) p.part[(q.b * 4 + k) * p.O + q.o] = total[k];
+    if (p.dc0.p) stx__add(p.dc0, q.b * p.O + q.o, e, 1);
+}
+
+typedef stx__kernel_of<stx__sru> stx__sru_kernel;
+
+template <class E, int PLAIN> static stx__sru_kernel stx__sru_fwd_of(int hasV, int tanh) {
+    if (hasV)
+        return tanh ? stx__sru_fwd_kernel<E, PLAIN, 1, 1> : stx__sru_fwd_kernel<E, PLAIN, 1, 0>;
+    return tanh ? stx__sru_fwd_kernel<E, PLAIN, 0, 1> : stx__sru_fwd_kernel<E, PLAIN, 0, 0>;
+}
+
+template <class E, int PLAIN> static stx__sru_kernel stx__sru_scan_of(int tanh) {
+    return tanh ? stx__sru_scan_kernel<E, PLAIN, 1> : stx__sru_scan_kernel<E, PLAIN, 0>;
+}
+
+template <class E, int PLAIN, int PARALLEL>
+static stx__sru_kernel stx__sru_bwd_of(int hasV, int tanh) {
+    if (hasV)
+        return tanh ? stx__sru_bwd_kernel<E, PLAIN, 1, 1, PARALLEL>
+                    : stx__sru_bwd_kernel<E, PLAIN, 1, 0, PARALLEL>;
+    return tanh ? stx__sru_bwd_kernel<E, PLAIN, 0, 1, PARALLEL>
+                : stx__sru_bwd_kernel<E, PLAIN, 0, 0, PARALLEL>;
+}
+
+/* These functions return the kernel for a call's storage and options. */
+static stx__sru_kernel stx__sru_fwd_choose(const stx_sru_args *a, int plain, int half, int warps) {
+    const int hasV = a->V != NULL;
+    if (warps > 1) {
+        if (plain) return stx__sru_scan_of<float, 1>(a->tanh);
+        return half ? stx__sru_scan_of<stx__bf16, 0>(a->tanh) : stx__sru_scan_of<float, 0>(a->tanh);
+    }
+    if (plain) return stx__sru_fwd_of<float, 1>(hasV, a->tanh);
+    return half ? stx__sru_fwd_of<stx__bf16, 0>(hasV, a->tanh)
+                : stx__sru_fwd_of<float, 0>(hasV, a->tanh);
+}
+
+template <int PARALLEL>
+static stx__sru_kernel stx__sru_bwd_choose(const stx_sru_args *a, int plain, int half) {
+    const int hasV = a->V != NULL;
+    if (plain) return stx__sru_bwd_of<float, 1, PARALLEL>(hasV, a->tanh);
+    return half ? stx__sru_bwd_of<stx__bf16, 0, PARALLEL>(hasV, a->tanh)
+                : stx__sru_bwd_of<float, 0, PARALLEL>(hasV, a->tanh);
+}
+
+static stx__sru stx__sru_of(stx_ctx *x, const stx_sru_args *a, int backward) {
+    stx__sru p;
+    memset(&p, 0, sizeof p);
+    p.T = a->T;
+    p.H = a->H;
+    p.O = a->D * a->H;
+    p.k = a->k;
+    p.tiles = stx_sru_tiles(a);
+    p.groups = (a->H + 31) / 32;
+    p.D = (int)a->D;
+    p.alpha = a->k == 4 ? 1 : a->alpha;
+    p.u = stx__array_of(x, a->u);
+    p.xr = stx__array_of(x, a->k == 4 ? NULL : a->xr);
+    p.V = stx__array_of(x, a->V);
+    p.v = stx__array_of(x, a->v);
+    p.bias = stx__array_of(x, a->bias);
+    p.c0 = stx__array_of(x, a->c0);
+    p.m = stx__array_of(x, a->m);
+    p.pad = a->pad;
+    p.c = (float *)a->c;
+    if (!backward) {
+        p.h = stx__array_of(x, a->h);
+        p.last = stx__array_of(x, a->last);
+        return p;
+    }
+    p.dh = stx__array_of(x, a->dh);
+    p.dlast = stx__array_of(x, a->dlast);
+    p.dc0 = stx__array_of(x, a->dc0);
+    p.du = stx__array_of(x, a->du);
+    p.dV = stx__array_of(x, a->dV);
+    p.dxr = stx__array_of(x, p.xr.p ? a->dxr : NULL);
+    p.add_xr = p.dxr.p && a->add_xr;
+    p.part = a->dv || a->dbias ? (float *)a->work : NULL;
+    return p;
+}
+
+/* Returns whether all inputs and outputs have the same storage, inputs are aligned to
+   16 bytes, and rows are multiples of 16 bytes. Otherwise the plain kernels run. */
+static int stx__sru_is_uniform(const stx__sru &p) {
+    const stx__array *in[5] = {&p.u, &p.xr, &p.V, &p.dh, p.add_xr ? &p.dxr : NULL},
+                   *out[4] = {&p.h, &p.du, &p.dV, &p.dxr};
+    int i;
+    for (i = 0; i < 5; i++)
+        if (in[i] && in[i]->p && (in[i]->half != p.u.half || (uintptr_t)in[i]->p % 16)) return 0;
+    for (i = 0; i < 4; i++)
+        if (out[i]->p && (out[i]->half != p.u.half || out[i]->twin)) return 0;
+    return p.H % (p.u.half ? 8 : 4) == 0;
+}
+
+/* Returns the number of warps that share the tiles of a column: 1 if there are enough
+   columns to fill a GPU. */
+static int stx__sru_warps(const stx_sru_args *a, size_t each) {
+    const size_t columns = a->B * a->D * a->H;
+    size_t w = 8;
+    if (columns >= STX__SRU_FOUR_WARPS) w = 4;
+    if (columns >= STX__SRU_ONE_WARP) w = 1;
+    w = STX_MIN(w, (size_t)STX__SRU_SHARED / each);
+    return (int)STX_MIN(w, stx_sru_tiles(a));
+}
+
+static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel,
+                         const stx_sru_args *a, const stx__sru &p, int warps, size_t each) {
+    size_t blocks = a->B * a->D * p.groups, bytes = (size_t)warps * each;
+    static_assert((int)STX__SRU_SHARED <= (int)STX__SHARED_LEAST,
+                  "STX__SRU_SHARED exceeds the shared memory of some GPUs");
+    if (!stx__may_share(x, (const void *)kernel, bytes, name)) return;
+    STX__RUN_KERNEL(x, name, kernel, (unsigned)blocks, 32 * warps, bytes, p);
+}
+
+static int stx__sru_refused(stx_ctx *x, const stx_sru_args *a, const char *what) {
+    if (!stx_ok(x) || !a->B || !a->D || !a->H) return 1;
+    if ((a->k == 3 || a->k == 4) && a->D <= 2 && (a->H + 31) / 32 * a->D * a->B < (size_t)1 << 31)
+        return 0;
+    stx_fail(x, STX_ERR_SHAPE,
+             "%s: expected k = 3 or 4, D = 1 or 2 and fewer than 2^31 blocks of 32 columns, got "
+             "k = %zu, D = %zu and %zu blocks",
+             what, a->k, a->D, (a->H + 31) / 32 * a->D * a->B);
+    return 1;
+}
+
+size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward) {
+    (void)x;
+    return backward ? a->B * 4 * a->D * a->H * sizeof(float) : 0;
+}
+
+void stx_sru_fwd_cuda(stx_ctx *x, const stx_sru_args *a) {
+    stx__sru p;
+    size_t each;
+    int warps, plain;
+    if (stx__sru_refused(x, a, "stx_sru_fwd")) return;
+    p = stx__sru_of(x, a, 0);
+    plain = !stx__sru_is_uniform(p);
+    each = STX__SRU_SLOT * 4 * (plain || !p.u.half ? sizeof(float) : 2) + 4 * 32 * sizeof(float);
+    warps = a->v || a->V ? 1 : stx__sru_warps(a, each);
+    stx__sru_run(x, "stx_sru_fwd", stx__sru_fwd_choose(a, plain, p.u.half != 0, warps), a, p,
+                 warps > 1 ? warps : 1, warps > 1 ? each : 0);
+}
+
+void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
+    stx__sru p;
+    stx__sru_kernel kernel;
+    size_t each, O2 = 2 * a->D * a->H;
+    stx_real *to[2];
+    int warps, plain, half;
+    if (stx__sru_refused(x, a, "stx_sru_bwd")) return;
+    p = stx__sru_of(x, a, 1);
+    plain = !stx__sru_is_uniform(p);
+    half = p.u.half != 0;
+    each = STX__SRU_SLOT
+               * ((5 + 2 * (a->V != NULL) + p.add_xr) * (plain || !half ? sizeof(float) : 2)
+                  + sizeof(float))
+           + 4 * 32 * sizeof(float);
+    warps = stx__sru_warps(a, each);
+    kernel = warps > 1 ? stx__sru_bwd_choose<1>(a, plain, half)
+                       : stx__sru_bwd_choose<0>(a, plain, half);
+    stx__sru_run(x, "stx_sru_bwd", kernel, a, p, warps < 1 ? 1 : warps, each);
+    to[0] = a->dv;
+    to[1] = a->dbias;
+    stx__columns_sum(x, "stx_sru_bwd", to, 2, p.part, 2 * O2, a->B, O2, 0);
+}
+#endif /* SEQTX_SRU_H */
+
+
+// >>groups
+
+#ifdef SEQTX_COMPRESSIVE_H
+/* Kernels for seqtx_compressive.h, with the letters defined there. They move rows and
+   compute gates. Convolutions, and the attention in the losses, use the core's matmul and
+   attention kernels.
+
+   Row kernels use one warp per row and W adjacent elements per lane. The source of a
+   row is computed once per row, and loads and stores cover whole cache lines. Blocks
+   have 256 threads. The size of the grid is limited; STX__WARPS distributes n = 0 .. N-1
+   over its warps. */
+  #define STX__WARPS(n, N) \
+    for (size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; n < N; \
+         n += (size_t)gridDim.x * blockDim.x / 32)
+  #define STX__RUN_WARPS(x, name, four, kernel, N, ...) \
+    do { \
+      if (four) \
+        STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
+      else \
+        STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
+    } while (0)
+
+/* The rows and groups of a stream. Tap t of group i is row base + i * step + t, if this
+   row is in [first,rows) and not marked in `pad`. `own` is G_b, the stream's number of
+   groups. */
+typedef struct stx__comp_stream {
+    ptrdiff_t base, first;
+    size_t own;
+    const int32_t *pad;
+} stx__comp_stream;
+
+static __device__ __forceinline__ stx__comp_stream stx__comp_stream_of(const stx_comp_groups &g,
+                                                                       size_t b) {
+    stx__comp_stream s;
+    s.base = g.at;
+    s.first = 0;
+    s.own = g.groups;
+    s.pad = g.pad ? g.pad + b * g.rows : NULL;
+    if (g.first) {
+        s.first = g.first[b];
+        s.own = (g.rows - (size_t)s.first + g.step - 1) / g.step;
+        s.base += s.first + ((ptrdiff_t)s.own - (ptrdiff_t)g.groups) * (ptrdiff_t)g.step;
+    }
+    return s;
+}
+
+/* Returns the row of a tap, or -1 if it is missing. */
+static __device__ __forceinline__ ptrdiff_t stx__comp_row(const stx_comp_groups &g,
+                                                          const stx__comp_stream &s, size_t group,
+                                                          size_t t) {
+    ptrdiff_t row = s.base + (ptrdiff_t)(group * g.step + t);
+    return row < s.first || row >= (ptrdiff_t)g.rows || (s.pad && s.pad[row]) ? -1 : row;
+}
+
+static int stx__comp_refused(stx_ctx *x, const stx_comp_groups *g, const char *what) {
+    if (stx_ok(x) && !g->step)
+        stx_fail(x, STX_ERR_SHAPE, "%s: step: expected at least 1 row between groups, got 0", what);
+    return !stx_ok(x);
+}
+
+/* Returns a copy of *g in which a stride of 0 is replaced by the default, and sets
+   *four to 1 if rows can be read four elements at a time, otherwise to 0. */
+static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__array &rows,
+                                         int *four) {
+    stx_comp_groups s = *g;
+    if (!s.stride) s.stride = s.rows * s.D;
+    *four = s.D % 4 == 0 && s.stride % 4 == 0 && stx__aligned4(rows);
+    return s;
+}
+
+/* Sets each tap of y (B,groups,taps,D) to its row of `rows` (B,rows,D), or to 0 if that
+   row is missing. With accumulate, adds to y instead. One warp per tap. */
+template <int W>
+STX__GLOBAL(256)
+stx__comp_unfold_kernel(stx__array y, stx__array rows, stx_comp_groups g, int accumulate) {
+    const size_t taps = g.groups * g.taps;
+    STX__WARPS(n, g.B * taps) {
+        size_t b = n / taps, in = n - b * taps, group = in / g.taps;
+        ptrdiff_t row = stx__comp_row(g, stx__comp_stream_of(g, b), group, in - group * g.taps);
+        if (row < 0 && accumulate) continue;
+        for (size_t c = threadIdx.x % 32 * W; c < g.D; c += 32 * W) {
+            float v[W] = {0};
+            if (row >= 0) stx__getn<W>(v, rows, b * g.stride + (size_t)row * g.D + c);
+            stx__addn<W>(y, n * g.D + c, v, accumulate);
+        }
+    }
+}
+
+void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g,
+                          int accumulate) {
+    stx__array Y = stx__array_of(x, y), R = stx__array_of(x, rows);
+    size_t n = g->B * g->groups * g->taps;
+    int four;
+    const stx_comp_groups s = stx__comp_strided(g, R, &four);
+    if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_unfold")) return;
+    STX__RUN_WARPS(x, "stx_comp_unfold", four && stx__aligned4(Y), stx__comp_unfold_kernel, n, Y, R,
+                   s, accumulate);
+}
+
+/* Sets each row of `rows` (B,rows,D) to the sum of the taps of y (B,groups,taps,D) that
+   refer to it, in ascending order of groups. Rows without taps and missing rows become 0.
+   One warp per row, which first computes the range of groups that contain the row. */
+template <int W>
+STX__GLOBAL(256)
+stx__comp_fold_kernel(stx__array rows, stx__array y, stx_comp_groups g) {
+    STX__WARPS(n, g.B * g.rows) {
+        size_t b = n / g.rows, row = n - b * g.rows;
+        stx__comp_stream s = stx__comp_stream_of(g, b);
+        /* in group i, the row is tap t = from - i * step */
+        ptrdiff_t from = (ptrdiff_t)row - s.base, step = (ptrdiff_t)g.step,
+                  before = from - (ptrdiff_t)g.taps;
+        ptrdiff_t lo = before < 0 ? 0 : before / step + 1, hi = from < 0 ? -1 : from / step;
+        if (hi >= (ptrdiff_t)g.groups) hi = (ptrdiff_t)g.groups - 1;
+        if ((ptrdiff_t)row < s.first || (s.pad && s.pad[row])) hi = -1;
+        for (size_t c = threadIdx.x % 32 * W; c < g.D; c += 32 * W) {
+            float v[W] = {0}, w[W];
+            for (ptrdiff_t i = lo; i <= hi; i++) {
+                stx__getn<W>(w, y,
+                             ((b * g.groups + (size_t)i) * g.taps + (size_t)(from - i * step)) * g.D
+                                 + c);
+                for (int e = 0; e < W; e++) v[e] += w[e];
+            }
+            stx__putn<W>(rows, n * g.D + c, v);
+        }
+    }
+}
+
+void stx_comp_fold_cuda(stx_ctx *x, stx_real *rows, const stx_real *y, const stx_comp_groups *g) {
+    stx__array R = stx__array_of(x, rows), Y = stx__array_of(x, y);
+    size_t n = g->B * g->rows;
+    if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_fold")) return;
+    STX__RUN_WARPS(x, "stx_comp_fold", g->D % 4 == 0 && stx__aligned4(Y) && stx__aligned4(R),
+                   stx__comp_fold_kernel, n, R, Y, *g);
+}
+
+/* Sets y (B,groups,D) to the mean (max = 0) or maximum (max = 1) of the rows of each
+   group, per channel, or to 0 if all are missing. One warp per group; a lane processes
+   the rows of its channels in chronological order. */
+template <int W>
+STX__GLOBAL(256)
+stx__comp_pool_kernel(stx__array y, stx__array rows, stx_comp_groups g, int max) {
+    STX__WARPS(n, g.B * g.groups) {
+        size_t b = n / g.groups, group = n - b * g.groups;
+        stx__comp_stream s = stx__comp_stream_of(g, b);
+        for (size_t c = threadIdx.x % 32 * W; c < g.D; c += 32 * W) {
+            float v[W] = {0}, w[W];
+            size_t met = 0;
+            for (size_t t = 0; t < g.taps; t++) {
+                ptrdiff_t row = stx__comp_row(g, s, group, t);
+                if (row < 0) continue;
+                stx__getn<W>(w, rows, b * g.stride + (size_t)row * g.D + c);
+                for (int e = 0; e < W; e++) {
+                    if (!met || (max && (w[e] > v[e] || w[e] != w[e])))
+                        v[e] = w[e];
+                    else if (!max)
+                        v[e] += w[e];
+                }
+                met++;
+            }
+            if (!max && met > 1)
+                for (int e = 0; e < W; e++) v[e] /= (float)met;
+            stx__putn<W>(y, n * g.D + c, v);
+        }
+    }
+}
+
+void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g,
+                        int max) {
+    stx__array Y = stx__array_of(x, y), R = stx__array_of(x, rows);
+    size_t n = g->B * g->groups;
+    int four;
+    const stx_comp_groups s = stx__comp_strided(g, R, &four);
+    if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_pool")) return;
+    STX__RUN_WARPS(x, "stx_comp_pool", four && stx__aligned4(Y), stx__comp_pool_kernel, n, Y, R, s,
+                   max);
+}
+
+/* Copies the G_b most used rows of stream b, in chronological order, to the last G_b
+   rows of y (B,groups,D). The rows of y before them become 0.
+
+   The first kernel sets `kept` (B,rows) to 1 for the most used rows and to 0 for the
+   others. The rank of a row is the number of rows that precede it. Existing rows
+   precede missing ones; among existing rows, more used rows come first, and newer rows
+   precede older ones that are used equally. One thread per row; the usages of the other
+   rows pass through shared memory, 256 at a time. */
+static __device__ __forceinline__ float stx__comp_usage_of(const stx__array &usage, size_t i) {
+    float all = stx__get(usage, i + 1);
+    return all > 0 ? stx__get(usage, i) / all : 0;
+}
+
+STX__GLOBAL(256)
+stx__comp_rank_kernel(int32_t *kept, stx__array usage, size_t usage_batch_stride, stx_comp_groups g,
+                      size_t blocks) {
+    STX__SHARED(float, used, 256);
+    STX__SHARED(int32_t, lost, 256);
+    for (size_t n = blockIdx.x; n < g.B * blocks; n += gridDim.x) {
+        const size_t b = n / blocks, i = (n - b * blocks) * 256 + threadIdx.x;
+        const stx__comp_stream s = stx__comp_stream_of(g, b);
+        const float mine =
+            i < g.rows ? stx__comp_usage_of(usage, b * usage_batch_stride + 2 * i) : 0;
+        const int mine_lost = i < g.rows && s.pad && s.pad[i];
+        size_t better = 0;
+        for (size_t k0 = (size_t)s.first; k0 < g.rows; k0 += 256) {
+            size_t left = g.rows - k0 < 256 ? g.rows - k0 : 256, k = k0 + threadIdx.x;
+            if (k < g.rows) {
+                used[threadIdx.x] = stx__comp_usage_of(usage, b * usage_batch_stride + 2 * k);
+                lost[threadIdx.x] = s.pad && s.pad[k];
+            }
+            __syncthreads();
+            for (size_t e = 0; e < left; e++) {
+                float u = used[e];
+                if (k0 + e == i) continue;
+                if (lost[e] != mine_lost)
+                    better += !lost[e];
+                else if (mine_lost)
+                    better += k0 + e < i;
+                else
+                    better += u > mine || (!(mine > u) && k0 + e > i);
+            }
+            __syncthreads();
+        }
+        if (i < g.rows) kept[b * g.rows + i] = i >= (size_t)s.first && better < s.own;
+    }
+}
+
+/* The second kernel copies the m-th kept row to the m-th of the last G_b places in y.
+   The kernel counts the kept rows 32 at a time. One warp per place. */
+template <int W>
+STX__GLOBAL(256)
+stx__comp_pick_kernel(stx__array y, stx__array rows, const int32_t *kept, stx_comp_groups g) {
+    const size_t lane = threadIdx.x % 32;
+    STX__WARPS(n, g.B * g.groups) {
+        size_t b = n / g.groups, place = n - b * g.groups, row = g.rows, k0, m;
+        stx__comp_stream s = stx__comp_stream_of(g, b);
+        if (place + s.own >= g.groups) {
+            m = place + s.own - g.groups;
+            for (k0 = 0; k0 < g.rows; k0 += 32) {
+                uint32_t some = __ballot_sync(STX__ALL,
+                                              k0 + lane < g.rows && kept[b * g.rows + k0 + lane]);
+                size_t here = (size_t)__popc(some);
+                if (m < here) {
+                    for (; m; m--) some &= some - 1;
+                    row = k0 + (size_t)__ffs((int)some) - 1;
+                    break;
+                }
+                m -= here;
+            }
+        }
+        if (row < g.rows && s.pad && s.pad[row]) row = g.rows;
+        for (size_t c = lane * W; c < g.D; c += 32 * W) {
+            float v[W] = {0};
+            if (row < g.rows) stx__getn<W>(v, rows, b * g.stride + row * g.D + c);
+            stx__putn<W>(y, n * g.D + c, v);
+        }
+    }
+}
+
+void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
+                        size_t usage_batch_stride, const stx_comp_groups *g) {
+    stx__array Y = stx__array_of(x, y), R = stx__array_of(x, rows), U = stx__array_of(x, usage);
+    size_t n = g->B * g->groups, blocks = (g->rows + 255) / 256;
+    int32_t *kept;
+    int four;
+    const stx_comp_groups s = stx__comp_strided(g, R, &four);
+    if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_pick")) return;
+    if (!g->rows) {
+        stx_fill_cuda(x, y, n * g->D, 0);
+        return;
+    }
+    kept = (int32_t *)stx__scratch_of(x, g->B * g->rows * sizeof *kept, "stx_comp_pick");
+    if (!kept) return;
+    STX__RUN_KERNEL(x, "stx_comp_pick", stx__comp_rank_kernel,
+                    stx__blocks(g->B * blocks, 1, (size_t)1 << 30), 256, 0, kept, U,
+                    usage_batch_stride, *g, blocks);
+    STX__RUN_WARPS(x, "stx_comp_pick", four && stx__aligned4(Y), stx__comp_pick_kernel, n, Y, R,
+                   kept, s);
+}
+
+
+// >>usage
+
+/* Adds the softmax weights of key `first` + j, summed over queries and averaged over
+   heads, to usage[b][j][0], and the number of queries to usage[b][j][1]. Each weight is
+   recomputed from its logit and the statistics of the row.
+
+   The first kernel computes `part` (B,H,n), the sums over the queries of one head. A
+   block processes 64 keys of a unit (batch row and head) and walks its queries, 64 at a
+   time. A thread computes 4 x 4 logits; operands pass through shared memory, 16 channels
+   at a time. A tile uses 127 adjacent rows of pe, indexed by (query - key) + 63; the 16
+   logits of a thread use 7 of them. Each thread adds its queries in ascending order, then
+   the sums of a key's 16 threads are added in order. The launch bound is 256 threads and
+   3 blocks per multiprocessor, which allows 80 registers per thread. */
+enum { STX__USAGE_TILE = 64, STX__USAGE_STEP = 16, STX__USAGE_POSITIONS = 2 * STX__USAGE_TILE };
+
+typedef struct stx__comp_usage {
+    stx__array q, k, pe, u, vb;
+    const float *row_max, *inv_sum; /* (B,H,T) */
+    const int32_t *pad;
+    size_t T, S, H, D, P, q_row_stride, kv_row_stride, q_batch_stride, kv_batch_stride,
+        pad_batch_stride, span, first, n, tiles;
+    int delta_min, pe_heads;
+    float scale;
+} stx__comp_usage;
+
+/* Loads channels c0 .. c0+15 of the tile's rows of pe to shared memory, one array per
+   channel. d0 is the query-key distance of the first row. */
+static __device__ __forceinline__ void stx__comp_usage_load_pe(const stx__comp_usage &p, float *ps,
+                                                               size_t h, size_t c0, ptrdiff_t d0) {
+    enum { LR = STX__USAGE_POSITIONS + 4 };
+
+    for (int e = (int)threadIdx.x; e < STX__USAGE_POSITIONS * STX__USAGE_STEP; e += 256) {
+        int d = e % STX__USAGE_STEP, r = e / STX__USAGE_STEP;
+        size_t ch = c0 + (size_t)d;
+        ptrdiff_t row = (ptrdiff_t)p.P - 1 + p.delta_min - (d0 + r);
+        size_t at = p.pe_heads > 1 ? ((size_t)row * p.H + h) * p.D + ch : (size_t)row * p.D + ch;
+        float v = 0;
+        if (ch < p.D && row >= 0 && row < (ptrdiff_t)p.P) v = stx__get(p.pe, at);
+        ps[d * LR + r] = v;
+    }
+}
+
+/* Loads channels c0 .. c0+15 of the tile's queries (q + u, and with PE also q + vb),
+   keys and, with PE, rows of pe. */
+template <int PE>
+static __device__ __forceinline__ void stx__comp_usage_load(const stx__comp_usage &p, float *qu,
+                                                            float *qv, float *ks, float *ps,
+                                                            size_t b, size_t h, size_t i0,
+                                                            size_t j0, size_t c0, ptrdiff_t d0) {
+    enum { LD = STX__USAGE_TILE + 4 };
+
+    const int tid = (int)threadIdx.x;
+    for (int e = tid; e < STX__USAGE_TILE * STX__USAGE_STEP; e += 256) {
+        int d = e % STX__USAGE_STEP, r = e / STX__USAGE_STEP;
+        size_t ch = c0 + (size_t)d, i = i0 + (size_t)r, j = j0 + (size_t)r;
+        float q = 0, k = 0;
+        if (ch < p.D && i < p.T)
+            q = stx__get(p.q, b * p.q_batch_stride + i * p.q_row_stride + h * p.D + ch);
+        if (ch < p.D && j < p.n)
+            k = stx__get(p.k,
+                         b * p.kv_batch_stride + (p.first + j) * p.kv_row_stride + h * p.D + ch);
+        qu[d * LD + r] = p.u.p && ch < p.D ? q + stx__get(p.u, h * p.D + ch) : q;
+        if (PE) qv[d * LD + r] = p.vb.p && ch < p.D ? q + stx__get(p.vb, h * p.D + ch) : q;
+        ks[d * LD + r] = k;
+    }
+    if (PE) stx__comp_usage_load_pe(p, ps, h, c0, d0);
+}
+
+/* Adds the contribution of the loaded channels to a thread's 4 x 4 logits. */
+template <int PE>
+static __device__ __forceinline__ void stx__comp_usage_dots(float (&c)[4][4], const float *qu,
+                                                            const float *qv, const float *ks,
+                                                            const float *ps) {
+    enum { LD = STX__USAGE_TILE + 4, LR = STX__USAGE_POSITIONS + 4 };
+
+    const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
+  #pragma unroll 4 /* allows 3 blocks per multiprocessor without spills */
+    for (int d = 0; d < STX__USAGE_STEP; d++) {
+        float a[4], k[4], v[4], w[7];
+        for (int e = 0; e < 4; e++) {
+            a[e] = qu[d * LD + 4 * ty + e];
+            k[e] = ks[d * LD + 4 * tx + e];
+        }
+        if (PE) {
+            for (int e = 0; e < 4; e++) v[e] = qv[d * LD + 4 * ty + e];
+            for (int e = 0; e < 7; e++) w[e] = ps[d * LR + 4 * (ty - tx) + STX__USAGE_TILE - 4 + e];
+        }
+        for (int i = 0; i < 4; i++)
+            for (int j = 0; j < 4; j++) {
+                c[i][j] = fmaf(a[i], k[j], c[i][j]);
+                if (PE) c[i][j] = fmaf(v[i], w[i - j + 3], c[i][j]);
+            }
+    }
+}
+
+/* Adds the softmax weights of a thread's 4 x 4 logits to sum[j], for queries that see
+   the key. */
+static __device__ __forceinline__ void stx__comp_usage_weights(const stx__comp_usage &p,
+                                                               const float (&c)[4][4],
+                                                               double (&sum)[4], size_t unit,
+                                                               size_t b, size_t i0, size_t j0) {
+    const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
+    const int32_t *pad = p.pad ? p.pad + b * p.pad_batch_stride : NULL;
+    for (int i = 0; i < 4; i++) {
+        size_t query = i0 + (size_t)(4 * ty + i), here = p.S - p.T + query,
+               row = unit * p.T + query;
+        if (query >= p.T || (pad && pad[here])) continue;
+        float row_max = p.row_max[row], inv_sum = p.inv_sum[row];
+        for (int j = 0; j < 4; j++) {
+            size_t key = p.first + j0 + (size_t)(4 * tx + j);
+            if (key >= p.first + p.n || here - key > p.span || (pad && pad[key])) continue;
+            sum[j] += (double)(expf(fmaf(c[i][j], p.scale, -row_max)) * inv_sum);
+        }
+    }
+}
+
+template <int PE>
+STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
+    enum { LD = STX__USAGE_TILE + 4, LR = STX__USAGE_POSITIONS + 4 };
+
+    STX__SHARED(float, qu, STX__USAGE_STEP *LD);
+    STX__SHARED(float, qv, PE ? STX__USAGE_STEP *LD : 4);
+    STX__SHARED(float, ks, STX__USAGE_STEP *LD);
+    STX__SHARED(float, ps, PE ? STX__USAGE_STEP *LR : 4);
+    STX__SHARED(double, sums, 16 * STX__USAGE_TILE);
+    const size_t unit = blockIdx.x / p.tiles, j0 = (blockIdx.x - unit * p.tiles) * STX__USAGE_TILE,
+                 b = unit / p.H, h = unit - b * p.H;
+    const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
+    double sum[4] = {0};
+    for (size_t i0 = 0; i0 < p.T; i0 += STX__USAGE_TILE) {
+        /* distance of the tile's first row of pe */
+        const ptrdiff_t d0 = (ptrdiff_t)(p.S - p.T + i0) - (ptrdiff_t)(p.first + j0)
+                             - (STX__USAGE_TILE - 1);
+        float c[4][4] = {{0}};
+        for (size_t c0 = 0; c0 < p.D; c0 += STX__USAGE_STEP) {
+            stx__comp_usage_load<PE>(p, qu, qv, ks, ps, b, h, i0, j0, c0, d0);
+            __syncthreads();
+            stx__comp_usage_dots<PE>(c, qu, qv, ks, ps);
+            __syncthreads();
+        }
+        stx__comp_usage_weights(p, c, sum, unit, b, i0, j0);
+    }
+    for (int j = 0; j < 4; j++) sums[ty * STX__USAGE_TILE + 4 * tx + j] = sum[j];
+    __syncthreads();
+    if (tid < STX__USAGE_TILE && j0 + (size_t)tid < p.n) {
+        double all = 0;
+        for (int r = 0; r < 16; r++) all += sums[r * STX__USAGE_TILE + tid];
+        part[unit * p.n + j0 + (size_t)tid] = all;
+    }
+}
+
+/* The second kernel adds the sums over heads, in order, and the number of queries to
+   usage. One thread per key; all threads of a block count the queries together. */
+STX__GLOBAL(256)
+stx__comp_usage_sum_kernel(stx__array usage, size_t usage_batch_stride, const double *part,
+                           stx__comp_usage p, size_t B, size_t blocks) {
+    STX__SHARED(double, sh, 32);
+    for (size_t at = blockIdx.x; at < B * blocks; at += gridDim.x) {
+        const size_t b = at / blocks, j = (at - b * blocks) * 256 + threadIdx.x;
+        double queries = 0, all = 0;
+        for (size_t i = threadIdx.x; i < p.T; i += 256)
+            queries += !(p.pad && p.pad[b * p.pad_batch_stride + p.S - p.T + i]);
+        queries = stx__row_sum<256>(queries, sh);
+        if (j >= p.n) continue;
+        for (size_t h = 0; h < p.H; h++) all += part[(b * p.H + h) * p.n + j];
+        stx__add(usage, b * usage_batch_stride + 2 * j, (float)(all / (double)p.H), 1);
+        stx__add(usage, b * usage_batch_stride + 2 * j + 1, (float)queries, 1);
+    }
+}
+
+void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
+                         const stx_attention_args *a, size_t first, size_t n) {
+    stx__comp_usage p;
+    size_t blocks = (n + 255) / 256;
+    double *part;
+    if (!stx_ok(x) || !a->B || !a->H || !a->T || !n) return;
+    if (a->span_fraction || a->eps > 0 || a->N || a->not_causal || a->S < a->T
+        || first > a->S - a->T || n > a->S - a->T - first) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_comp_usage: expected causal attention without learned spans, eps or "
+                 "persistent vectors, and only keys before the last T = %zu of S = %zu, got %zu "
+                 "keys from key %zu",
+                 a->T, a->S, n, first);
+        return;
+    }
+    memset(&p, 0, sizeof p);
+    p.q = stx__array_of(x, a->q);
+    p.k = stx__array_of(x, a->k);
+    p.pe = stx__array_of(x, a->P ? a->pe : NULL);
+    p.u = stx__array_of(x, a->content_bias);
+    p.vb = stx__array_of(x, a->position_bias);
+    p.row_max = (const float *)a->row_max;
+    p.inv_sum = (const float *)a->inv_sum;
+    p.pad = a->pad;
+    p.T = a->T;
+    p.S = a->S;
+    p.H = a->H;
+    p.D = a->D;
+    p.P = a->P;
+    p.q_row_stride = a->q_row_stride;
+    p.kv_row_stride = a->kv_row_stride;
+    p.q_batch_stride = a->q_batch_stride;
+    p.kv_batch_stride = a->kv_batch_stride;
+    p.pad_batch_stride = a->pad_batch_stride;
+    p.span = a->span;
+    p.first = first;
+    p.n = n;
+    p.tiles = (n + STX__USAGE_TILE - 1) / STX__USAGE_TILE;
+    p.delta_min = a->delta_min;
+    p.pe_heads = a->pe_heads;
+    p.scale = (float)a->scale;
+    part = (double *)stx__scratch_of(x, a->B * a->H * n * sizeof *part, "stx_comp_usage");
+    if (!part) return;
+    if (p.pe.p)
+        STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_kernel<1>,
+                        (unsigned)(a->B * a->H * p.tiles), 256, 0, part, p);
+    else
+        STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_kernel<0>,
+                        (unsigned)(a->B * a->H * p.tiles), 256, 0, part, p);
+    STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_sum_kernel,
+                    stx__blocks(a->B * blocks, 1, (size_t)1 << 30), 256, 0, stx__array_of(x, usage),
+                    usage_batch_stride, part, p, a->B, blocks);
+}
+#endif /* SEQTX_COMPRESSIVE_H */
+
+
+// >>error
+
+#ifdef SEQTX_COMPRESSIVE_H
+/* Computes loss (1) = sum (a - t)^2 / count and rel_error (1) = sum (a - t)^2 / sum t^2
+   (0 if sum t^2 is 0), over the rows of `a` and t (N,C) that are not marked in `skip`.
+   The first kernel stores the two sums of each row in `work` (N,2). One warp per row. */
+template <int W>
+STX__GLOBAL(256)
+stx__comp_error_kernel(double *work, stx__array a, stx__array t, const int32_t *skip, size_t N,
+                       size_t C) {
+    STX__WARPS(n, N) {
+        double off = 0, all = 0;
+        if (!skip || !skip[n])
+            for (size_t c = threadIdx.x % 32 * W; c < C; c += 32 * W) {
+                float v[W], w[W];
+                stx__getn<W>(v, a, n * C + c);
+                stx__getn<W>(w, t, n * C + c);
+                for (int e = 0; e < W; e++) {
+                    double d = (double)v[e] - (double)w[e];
+                    off += d * d;
+                    all += (double)w[e] * (double)w[e];
+                }
+            }
+        off = stx__warp_sum_f64(off);
+        all = stx__warp_sum_f64(all);
+        if (threadIdx.x % 32 == 0) {
+            work[2 * n] = off;
+            work[2 * n + 1] = all;
+        }
+    }
+}
+
+/* The second kernel sums over all rows. One block: a thread adds every 1024th row, then
+   a fixed tree adds the threads' sums. */
+STX__GLOBAL(1024)
+stx__comp_error_sum_kernel(stx__array loss, stx__array rel_error, const double *work, size_t N,
+                           double count) {
+    STX__SHARED(double, sh, 32);
+    double off = 0, all = 0;
+  #pragma unroll 4
+    for (size_t n = threadIdx.x; n < N; n += 1024) {
+        off += work[2 * n];
+        all += work[2 * n + 1];
+    }
+    off = stx__row_sum<1024>(off, sh);
+    all = stx__row_sum<1024>(all, sh);
+    if (threadIdx.x) return;
+    stx__put(loss, 0, (float)(off / count));
+    stx__put(rel_error, 0, (float)(all > 0 ? off / all : 0));
+}
+
+void stx_comp_error_fwd_cuda(stx_ctx *x, const stx_comp_error_args *e) {
+    stx__array A = stx__array_of(x, e->a), T = stx__array_of(x, e->target);
+    int four = e->D % 4 == 0 && stx__aligned4(A) && stx__aligned4(T);
+    if (e->N)
+        STX__RUN_WARPS(x, "stx_comp_error_fwd", four, stx__comp_error_kernel, e->N, e->work, A, T,
+                       e->skip, e->N, e->D);
+    STX__RUN_KERNEL(x, "stx_comp_error_fwd", stx__comp_error_sum_kernel, 1, 1024, 0,
+                    stx__array_of(x, e->loss), stx__array_of(x, e->rel_error), e->work, e->N,
+                    e->count);
+}
+
+/* Gradient of loss = sum (a - t)^2 / count: da = or += 2 (a - t) dloss / count, or 0 in
+   rows marked in `skip`. One warp per row. */
+template <int W>
+STX__GLOBAL(256)
+stx__comp_error_bwd_kernel(stx__array da, stx__array dloss, stx__array a, stx__array t,
+                           const int32_t *skip, size_t N, size_t C, double count,
+                           int accumulate) {
+    const float scale = (float)(2 * (double)stx__get(dloss, 0) / count);
+    STX__WARPS(n, N) {
+        const int out = skip && skip[n];
+        if (out && accumulate) continue;
+        for (size_t c = threadIdx.x % 32 * W; c < C; c += 32 * W) {
+            float v[W] = {0}, w[W];
+            if (!out) {
+                stx__getn<W>(v, a, n * C + c);
+                stx__getn<W>(w, t, n * C + c);
+                for (int e = 0; e < W; e++) v[e] = scale * (v[e] - w[e]);
+            }
+            stx__addn<W>(da, n * C + c, v, accumulate);
+        }
+    }
+}
+
+void stx_comp_error_bwd_cuda(stx_ctx *x, const stx_comp_error_args *e) {
+    stx__array D = stx__array_of(x, e->da), G = stx__array_of(x, e->dloss),
+               A = stx__array_of(x, e->a), T = stx__array_of(x, e->target);
+    int four = e->D % 4 == 0 && stx__aligned4(D) && stx__aligned4(A) && stx__aligned4(T);
+    if (e->N && e->D)
+        STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, e->N, D, G, A, T,
+                       e->skip, e->N, e->D, e->count, e->accumulate);
+}
+
+
+// >>gates
+
+/* The elementwise part of a gate (see stx_comp_gate_args). A thread processes W = 4 or
+   1 adjacent elements at a time. The kind is selected outside the loop, so that each
+   kind has a separate loop. */
+typedef struct stx__comp_gate {
+    int kind, accumulate;
+    size_t n, D;
+    stx__array x, y, p[4], out, dout, dx, dy, dp[4];
+} stx__comp_gate;
+
+/* Returns the number of planes of a gate kind. A plane has rows of D elements; p[0] and
+   p[1] may each hold several planes side by side. GRU has r, z, n in p[0] and again in
+   p[1]. In stx__comp_kind, X and Y are 1 if the kind uses x and y. */
+static constexpr __host__ __device__ int stx__comp_planes(int kind) {
+    switch (kind) {
+    case STX_COMP_GATE_GRU: return 6;
+    case STX_COMP_GATE_GTRXL: return 4;
+    case STX_COMP_GATE_SIGTANH:
+    case STX_COMP_GATE_RESET:
+    case STX_COMP_GATE_GLU: return 2;
+    default: return 1;
+    }
+}
+
+template <int K> struct stx__comp_kind {
+    static constexpr int P = stx__comp_planes(K);
+    static constexpr int X = K != STX_COMP_GATE_GLU;
+    static constexpr int Y = K == STX_COMP_GATE_INPUT || K == STX_COMP_GATE_OUTPUT
+                             || K == STX_COMP_GATE_HIGHWAY;
+    /* number of planes side by side in each p[i] */
+    static constexpr int side = P == 6 ? 3 : 1 + (K == STX_COMP_GATE_GLU);
+};
+
+static __device__ __forceinline__ float stx__comp_sigmoid(float v) {
+    return 1 / (1 + expf(-v));
+}
+
+/* These functions return the array that holds plane k, and the index of element i of
+   the plane in this array. */
+template <int K>
+static __device__ __forceinline__ const stx__array &stx__comp_plane(const stx__array (&p)[4],
+                                                                    int k) {
+    return p[k / stx__comp_kind<K>::side];
+}
+
+template <int K>
+static __device__ __forceinline__ size_t stx__comp_plane_at(const stx__comp_gate &a, size_t i,
+                                                            int k) {
+    constexpr int side = stx__comp_kind<K>::side;
+    return side > 1 ? i + (side - 1) * a.D * (i / a.D) + (size_t)(k % side) * a.D : i;
+}
+
+template <int W, int K>
+static __device__ __forceinline__ void stx__comp_gate_get(const stx__comp_gate &a, size_t i,
+                                                          float (&x)[W], float (&y)[W],
+                                                          float (&p)[6][W]) {
+    if (stx__comp_kind<K>::X) stx__getn<W>(x, a.x, i);
+    if (stx__comp_kind<K>::Y) stx__getn<W>(y, a.y, i);
+  #pragma unroll
+    for (int k = 0; k < stx__comp_kind<K>::P; k++)
+        stx__getn<W>(p[k], stx__comp_plane<K>(a.p, k), stx__comp_plane_at<K>(a, i, k));
+}
+
+template <int W, int K>
+static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_gate &a) {
+    STX__STEP(i, a.n, W) {
+        float x[W] = {0}, y[W] = {0}, p[6][W];
+        stx__comp_gate_get<W, K>(a, i, x, y, p);
+  #pragma unroll
+        for (int e = 0; e < W; e++) {
+            if constexpr (K == STX_COMP_GATE_GRU) {
+                float r = stx__comp_sigmoid(p[0][e] + p[3][e]),
+                      z = stx__comp_sigmoid(p[1][e] + p[4][e]);
+                float n = tanhf(fmaf(r, p[5][e], p[2][e]));
+                x[e] = fmaf(z, x[e] - n, n);
+            } else if constexpr (K == STX_COMP_GATE_GTRXL) {
+                x[e] = fmaf(stx__comp_sigmoid(p[0][e] + p[1][e]), tanhf(p[2][e] + p[3][e]) - x[e],
+                            x[e]);
+            } else if constexpr (K == STX_COMP_GATE_RESET) {
+                x[e] = stx__comp_sigmoid(p[0][e] + p[1][e]) * x[e];
+            } else if constexpr (K == STX_COMP_GATE_GLU) {
+                x[e] = p[0][e] * stx__phi(p[0][e]) * p[1][e];
+            } else {
+                float s = stx__comp_sigmoid(p[0][e]);
+                if constexpr (K == STX_COMP_GATE_INPUT)
+                    x[e] = fmaf(s, x[e], y[e]);
+                else if constexpr (K == STX_COMP_GATE_OUTPUT)
+                    x[e] = fmaf(s, y[e], x[e]);
+                else if constexpr (K == STX_COMP_GATE_HIGHWAY)
+                    x[e] = fmaf(s, x[e] - y[e], y[e]);
+                else if constexpr (K == STX_COMP_GATE_SIGTANH)
+                    x[e] = fmaf(s, tanhf(p[1][e]), x[e]);
+                else
+                    x[e] = 2 * s * x[e];
+            }
+        }
+        stx__putn<W>(a.out, i, x);
+    }
+}
+
+/* Computes the gradients of elements i .. i+W-1. Replaces p with the gradients of the
+   planes. With g = dout, s' = s (1 - s) and out as in stx__comp_gate_forward, the
+   gradients of GRU are (p_n is plane n of p[1]):
+
+       dn = g (1 - z) (1 - n^2)    dz = g (x - n) z'    dr = dn p_n r'    dx = g z
+       gradients of p[0]: dr, dz, dn; of p[1]: dr, dz, r dn */
+template <int W, int K>
+static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_gate &a, size_t i,
+                                                               float (&p)[6][W]) {
+    float x[W] = {0}, y[W] = {0}, g[W];
+    stx__getn<W>(g, a.dout, i);
+    stx__comp_gate_get<W, K>(a, i, x, y, p);
+  #pragma unroll
+    /* each value is replaced by its gradient */
+    for (int e = 0; e < W; e++) {
+        if constexpr (K == STX_COMP_GATE_GRU) {
+            float r = stx__comp_sigmoid(p[0][e] + p[3][e]),
+                  z = stx__comp_sigmoid(p[1][e] + p[4][e]);
+            float n = tanhf(fmaf(r, p[5][e], p[2][e])), dn = g[e] * (1 - z) * fmaf(-n, n, 1.0f);
+            p[0][e] = p[3][e] = dn * p[5][e] * r * (1 - r);
+            p[1][e] = p[4][e] = g[e] * (x[e] - n) * z * (1 - z);
+            p[2][e] = dn;
+            p[5][e] = dn * r;
+            x[e] = g[e] * z;
+        } else if constexpr (K == STX_COMP_GATE_GTRXL) {
+            float z = stx__comp_sigmoid(p[0][e] + p[1][e]), n = tanhf(p[2][e] + p[3][e]);
+            p[0][e] = p[1][e] = g[e] * (n - x[e]) * z * (1 - z);
+            p[2][e] = p[3][e] = g[e] * z * fmaf(-n, n, 1.0f);
+            x[e] = g[e] * (1 - z);
+        } else if constexpr (K == STX_COMP_GATE_RESET) {
+            float s = stx__comp_sigmoid(p[0][e] + p[1][e]);
+            p[0][e] = p[1][e] = g[e] * x[e] * s * (1 - s);
+            x[e] = g[e] * s;
+        } else if constexpr (K == STX_COMP_GATE_SIGTANH) {
+            float s = stx__comp_sigmoid(p[0][e]), n = tanhf(p[1][e]);
+            p[0][e] = g[e] * n * s * (1 - s);
+            p[1][e] = g[e] * s * fmaf(-n, n, 1.0f);
+            x[e] = g[e];
+        } else if constexpr (K == STX_COMP_GATE_MOGRIFY) {
+            float s = stx__comp_sigmoid(p[0][e]);
+            p[0][e] = 2 * g[e] * x[e] * s * (1 - s);
+            x[e] = 2 * g[e] * s;
+        } else if constexpr (K == STX_COMP_GATE_GLU) {
+            float v = p[0][e], phi = stx__phi(v);
+            p[0][e] = g[e] * p[1][e] * fmaf(v, 0.39894228040143267794f * expf(-0.5f * v * v), phi);
+            p[1][e] = g[e] * v * phi;
+        } else if constexpr (K == STX_COMP_GATE_INPUT) {
+            float s = stx__comp_sigmoid(p[0][e]);
+            p[0][e] = g[e] * x[e] * s * (1 - s);
+            x[e] = g[e] * s;
+            y[e] = g[e];
+        } else if constexpr (K == STX_COMP_GATE_OUTPUT) {
+            float s = stx__comp_sigmoid(p[0][e]);
+            p[0][e] = g[e] * y[e] * s * (1 - s);
+            x[e] = g[e];
+            y[e] = g[e] * s;
+        } else {
+            float s = stx__comp_sigmoid(p[0][e]);
+            p[0][e] = g[e] * (x[e] - y[e]) * s * (1 - s);
+            x[e] = g[e] * s;
+            y[e] = g[e] * (1 - s);
+        }
+    }
+    if (stx__comp_kind<K>::X) stx__addn<W>(a.dx, i, x, a.accumulate);
+    if (stx__comp_kind<K>::Y) stx__addn<W>(a.dy, i, y, a.accumulate);
+  #pragma unroll
+    for (int k = 0; k < stx__comp_kind<K>::P; k++)
+        stx__addn<W>(stx__comp_plane<K>(a.dp, k), stx__comp_plane_at<K>(a, i, k), p[k],
+                     a.accumulate);
+}
+
+template <int W, int K>
+static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_gate &a) {
+    STX__STEP(i, a.n, W) {
+        float p[6][W];
+        stx__comp_gate_grads_at<W, K>(a, i, p);
+    }
+}
+
+/* Runs the loop for one kind, forward or backward. stx__comp_gate_of_kind selects the
+   kind. */
+template <int W, int K, int BACKWARD>
+static __device__ __forceinline__ void stx__comp_gate_pass(const stx__comp_gate &a) {
+    if constexpr (BACKWARD)
+        stx__comp_gate_backward<W, K>(a);
+    else
+        stx__comp_gate_forward<W, K>(a);
+}
+
+template <int W, int BACKWARD>
+static __device__ __forceinline__ void stx__comp_gate_of_kind(const stx__comp_gate &a) {
+    switch (a.kind) {
+    case STX_COMP_GATE_GRU: stx__comp_gate_pass<W, STX_COMP_GATE_GRU, BACKWARD>(a); break;
+    case STX_COMP_GATE_INPUT: stx__comp_gate_pass<W, STX_COMP_GATE_INPUT, BACKWARD>(a); break;
+    case STX_COMP_GATE_OUTPUT: stx__comp_gate_pass<W, STX_COMP_GATE_OUTPUT, BACKWARD>(a); break;
+    case STX_COMP_GATE_HIGHWAY: stx__comp_gate_pass<W, STX_COMP_GATE_HIGHWAY, BACKWARD>(a); break;
+    case STX_COMP_GATE_SIGTANH: stx__comp_gate_pass<W, STX_COMP_GATE_SIGTANH, BACKWARD>(a); break;
+    case STX_COMP_GATE_GTRXL: stx__comp_gate_pass<W, STX_COMP_GATE_GTRXL, BACKWARD>(a); break;
+    case STX_COMP_GATE_RESET: stx__comp_gate_pass<W, STX_COMP_GATE_RESET, BACKWARD>(a); break;
+    case STX_COMP_GATE_GLU: stx__comp_gate_pass<W, STX_COMP_GATE_GLU, BACKWARD>(a); break;
+    default: stx__comp_gate_pass<W, STX_COMP_GATE_MOGRIFY, BACKWARD>(a);
+    }
+}
+
+template <int W> STX__GLOBAL(256) stx__comp_gate_fwd_kernel(stx__comp_gate a) {
+    stx__comp_gate_of_kind<W, 0>(a);
+}
+
+template <int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
+    stx__comp_gate_of_kind<W, 1>(a);
+}
+
+/* Backward pass that also computes `part` (chunks,P D): the sums of the planes' gradients
+   over `rows` rows per chunk. As in stx__columns_kernel, a block has 8 rows of 32 lanes
+   and sums 32 W columns of a chunk; each lane sums W of them in all planes. */
+template <int W, int K>
+STX__GLOBAL(256)
+stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
+    STX__SHARED(float, sh, 8 * 32 * W);
+    constexpr int P = stx__comp_kind<K>::P;
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, N = a.n / a.D,
+                 lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < a.D; c0 += (size_t)gridDim.y * 32 * W) {
+        const size_t c = c0 + lane * W;
+        float s[P][W] = {};
+        if (c < a.D)
+            for (size_t n = lo + row; n < hi; n += 8) {
+                float p[6][W];
+                stx__comp_gate_grads_at<W, K>(a, n * a.D + c, p);
+  #pragma unroll
+                for (int k = 0; k < P; k++)
+                    for (int e = 0; e < W; e++) s[k][e] += p[k][e];
+            }
+  #pragma unroll
+        for (int k = 0; k < P; k++) {
+            for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
+            __syncthreads();
+            /* adds the sums of the 8 thread rows; thread row `row` finishes element
+               `row` of each lane's W elements */
+            if (row < W && c < a.D) {
+                float t = 0;
+                for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
+                part[(blockIdx.x * P + k) * a.D + c + row] = t;
+            }
+            __syncthreads();
+        }
+    }
+}
+
+template <int K>
+static void stx__comp_gate_bwd_sums(stx_ctx *x, const stx_comp_gate_args *a,
+                                    const stx__comp_gate *p, int four) {
+    const char *what = "stx_comp_gate_bwd, sums";
+    const size_t P = stx__comp_kind<K>::P, rows = stx__chunk(a->N, 64, 1024),
+                 chunks = (a->N + rows - 1) / rows;
+    const int count = K == STX_COMP_GATE_GRU ? 2 : 1;
+    dim3 grid((unsigned)chunks, stx__blocks(a->D, four ? 128 : 32, 65535));
+    int defer_db = a->defer_db;
+    float *part = stx__partial_sums(x, what, chunks * P * a->D, &defer_db);
+    if (!part) return;
+    if (four)
+        STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<4, K>), grid, 256, 0, *p, part, rows);
+    else
+        STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<1, K>), grid, 256, 0, *p, part, rows);
+    stx__columns_sum(x, what, a->db, count, part, P * a->D, chunks, P / (size_t)count * a->D,
+                     defer_db);
+}
+
+/* Sets the arguments of the kernels and sets *four to 1 if all arrays can be accessed
+   four elements at a time, otherwise to 0. Returns 0 if there is nothing to do or after
+   an error. */
+static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backward,
+                             stx__comp_gate *p, int *four) {
+    const char *what = backward ? "stx_comp_gate_bwd" : "stx_comp_gate_fwd";
+    int i;
+    if (!stx_ok(x) || !a->N || !a->D) return 0;
+    if (a->kind < STX_COMP_GATE_GRU || a->kind > STX_COMP_GATE_GLU) {
+        stx_fail(x, STX_ERR_ARG, "%s: kind: expected one of STX_COMP_GATE_GRU .. _GLU, got %d",
+                 what, a->kind);
+        return 0;
+    }
+    memset(p, 0, sizeof *p);
+    p->kind = a->kind;
+    p->accumulate = a->accumulate;
+    p->n = a->N * a->D;
+    p->D = a->D;
+    p->x = stx__array_of(x, a->x);
+    p->y = stx__array_of(x, a->y);
+    p->out = stx__array_of(x, backward ? NULL : a->out);
+    p->dout = stx__array_of(x, backward ? a->dout : NULL);
+    p->dx = stx__array_of(x, backward ? a->dx : NULL);
+    p->dy = stx__array_of(x, backward ? a->dy : NULL);
+    *four = a->D % 4 == 0 && stx__aligned4(p->x) && stx__aligned4(p->y) && stx__aligned4(p->out)
+            && stx__aligned4(p->dout) && stx__aligned4(p->dx) && stx__aligned4(p->dy);
+    for (i = 0; i < 4; i++) {
+        p->p[i] = stx__array_of(x, a->p[i]);
+        p->dp[i] = stx__array_of(x, backward ? a->dp[i] : NULL);
+        *four = *four && stx__aligned4(p->p[i]) && stx__aligned4(p->dp[i]);
+    }
+    return 1;
+}
+
+void stx_comp_gate_fwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
+    stx__comp_gate p;
+    int four;
+    if (stx__comp_gate_of(x, a, 0, &p, &four))
+        STX__RUN_BY(x, "stx_comp_gate_fwd", four, stx__comp_gate_fwd_kernel, p.n, p);
+}
+
+void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
+    stx__comp_gate p;
+    int four;
+    if (!stx__comp_gate_of(x, a, 1, &p, &four)) return;
+    if ((a->db[0] || a->db[1]) && a->kind == STX_COMP_GATE_GRU)
+        stx__comp_gate_bwd_sums<STX_COMP_GATE_GRU>(x, a, &p, four);
+    else if (a->db[0] && a->kind == STX_COMP_GATE_GLU)
+        stx__comp_gate_bwd_sums<STX_COMP_GATE_GLU>(x, a, &p, four);
+    else
+        STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
+}
+#endif /* SEQTX_COMPRESSIVE_H */
+
+
+// >>gate
+
+#ifdef SEQTX_PAR_H
+/* Kernels for seqtx_par.h. The gate of a network block has three values, or three per
+   draw. They are computed in double, as on the CPU, and stay on the device from the
+   noise to the parameter gradients. */
+typedef struct stx__par_gate {
+    size_t R, uniforms_stride;
+    int form, hard, noisy, latency_w;
+    uint64_t seed, stream, first;
+    const uint64_t *shift;
+    stx__array al, tau, uniforms, cost, before, w, y, lat, dw, dlat, dal, dbefore;
+} stx__par_gate;
+
+static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
+    stx__par_gate g;
+    memset(&g, 0, sizeof g);
+    g.R = a->R;
+    g.uniforms_stride = a->uniforms_stride;
+    g.form = a->form;
+    g.hard = a->hard;
+    g.noisy = a->noisy;
+    g.latency_w = a->latency_w;
+    g.seed = a->seed;
+    g.stream = a->stream;
+    g.first = a->first;
+    g.shift = stx__gpu(x)->shift;
+    g.al = stx__array_of(x, a->al);
+    g.tau = stx__array_of(x, a->tau);
+    g.uniforms = stx__array_of(x, a->uniforms);
+    g.cost = stx__array_of(x, a->cost);
+    g.before = stx__array_of(x, a->before);
+    g.w = stx__array_of(x, a->w);
+    g.y = stx__array_of(x, a->y);
+    g.lat = stx__array_of(x, a->lat);
+    g.dw = stx__array_of(x, a->dw);
+    g.dlat = stx__array_of(x, a->dlat);
+    g.dal = stx__array_of(x, a->dal);
+    g.dbefore = stx__array_of(x, a->dbefore);
+    return g;
+}
+
+/* Computes pi, ln_pi (ln p or, with STX_PAR_FORM_PI, ln pi) and p = pi / sum pi, like
+   the CPU function stx__par_probabilities. Returns sum pi. */
+static __device__ __forceinline__ double stx__par_probabilities(const stx__par_gate &a,
+                                                                double (&ln_pi)[3], double (&pi)[3],
+                                                                double (&p)[3]) {
+    double al[3], top, sum = 0;
+    for (int k = 0; k < 3; k++) al[k] = (double)stx__get(a.al, (size_t)k);
+    top = al[0];
+    for (int k = 1; k < 3; k++)
+        if (al[k] > top) top = al[k];
+    for (int k = 0; k < 3; k++) {
+        if (al[k] != al[k])
+            pi[k] = al[k];
+        else if (a.form == STX_PAR_FORM_PI)
+            pi[k] = (al[k] > 0 ? al[k] : 0) + 1e-5;
+        else
+            pi[k] = exp(al[k] - top);
+        sum += pi[k];
+    }
+    for (int k = 0; k < 3; k++) {
+        ln_pi[k] = a.form == STX_PAR_FORM_PI ? log(pi[k]) : al[k] - top - log(sum);
+        p[k] = pi[k] / sum;
+    }
+    return sum;
+}
+
+/* Returns whether the latency is computed from p. */
+static __device__ __forceinline__ int stx__par_of_p(const stx__par_gate &a) {
+    return a.lat.p && a.latency_w == STX_PAR_LATENCY_OF_P;
+}
+
+/* Returns whether the latency is computed from w. */
+static __device__ __forceinline__ int stx__par_of_w(const stx__par_gate &a) {
+    return a.lat.p && a.latency_w == STX_PAR_LATENCY_OF_W;
+}
+
+/* Sets lat to the latency of this network block plus the latency of the preceding
+   blocks. */
+static __device__ __forceinline__ void stx__par_gate_set_latency(const stx__par_gate &a,
+                                                                 double lat) {
+    stx__put(a.lat, 0, (float)(lat + (a.before.p ? (double)stx__get(a.before, 0) : 0)));
+}
+
+/* Computes y and w of each draw, and the latency. One thread per draw, T draws per
+   block. If the latency is computed from w and there are several blocks, each block
+   stores its sum over draws in `part` (blocks). The launch bound is T threads and one
+   block per multiprocessor, because double arithmetic uses many registers. */
+template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
+    STX__SHARED(double, sh, 32);
+    const size_t r = (size_t)blockIdx.x * T + threadIdx.x;
+    double ln_pi[3], pi[3], p[3], v[3], lat = 0;
+    (void)stx__par_probabilities(a, ln_pi, pi, p);
+    if (r < a.R) {
+        const double tau = a.noisy ? (double)stx__get(a.tau, 0) : 1;
+        double sum = 0, top;
+        int best = 0;
+        uint4 bits = make_uint4(0, 0, 0, 0);
+        if (a.noisy && !a.uniforms.p)
+            bits = stx__philox(a.seed, a.stream + *a.shift, a.first + (uint64_t)r);
+        const uint32_t word[3] = {bits.x, bits.y, bits.z};
+  #pragma unroll
+        for (int k = 0; k < 3; k++) {
+            double u;
+            if (a.noisy && a.uniforms.p)
+                u = (double)stx__get(a.uniforms, r * a.uniforms_stride + (size_t)k);
+            else
+                u = ((double)(word[k] >> 9) + 0.5) / 8388608;
+            v[k] = (ln_pi[k] + (a.noisy ? -log(-log(u)) : 0)) / tau;
+        }
+        top = v[0];
+  #pragma unroll
+        for (int k = 1; k < 3; k++)
+            if (v[k] > top) {
+                top = v[k];
+                best = k;
+            }
+  #pragma unroll
+        for (int k = 0; k < 3; k++) sum += v[k] = exp(v[k] - top);
+  #pragma unroll
+        for (int k = 0; k < 3; k++) {
+            double y = v[k] / sum;
+            stx__put(a.y, 3 * r + (size_t)k, (float)y);
+            if (a.hard && y == y) y = k == best;
+            stx__put(a.w, 3 * r + (size_t)k, (float)y);
+            if (stx__par_of_w(a)) lat += y * (double)stx__get(a.cost, (size_t)k) / (double)a.R;
+        }
+    }
+    if (stx__par_of_w(a)) {
+        lat = stx__row_sum<T>(lat, sh);
+        if (part && threadIdx.x == 0) part[blockIdx.x] = lat;
+    } else {
+        for (int k = 0; k < 3 && a.lat.p; k++) lat += p[k] * (double)stx__get(a.cost, (size_t)k);
+    }
+    if (a.lat.p && !part && blockIdx.x == 0 && threadIdx.x == 0)
+        stx__par_gate_set_latency(a, lat);
+}
+
+/* Adds the sums of the blocks. One block: a thread adds every 256th sum, then a fixed
+   tree adds the threads' sums. */
+STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, size_t blocks) {
+    STX__SHARED(double, sh, 32);
+    double lat = 0;
+    for (size_t i = threadIdx.x; i < blocks; i += 256) lat += part[i];
+    lat = stx__row_sum<256>(lat, sh);
+    if (threadIdx.x == 0) stx__par_gate_set_latency(a, lat);
+}
+
+/* Rejects a call with more than 2^36 draws. The limit keeps the grid below 2^31 blocks.
+   Returns nonzero after an error. */
+static int stx__par_gate_refused(stx_ctx *x, const stx_par_gate_args *a, const char *what) {
+    if (stx_ok(x) && a->R > (size_t)1 << 36)
+        stx_fail(x, STX_ERR_SHAPE, "%s: R: expected at most 2^36 draws, got %zu", what, a->R);
+    return !stx_ok(x);
+}
+
+void stx_par_gate_fwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
+    const size_t blocks = a->R ? (a->R + 255) / 256 : 1;
+    double *part = NULL;
+    stx__par_gate g;
+    if (stx__par_gate_refused(x, a, "stx_par_gate_fwd")) return;
+    g = stx__par_gate_of(x, a);
+    if (blocks > 1 && a->lat && a->latency_w == STX_PAR_LATENCY_OF_W
+        && !(part = (double *)stx__scratch_of(x, blocks * sizeof *part, "stx_par_gate_fwd")))
+        return;
+    if (a->R <= 32)
+        STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_fwd_kernel<32>, 1, 32, 0, g, part);
+    else
+        STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_fwd_kernel<256>, (unsigned)blocks, 256,
+                        0, g, part);
+    if (part)
+        STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_lat_kernel, 1, 256, 0, g, part,
+                        blocks);
+}
+
+/* Adds the parameter gradients, in one thread. Forward: w = y =
+   softmax((ln pi + noise) / tau), and lat = before + sum_k p_k cost_k or, from w,
+   before + the mean over draws of sum_k w_k cost_k. With ds and c_k as in
+   stx_par_gate_args:
+
+       LOGITS   dal_k += ds_k - p_k sum ds + p_k c_k
+       PI       dal_k += ds_k / pi_k + c_k / sum pi, where al_k >= 0 */
+static __device__ __forceinline__ void stx__par_gate_add_grads(const stx__par_gate &a,
+                                                               const double (&ds)[3],
+                                                               double dlat) {
+    double ln_pi[3], pi[3], p[3], mean_cost = 0;
+    const double pi_sum = stx__par_probabilities(a, ln_pi, pi, p);
+    const double ds_sum = (ds[0] + ds[1]) + ds[2];
+    for (int k = 0; k < 3 && stx__par_of_p(a); k++)
+        mean_cost += p[k] * (double)stx__get(a.cost, (size_t)k);
+    for (int k = 0; k < 3; k++) {
+        double c = 0;
+        if (stx__par_of_p(a)) c = dlat * ((double)stx__get(a.cost, (size_t)k) - mean_cost);
+        if (a.form == STX_PAR_FORM_LOGITS)
+            stx__add(a.dal, (size_t)k, (float)(ds[k] - p[k] * ds_sum + p[k] * c), 1);
+        else if (!(stx__get(a.al, (size_t)k) < 0))
+            stx__add(a.dal, (size_t)k, (float)(ds[k] / pi[k] + c / pi_sum), 1);
+    }
+}
+
+static __device__ __forceinline__ double stx__par_gate_dlat(const stx__par_gate &a) {
+    return a.lat.p && a.dlat.p ? (double)stx__get(a.dlat, 0) : 0;
+}
+
+/* Backward. A block sums over `each` draws, a thread over every T-th of them. If there
+   are several blocks, each stores its three sums in `part` (blocks,3), and
+   stx__par_gate_sum_kernel adds them. */
+template <int T>
+STX__GLOBAL(T)
+stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t each) {
+    STX__SHARED(double, sh, 32);
+    const size_t lo = (size_t)blockIdx.x * each, hi = lo + each < a.R ? lo + each : a.R;
+    const double dlat = stx__par_gate_dlat(a),
+                 tau = a.noisy && a.dal.p ? (double)stx__get(a.tau, 0) : 1;
+    double s[3] = {0, 0, 0};
+    if (a.dal.p)
+        for (size_t r = lo + threadIdx.x; r < hi; r += T) {
+            double y[3], dw[3], dot = 0;
+  #pragma unroll
+            for (int k = 0; k < 3; k++) {
+                y[k] = (double)stx__get(a.y, 3 * r + (size_t)k);
+                dw[k] = a.dw.p ? (double)stx__get(a.dw, 3 * r + (size_t)k) : 0;
+                if (stx__par_of_w(a))
+                    dw[k] += dlat * (double)stx__get(a.cost, (size_t)k) / (double)a.R;
+                dot += y[k] * dw[k];
+            }
+  #pragma unroll
+            for (int k = 0; k < 3; k++) s[k] += y[k] * (dw[k] - dot) / tau;
+        }
+  #pragma unroll
+    for (int k = 0; k < 3; k++) {
+        s[k] = stx__row_sum<T>(s[k], sh);
+        if (part && threadIdx.x == 0) part[3 * (size_t)blockIdx.x + (size_t)k] = s[k];
+    }
+    if (threadIdx.x || blockIdx.x) return;
+    if (a.dbefore.p && a.lat.p) stx__add(a.dbefore, 0, (float)dlat, 1);
+    if (a.dal.p && !part) stx__par_gate_add_grads(a, s, dlat);
+}
+
+STX__GLOBAL(256) stx__par_gate_sum_kernel(stx__par_gate a, const double *part, size_t blocks) {
+    STX__SHARED(double, sh, 32);
+    double s[3] = {0, 0, 0};
+    for (size_t i = threadIdx.x; i < blocks; i += 256)
+        for (int k = 0; k < 3; k++) s[k] += part[3 * i + (size_t)k];
+    for (int k = 0; k < 3; k++) s[k] = stx__row_sum<256>(s[k], sh);
+    if (threadIdx.x == 0) stx__par_gate_add_grads(a, s, stx__par_gate_dlat(a));
+}
+
+void stx_par_gate_bwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
+    const size_t each = stx__chunk(a->R, 1024, 1024), blocks = a->R ? (a->R + each - 1) / each : 1;
+    double *part = NULL;
+    stx__par_gate g;
+    if (stx__par_gate_refused(x, a, "stx_par_gate_bwd")) return;
+    g = stx__par_gate_of(x, a);
+    if (blocks > 1 && a->dal
+        && !(part = (double *)stx__scratch_of(x, 3 * blocks * sizeof *part, "stx_par_gate_bwd")))
+        return;
+    if (a->R <= 32)
+        STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_bwd_kernel<32>, 1, 32, 0, g, part,
+                        each);
+    else
+        STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_bwd_kernel<256>, (unsigned)blocks, 256,
+                        0, g, part, each);
+    if (part)
+        STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_sum_kernel, 1, 256, 0, g, part,
+                        blocks);
+}
+#endif /* SEQTX_PAR_H */
+
+
+// >>mix
+
+#ifdef SEQTX_PAR_H
+/* y = w0 Y0 + w1 Y1 + w2 h, where Yi = layernorm(h + branch_i), or Yi = h + branch_i if
+   there are no gains (NORM = 0). See stx_par_mix_args. The forward pass sets y, mean
+   and rstd, the backward pass the gradients. */
+typedef struct stx__par_mix {
+    size_t N, C, period, rows_per_draw, draws_per_period;
+    float eps;
+    int add_h, add[2];
+    stx__array h, branch[2], w, gain[2], shift[2], y, mean[2], rstd[2], dy, dh, dbranch[2];
+    double *work;
+} stx__par_mix;
+
+static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int backward) {
+    stx__par_mix m;
+    int i;
+    memset(&m, 0, sizeof m);
+    m.N = a->N;
+    m.C = a->C;
+    m.period = a->period;
+    m.rows_per_draw = a->rows_per_draw;
+    m.draws_per_period = (a->period + a->rows_per_draw - 1) / a->rows_per_draw;
+    m.eps = a->eps;
+    m.h = stx__array_of(x, a->h);
+    m.w = stx__array_of(x, a->w);
+    m.y = stx__array_of(x, backward ? NULL : a->y);
+    m.dy = stx__array_of(x, backward ? a->dy : NULL);
+    m.dh = stx__array_of(x, backward ? a->dh : NULL);
+    m.add_h = a->add_h;
+    m.work = backward && a->dw ? a->work : NULL;
+    for (i = 0; i < 2; i++) {
+        m.branch[i] = stx__array_of(x, a->branch[i]);
+        m.gain[i] = stx__array_of(x, a->gain[i]);
+        m.shift[i] = stx__array_of(x, a->shift[i]);
+        m.mean[i] = stx__array_of(x, a->mean[i]);
+        m.rstd[i] = stx__array_of(x, a->rstd[i]);
+        m.dbranch[i] = stx__array_of(x, backward ? a->dbranch[i] : NULL);
+        m.add[i] = a->add[i];
+    }
+    return m;
+}
+
+static int stx__par_mix_aligned4(const stx__par_mix &m) {
+    int four = m.C % 4 == 0 && stx__aligned4(m.h) && stx__aligned4(m.y) && stx__aligned4(m.dy)
+               && stx__aligned4(m.dh),
+        i;
+    for (i = 0; i < 2; i++)
+        four = four && stx__aligned4(m.branch[i]) && stx__aligned4(m.gain[i])
+               && stx__aligned4(m.shift[i]) && stx__aligned4(m.dbranch[i]);
+    return four;
+}
+
+static int stx__par_mix_refused(stx_ctx *x, const stx_par_mix_args *a, const char *what) {
+    if (stx_ok(x) && (!a->period || !a->rows_per_draw))
+        stx_fail(x, STX_ERR_SHAPE,
+                 "%s: expected period and rows_per_draw to be at least 1, got %zu and %zu", what,
+                 a->period, a->rows_per_draw);
+    return !stx_ok(x);
+}
+
+/* Loads the weights of row n. */
+static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx__par_mix &a,
+                                                        size_t n) {
+    size_t k = n / a.period;
+    size_t r = k * a.draws_per_period + (n - k * a.period) / a.rows_per_draw;
+  #pragma unroll
+    for (int i = 0; i < 3; i++) w[i] = stx__get(a.w, 3 * r + (size_t)i);
+}
+
+/* Adds w t to o if w is not 0. If w is 0, the branch was not selected, and its values
+   must be ignored, because they may be NaN. Sums start from -0, because -0 + t is t bit
+   for bit, even if t is -0. */
+template <int W>
+static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, const float (&t)[W]) {
+    if (w != 0)
+        for (int e = 0; e < W; e++) o[e] = fmaf(w, t[e], o[e]);
+}
+
+/* Loads W elements, starting at index i, of h and of the two sums h + branch_0 and
+   h + branch_1. */
+template <int W>
+static __device__ __forceinline__ void stx__par_load_sums(float (&h)[W], float (&s)[2][W],
+                                                          const stx__par_mix &a, size_t i) {
+    stx__getn<W>(h, a.h, i);
+    stx__getn<W>(s[0], a.branch[0], i);
+    stx__getn<W>(s[1], a.branch[1], i);
+    for (int e = 0; e < W; e++) {
+        s[0][e] += h[e];
+        s[1][e] += h[e];
+    }
+}
+
+/* Computes the means and reciprocal standard deviations of a row of h + branch_i in
+   registers, and subtracts the means from the row. */
+template <int Q>
+static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], float (&m)[2],
+                                                        float (&r)[2], size_t C, float eps) {
+    const size_t lane = threadIdx.x % 32;
+    float sum[2] = {0, 0};
+  #pragma unroll
+    for (int k = 0; k < Q; k++)
+        for (int i = 0; i < 2; i++) sum[i] += (s[k][i][0] + s[k][i][1]) + (s[k][i][2] + s[k][i][3]);
+  #pragma unroll
+    for (int i = 0; i < 2; i++) {
+        m[i] = stx__warp_sum(sum[i]) / (float)C;
+        sum[i] = 0;
+    }
+  #pragma unroll
+    for (int k = 0; k < Q; k++)
+        if (4 * (lane + 32 * k) < C)
+            for (int i = 0; i < 2; i++)
+                for (int e = 0; e < 4; e++) {
+                    s[k][i][e] -= m[i];
+                    sum[i] = fmaf(s[k][i][e], s[k][i][e], sum[i]);
+                }
+  #pragma unroll
+    for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + eps);
+}
+
+/* Forward with layer norms, for C up to 128 Q. One warp per row; the row stays in
+   registers, 4 Q elements per lane. The sums are bit-identical to those of
+   stx__norm_fwd_kernel. A block has 256 threads and processes 8 rows. */
+template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
+    const size_t lane = threadIdx.x % 32, C = a.C;
+    STX__EACH_ROW(n, a.N, 32) {
+        float h[Q][4], s[Q][2][4], w[3], m[2], r[2];
+        stx__par_weights(w, a, n);
+  #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            for (int e = 0; e < 4; e++) h[k][e] = s[k][0][e] = s[k][1][e] = 0;
+            if (c < C) stx__par_load_sums<4>(h[k], s[k], a, n * C + c);
+        }
+        stx__par_moments<Q>(s, m, r, C, a.eps);
+  #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            if (c < C) {
+                float o[4] = {-0.0f, -0.0f, -0.0f, -0.0f};
+  #pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float g[4], b[4];
+                    stx__getn<4>(g, a.gain[i], c);
+                    stx__getn<4>(b, a.shift[i], c);
+                    for (int e = 0; e < 4; e++) s[k][i][e] = fmaf(s[k][i][e] * r[i], g[e], b[e]);
+                    stx__par_term<4>(o, w[i], s[k][i]);
+                }
+                stx__par_term<4>(o, w[2], h[k]);
+                stx__putn<4>(a.y, n * C + c, o);
+            }
+        }
+        if (lane == 0)
+            for (int i = 0; i < 2; i++) {
+                stx__put(a.mean[i], n, m[i]);
+                stx__put(a.rstd[i], n, r[i]);
+            }
+    }
+}
+
+/* Like stx__par_mix_fwd_kernel, for any C. A warp reads its row three times, mostly
+   from the caches, or only once if there are no layer norms. */
+template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
+    const size_t lane = threadIdx.x % 32, C = a.C;
+    STX__EACH_ROW(n, a.N, 32) {
+        float h[W], s[2][W], w[3], sum[2] = {0, 0}, m[2] = {0, 0}, r[2] = {1, 1};
+        stx__par_weights(w, a, n);
+        if (NORM) {
+            for (size_t c = lane * W; c < C; c += 32 * W) {
+                stx__par_load_sums<W>(h, s, a, n * C + c);
+                for (int i = 0; i < 2; i++)
+                    for (int e = 0; e < W; e++) sum[i] += s[i][e];
+            }
+            for (int i = 0; i < 2; i++) {
+                m[i] = stx__warp_sum(sum[i]) / (float)C;
+                sum[i] = 0;
+            }
+            for (size_t c = lane * W; c < C; c += 32 * W) {
+                stx__par_load_sums<W>(h, s, a, n * C + c);
+                for (int i = 0; i < 2; i++)
+                    for (int e = 0; e < W; e++)
+                        sum[i] = fmaf(s[i][e] - m[i], s[i][e] - m[i], sum[i]);
+            }
+            for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + a.eps);
+        }
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            float o[W];
+            for (int e = 0; e < W; e++) o[e] = -0.0f;
+            stx__par_load_sums<W>(h, s, a, n * C + c);
+  #pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if (NORM) {
+                    float g[W], b[W];
+                    stx__getn<W>(g, a.gain[i], c);
+                    stx__getn<W>(b, a.shift[i], c);
+                    for (int e = 0; e < W; e++) s[i][e] = fmaf((s[i][e] - m[i]) * r[i], g[e], b[e]);
+                }
+                stx__par_term<W>(o, w[i], s[i]);
+            }
+            stx__par_term<W>(o, w[2], h);
+            stx__putn<W>(a.y, n * C + c, o);
+        }
+        if (NORM && lane == 0)
+            for (int i = 0; i < 2; i++) {
+                stx__put(a.mean[i], n, m[i]);
+                stx__put(a.rstd[i], n, r[i]);
+            }
+    }
+}
+
+template <int NORM> static void stx__par_mix_fwd(stx_ctx *x, const stx__par_mix &m) {
+    const char *name = "stx_par_mix_fwd";
+    unsigned grid = stx__blocks(m.N, 8, (size_t)1 << 20);
+    if (!stx__par_mix_aligned4(m))
+        STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<1, NORM>), grid, 256, 0, m);
+    else if (!NORM || m.C > 1024)
+        STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<4, NORM>), grid, 256, 0, m);
+    else if (m.C <= 128)
+        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<1>, grid, 256, 0, m);
+    else if (m.C <= 256)
+        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<2>, grid, 256, 0, m);
+    else if (m.C <= 512)
+        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<4>, grid, 256, 0, m);
+    else
+        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<8>, grid, 256, 0, m);
+}
+
+void stx_par_mix_fwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
+    if (!a->N || !a->C || stx__par_mix_refused(x, a, "stx_par_mix_fwd")) return;
+    if (a->gain[0])
+        stx__par_mix_fwd<1>(x, stx__par_mix_of(x, a, 0));
+    else
+        stx__par_mix_fwd<0>(x, stx__par_mix_of(x, a, 0));
+}
+
+/* The sums over a row that the backward pass requires. With d = dy gain_i and
+   xi = h + branch_i - mean_i:
+
+       [i]       sum d xi, so that sum dy Yi = rstd_i [i] + [5 + i]; without layer
+                 norms, sum dy (h + branch_i)
+       [2]       sum dy h
+       [3 + i]   sum d
+       [5 + i]   sum dy shift_i
+
+   With k0 = mean d and k1 = rstd_i^2 mean (d xi), the gradients of a row are
+
+       dsi = wi rstd_i (d - k0 - xi k1)       dh = w2 dy + ds0 + ds1 */
+enum { STX__PAR_DOTS = 7 };
+
+typedef struct stx__par_row {
+    float w[3], m[2], r[2], k0[2], k1[2];
+} stx__par_row;
+
+template <int NORM>
+static __device__ __forceinline__ stx__par_row stx__par_row_of(const stx__par_mix &a, size_t n) {
+    stx__par_row q = {{0, 0, 0}, {0, 0}, {1, 1}, {0, 0}, {0, 0}};
+    stx__par_weights(q.w, a, n);
+  #pragma unroll
+    for (int i = 0; i < 2 && NORM; i++) {
+        q.m[i] = stx__get(a.mean[i], n);
+        q.r[i] = stx__get(a.rstd[i], n);
+    }
+    return q;
+}
+
+/* Adds W elements of a row to its sums and, with NORM, replaces s by xi. */
+template <int W, int NORM>
+static __device__ __forceinline__ void stx__par_dots(float (&t)[STX__PAR_DOTS], float (&dy)[W],
+                                                     float (&s)[2][W], const stx__par_mix &a,
+                                                     const stx__par_row &q, size_t n, size_t c) {
+    float h[W];
+    stx__getn<W>(dy, a.dy, n * a.C + c);
+    stx__par_load_sums<W>(h, s, a, n * a.C + c);
+    for (int e = 0; e < W; e++) t[2] = fmaf(dy[e], h[e], t[2]);
+  #pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float g[W], b[W];
+        if (!NORM) {
+            for (int e = 0; e < W; e++) t[i] = fmaf(dy[e], s[i][e], t[i]);
+            continue;
+        }
+        stx__getn<W>(g, a.gain[i], c);
+        stx__getn<W>(b, a.shift[i], c);
+        for (int e = 0; e < W; e++) {
+            float d = dy[e] * g[e];
+            s[i][e] -= q.m[i];
+            t[i] = fmaf(d, s[i][e], t[i]);
+            t[3 + i] += d;
+            t[5 + i] = fmaf(dy[e], b[e], t[5 + i]);
+        }
+    }
+}
+
+/* Computes k0 and k1 from the complete sums, which all lanes hold. The thread whose
+   `first` is nonzero stores the dot products of the row (dy with Y0, Y1 and h) in
+   `work`. */
+template <int NORM>
+static __device__ __forceinline__ void stx__par_dots_end(stx__par_row &q,
+                                                         const float (&t)[STX__PAR_DOTS],
+                                                         const stx__par_mix &a, size_t n,
+                                                         int first) {
+  #pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (NORM) {
+            q.k0[i] = t[3 + i] / (float)a.C;
+            q.k1[i] = t[i] * q.r[i] * q.r[i] / (float)a.C;
+        }
+        if (a.work && first)
+            a.work[3 * n + (size_t)i] = NORM ? (double)(t[i] * q.r[i]) + (double)t[5 + i]
+                                             : (double)t[i];
+    }
+    if (a.work && first) a.work[3 * n + 2] = (double)t[2];
+}
+
+template <int W, int NORM>
+static __device__ __forceinline__ void stx__par_grads(const float (&dy)[W], const float (&s)[2][W],
+                                                      const stx__par_mix &a, const stx__par_row &q,
+                                                      size_t n, size_t c) {
+    float dh[W];
+    for (int e = 0; e < W; e++) dh[e] = q.w[2] * dy[e];
+  #pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float d[W];
+        if (NORM) {
+            const float wr = q.w[i] * q.r[i];
+            stx__getn<W>(d, a.gain[i], c);
+            for (int e = 0; e < W; e++)
+                d[e] = wr * (fmaf(dy[e], d[e], -q.k0[i]) - s[i][e] * q.k1[i]);
+        } else {
+            for (int e = 0; e < W; e++) d[e] = q.w[i] * dy[e];
+        }
+        for (int e = 0; e < W; e++) dh[e] += d[e];
+        if (a.dbranch[i].p) stx__addn<W>(a.dbranch[i], n * a.C + c, d, a.add[i]);
+    }
+    if (a.dh.p) stx__addn<W>(a.dh, n * a.C + c, dh, a.add_h);
+}
+
+/* Adds the sums t of a row over the G warps that share it, and returns them in all
+   lanes. Two sets of `dots` alternate, so that one barrier per row suffices. */
+template <int G>
+static __device__ __forceinline__ void stx__par_dots_share(float (&t)[STX__PAR_DOTS], float *dots,
+                                                           int turn) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  #pragma unroll
+    for (int i = 0; i < STX__PAR_DOTS; i++) {
+        t[i] = stx__warp_sum(t[i]);
+        if (G > 1 && lane == 0) dots[(turn * 4 + warp) * 8 + i] = t[i];
+    }
+    if (G > 1) {
+        __syncthreads();
+  #pragma unroll
+        for (int i = 0; i < STX__PAR_DOTS; i++) {
+            t[i] = 0;
+            for (unsigned j = 0; j < G; j++) t[i] += dots[(turn * 4 + warp / G * G + j) * 8 + i];
+        }
+    }
+}
+
+/* Adds the warps' sums over their rows, in order, and stores them as the block's
+   partial sums. */
+template <int Q, int G>
+static __device__ __forceinline__ void stx__par_mix_parts(const float (&sum)[4][Q][4], float *sh,
+                                                          float *part, size_t C) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  #pragma unroll
+    for (int i = 0; i < 4; i++) {
+  #pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sum[i][k][e];
+        __syncthreads();
+        for (size_t c = threadIdx.x; c < C; c += 128) {
+            float v = 0;
+            for (size_t j = c / (128 * Q); j < 4; j += G) v += sh[j * 128 * Q + c % (128 * Q)];
+            part[(4 * (size_t)blockIdx.x + i) * C + c] = v;
+        }
+        __syncthreads();
+    }
+}
+
+/* Backward with layer norms. G warps share a row, which is read once and stays in
+   registers. The sums over rows (dgain_0, dshift_0, dgain_1, dshift_1) are kept in
+   registers too. A block of 4 warps processes `rows` rows, a number that depends on N
+   alone, and stores their sums in `part` (blocks,4,C). C must be a multiple of 4 and at
+   most 128 Q G. The launch bound of 2 blocks per multiprocessor allows 255 registers
+   per thread. */
+template <int Q, int G>
+STX__GLOBAL(128, 2)
+stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
+    STX__SHARED(float, sh, 4 * 128 * Q);
+    STX__SHARED(float, dots, 2 * 4 * 8);
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32,
+                   c0 = warp % G * 128 * Q + 4 * lane;
+    const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
+    float sum[4][Q][4];
+    int turn = 0;
+  #pragma unroll
+    for (int k = 0; k < Q; k++)
+        for (int i = 0; i < 4; i++)
+            for (int e = 0; e < 4; e++) sum[i][k][e] = 0;
+    /* all warps run the same number of iterations, because they synchronise if G > 1 */
+    for (size_t n0 = lo; n0 < hi; n0 += 4 / G) {
+        const size_t n = n0 + warp / G;
+        const unsigned C = n < hi ? (unsigned)a.C : 0;
+        float dy[Q][4], s[Q][2][4], t[STX__PAR_DOTS] = {0};
+        stx__par_row q = stx__par_row_of<1>(a, n < hi ? n : lo);
+  #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            unsigned c = c0 + 128 * (unsigned)k;
+            if (c < C)
+                stx__par_dots<4, 1>(t, dy[k], s[k], a, q, n, c);
+            else
+                for (int e = 0; e < 4; e++) dy[k][e] = s[k][0][e] = s[k][1][e] = 0;
+        }
+        stx__par_dots_share<G>(t, dots, turn);
+        if (G > 1) turn ^= 1;
+        if (n < hi) stx__par_dots_end<1>(q, t, a, n, lane == 0 && warp % G == 0);
+  #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            unsigned c = c0 + 128 * (unsigned)k;
+            if (c < C) stx__par_grads<4, 1>(dy[k], s[k], a, q, n, c);
+            for (int i = 0; i < 2; i++)
+                for (int e = 0; e < 4; e++) {
+                    float d = dy[k][e] * q.w[i];
+                    sum[2 * i][k][e] = fmaf(d * q.r[i], s[k][i][e], sum[2 * i][k][e]);
+                    sum[2 * i + 1][k][e] += d;
+                }
+        }
+    }
+    if (part) stx__par_mix_parts<Q, G>(sum, sh, part, a.C);
+}
+
+/* Backward for any C. A warp reads its row twice or, without layer norms, only dy
+   twice. */
+template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par_mix a) {
+    const size_t lane = threadIdx.x % 32;
+    STX__EACH_ROW(n, a.N, 32) {
+        stx__par_row q = stx__par_row_of<NORM>(a, n);
+        float dy[W], s[2][W], t[STX__PAR_DOTS] = {0}, none[STX__PAR_DOTS] = {0};
+        for (size_t c = lane * W; c < a.C; c += 32 * W)
+            stx__par_dots<W, NORM>(t, dy, s, a, q, n, c);
+  #pragma unroll
+        for (int i = 0; i < (NORM ? STX__PAR_DOTS : 3); i++) t[i] = stx__warp_sum(t[i]);
+        stx__par_dots_end<NORM>(q, t, a, n, lane == 0);
+        for (size_t c = lane * W; c < a.C; c += 32 * W) {
+            stx__par_dots<W, NORM>(none, dy, s, a, q, n, c);
+            stx__par_grads<W, NORM>(dy, s, a, q, n, c);
+        }
+    }
+}
+
+/* Computes the sums over rows that stx__par_mix_bwd_any_kernel omits, for branch
+   blockIdx.z, and stores them in `part` (chunks,4,C). Works like stx__columns_kernel. */
+template <int W>
+STX__GLOBAL(256)
+stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
+    STX__SHARED(float, sh, 8 * 32 * 4);
+    STX__SHARED(float, sh2, 8 * 32 * 4);
+    const int i = (int)blockIdx.z;
+    const stx__array b = i ? a.branch[1] : a.branch[0], mean = i ? a.mean[1] : a.mean[0],
+                   rstd = i ? a.rstd[1] : a.rstd[0];
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, C = a.C;
+    const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
+        size_t c = c0 + lane * W;
+        float s[W] = {0}, s2[W] = {0};
+        if (c < C)
+            for (size_t n = lo + row; n < hi; n += 8) {
+                float dy[W], h[W], v[W], w[3];
+                const float m = stx__get(mean, n), r = stx__get(rstd, n);
+                stx__par_weights(w, a, n);
+                stx__getn<W>(dy, a.dy, n * C + c);
+                stx__getn<W>(h, a.h, n * C + c);
+                stx__getn<W>(v, b, n * C + c);
+                for (int e = 0; e < W; e++) {
+                    float d = dy[e] * (i ? w[1] : w[0]);
+                    s[e] = fmaf(d * r, h[e] + v[e] - m, s[e]);
+                    s2[e] += d;
+                }
+            }
+        for (int e = 0; e < W; e++) {
+            sh[(row * W + e) * 32 + lane] = s[e];
+            sh2[(row * W + e) * 32 + lane] = s2[e];
+        }
+        __syncthreads();
+        /* adds the sums of the 8 thread rows; thread row `row` finishes element `row`
+           of each lane's W elements */
+        if (row < W && c < C) {
+            float t = 0, t2 = 0;
+            for (int k = 0; k < 8; k++) {
+                t += sh[(k * W + row) * 32 + lane];
+                t2 += sh2[(k * W + row) * 32 + lane];
+            }
+            part[(4 * (size_t)blockIdx.x + 2 * i) * C + c + row] = t;
+            part[(4 * (size_t)blockIdx.x + 2 * i + 1) * C + c + row] = t2;
+        }
+        __syncthreads();
+    }
+}
+
+/* Adds the sum of `part` (chunks,4,C) over the chunks to d[k] (C), for k = blockIdx.y. */
+typedef struct stx__par_norm_grads {
+    stx__array d[4];
+} stx__par_norm_grads;
+
+STX__GLOBAL(1024)
+stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t chunks, size_t C) {
+    STX__SHARED(float, sh, 32 * 33);
+    /* uses constant indices: with a variable index, nvcc would copy the argument to
+       local memory */
+    stx__array d = t.d[0];
+  #pragma unroll
+    for (unsigned k = 1; k < 4; k++)
+        if (blockIdx.y == k) d = t.d[k];
+    if (d.p) stx__columns_add(d, part + blockIdx.y * C, 4 * C, chunks, C, sh);
+}
+
+/* Adds the dot products of each draw's rows to dw (draws,3). T threads per draw: each
+   adds every T-th row, then a fixed tree adds the threads' sums. */
+template <int T>
+STX__GLOBAL(256)
+stx__par_mix_dw_kernel(stx__array dw, const double *work, size_t draws, size_t N, size_t period,
+                       size_t rows_per_draw, size_t draws_per_period) {
+    STX__SHARED(double, sh, 32);
+    STX__EACH_ROW(r, draws, T) {
+        const size_t k = r / draws_per_period, next = (k + 1) * period, end = next < N ? next : N;
+        const size_t lo = k * period + (r - k * draws_per_period) * rows_per_draw,
+                     hi = end - lo > rows_per_draw ? lo + rows_per_draw : end;
+        double s[3] = {0, 0, 0};
+        for (size_t n = lo + threadIdx.x % T; n < hi; n += T)
+            for (int i = 0; i < 3; i++) s[i] += work[3 * n + (size_t)i];
+        for (int i = 0; i < 3; i++) {
+            s[i] = stx__row_sum<T>(s[i], sh);
+            if (threadIdx.x % T == 0) stx__add(dw, 3 * r + (size_t)i, (float)s[i], 1);
+        }
+    }
+}
+
+template <int NORM>
+static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__par_mix &m) {
+    const char *name = "stx_par_mix_bwd";
+    const size_t N = m.N, C = m.C, last = (N - 1) % m.period;
+    const size_t draws = (N - 1) / m.period * m.draws_per_period + last / m.rows_per_draw + 1;
+    const int four = stx__par_mix_aligned4(m), fast = NORM && four && C <= 2048;
+    const size_t rows = fast ? stx__chunk(N, 8, 512) : stx__chunk(N, 64, 1024),
+                 blocks = (N + rows - 1) / rows;
+    float *part = NULL;
+    if (NORM && (a->dgain[0] || a->dshift[0] || a->dgain[1] || a->dshift[1])
+        && !(part = (float *)stx__scratch_of(x, 4 * blocks * C * sizeof *part, name)))
+        return;
+    if (fast) {
+        const unsigned grid = (unsigned)blocks;
+        if (C <= 128)
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<1, 1>), grid, 128, 0, m, part, rows);
+        else if (C <= 256)
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<2, 1>), grid, 128, 0, m, part, rows);
+        else if (C <= 512)
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 1>), grid, 128, 0, m, part, rows);
+        else if (C <= 1024)
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 2>), grid, 128, 0, m, part, rows);
+        else
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 4>), grid, 128, 0, m, part, rows);
+    } else {
+        const dim3 grid((unsigned)blocks, stx__blocks(C, four ? 128 : 32, 65535), 2);
+        const unsigned each = stx__blocks(N, 8, (size_t)1 << 20);
+        if (four)
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<4, NORM>), each, 256, 0, m);
+        else
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<1, NORM>), each, 256, 0, m);
+        if (part && four)
+            STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<4>, grid, 256, 0, m, part, rows);
+        else if (part)
+            STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<1>, grid, 256, 0, m, part, rows);
+    }
+    if (part) {
+        const dim3 grid(stx__blocks(C, 32, 65535), 4);
+        stx__par_norm_grads t;
+        int i;
+        for (i = 0; i < 2; i++) {
+            t.d[2 * i] = stx__array_of(x, a->dgain[i]);
+            t.d[2 * i + 1] = stx__array_of(x, a->dshift[i]);
+        }
+        STX__RUN_KERNEL(x, name, stx__par_mix_columns_sum_kernel, grid, 1024, 0, t, part, blocks,
+                        C);
+    }
+    if (a->dw && STX_MIN(m.rows_per_draw, m.period) <= 64)
+        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<32>, stx__blocks(draws, 8, (size_t)1 << 30),
+                        256, 0, stx__array_of(x, a->dw), m.work, draws, N, m.period,
+                        m.rows_per_draw, m.draws_per_period);
+    else if (a->dw)
+        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<256>,
+                        stx__blocks(draws, 1, (size_t)1 << 30), 256, 0, stx__array_of(x, a->dw),
+                        m.work, draws, N, m.period, m.rows_per_draw, m.draws_per_period);
+}
+
+void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
+    if (!a->N || !a->C || stx__par_mix_refused(x, a, "stx_par_mix_bwd")) return;
+    if (a->gain[0])
+        stx__par_mix_bwd<1>(x, a, stx__par_mix_of(x, a, 1));
+    else
+        stx__par_mix_bwd<0>(x, a, stx__par_mix_of(x, a, 1));
+}
+
+
+// >>latency
+
+/* Arguments of the loss with latency (see stx_par_latency_args). One thread computes this
+   loss, so that the step does not wait for the host. The struct has no padding bytes. */
+typedef struct stx__par_latency {
+    double weight, target, power;
+    size_t kind;
+} stx__par_latency;
+
+static stx__par_latency stx__par_latency_of(const stx_par_latency_args *a) {
+    stx__par_latency p = {a->weight, a->target, a->power, (size_t)a->kind};
+    return p;
+}
+
+STX__GLOBAL(32)
+stx__par_latency_fwd_kernel(stx__array loss, stx__array nll, stx__array lat, stx__par_latency a) {
+    const double v = (double)stx__get(lat, 0), n = (double)stx__get(nll, 0);
+    if (a.kind == STX_PAR_LATENCY_FBNET) {
+        double factor = v; /* NaN stays NaN */
+        if (v > 1) factor = pow(log(v), a.power);
+        if (v <= 1) factor = 0;
+        stx__put(loss, 0, (float)(n * a.weight * factor));
+    } else {
+        double term = v;
+        if (a.kind == STX_PAR_LATENCY_HINGE) {
+            term = v / a.target - 1;
+            if (term < 0) term = 0;
+        }
+        stx__put(loss, 0, (float)(n + a.weight * term));
+    }
+}
+
+void stx_par_latency_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *nll, const stx_real *lat,
+                              const stx_par_latency_args *a) {
+    if (!stx_ok(x)) return;
+    STX__RUN_KERNEL(x, "stx_par_latency_fwd", stx__par_latency_fwd_kernel, 1, 1, 0,
+                    stx__array_of(x, loss), stx__array_of(x, nll), stx__array_of(x, lat),
+                    stx__par_latency_of(a));
+}
+
+STX__GLOBAL(32)
+stx__par_latency_bwd_kernel(stx__array dnll, stx__array dlat, stx__array dloss, stx__array nll,
+                            stx__array lat, stx__par_latency a) {
+    double v = (double)stx__get(lat, 0), d = (double)stx__get(dloss, 0), by_nll = 1,
+           by_lat = a.weight;
+    if (a.kind == STX_PAR_LATENCY_HINGE) by_lat = v > a.target ? a.weight / a.target : 0;
+    if (a.kind == STX_PAR_LATENCY_FBNET) {
+        by_nll = v > 1 ? a.weight * pow(log(v), a.power) : 0;
+        by_lat = v > 1
+                     ? (double)stx__get(nll, 0) * a.weight * a.power * pow(log(v), a.power - 1) / v
+                     : 0;
+    }
+    if (dnll.p) stx__add(dnll, 0, (float)(d * by_nll), 1);
+    if (dlat.p) stx__add(dlat, 0, (float)(d * by_lat), 1);
+}
+
+void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const stx_real *dloss,
+                              const stx_real *nll, const stx_real *lat,
+                              const stx_par_latency_args *a) {
+    if (!stx_ok(x)) return;
+    STX__RUN_KERNEL(x, "stx_par_latency_bwd", stx__par_latency_bwd_kernel, 1, 1, 0,
+                    stx__array_of(x, dnll), stx__array_of(x, dlat), stx__array_of(x, dloss),
+                    stx__array_of(x, nll), stx__array_of(x, lat), stx__par_latency_of(a));
+}
+#endif /* SEQTX_PAR_H */
