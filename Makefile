@@ -12,6 +12,7 @@
 #   make test            builds and runs the tests; ends with "N passed, N failed"
 #   make test-all        the same tests with more compilers, options and sanitizers
 #   make quick           tests in float and double, without sanitizers and CUDA
+#   make single          writes seqtx.h and seqtx_cuda.cu from their parts in src/
 #   make shared static   build/libseqtx.so (.dylib, .dll), build/libseqtx.a: all headers
 #   make install         programs, library, headers, manual pages, seqtx.pc, CMake package
 #   make install-headers    headers, seqtx.pc and CMake package
@@ -143,9 +144,12 @@ DEPS     = -MMD -MP -MF $@.d -MT $@
 LINK     = $(DEPS) $(LDFLAGS) $< $(filter %.o,$^) -o $@ -lm $(LIBS)
 
 .PHONY: all examples shared static man install install-headers uninstall demo demo-sru \
-	demo-compressive demo-par test test-all check quick bench cuda check-cuda bench-cuda clean FORCE
+	demo-compressive demo-par test test-all check quick bench cuda check-cuda bench-cuda clean \
+	single FORCE
 all: examples shared static man
 examples: $(TRAINERS) $(TOOLS) $(BUILD)/plot
+single:
+	sh tools/single.sh
 
 $(BUILD):
 	@mkdir -p $@
@@ -475,6 +479,7 @@ $(call RUN_TRAINER,trainer_compressive,compressive)
 $(call RUN,plot,$(BUILD)/plot,sh tests/plot.sh)
 $(call RUN,readme,examples,sh tests/readme.sh)
 $(call RUN,form,,sh tests/form.sh)
+$(call RUN,parts,,sh tests/parts.sh)
 $(call RUN,flags,,sh tests/flags.sh)
 $(call RUN,fenv_calls,,sh tests/fenv.sh)
 $(call RUN,portability,,sh tests/portability.sh)

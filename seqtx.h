@@ -1,4 +1,5 @@
 /* seqtx.h - v0.2 - the core of a library of long-context sequence models in C99
+   Generated from src/seqtx.h and its parts: edit those, then run "make single".
    no warranty implied; MIT or public domain, your choice (see the end of this file)
 
    In ONE .c or .cpp file:                everywhere else:
@@ -232,10 +233,10 @@
 
    How this file is arranged. The API comes first, in sections that begin with
    "// >>api: ..". An op and the kernels that it runs are declared next to each other. The
-   implementation follows, with one section for each subject: >>layernorm contains the op
-   with its shape rule and its backward function, and the kernels, forward and backward.
-   seqtx_cuda.cu has the CUDA kernels in the same order and under the same section names.
-   grep '// >>' lists the sections.
+   implementation follows, from the lowest layer to the highest, with one section for each
+   subject: >>layernorm contains the op with its shape rule and its backward function, and
+   the kernels, forward and backward. seqtx_cuda.cu has the CUDA kernels in the same order
+   and under the same section names. grep '// >>' lists the sections.
 
    Reading order for learners
        >>tape         how gradients are computed: stx_backward
@@ -255,6 +256,8 @@
 #ifndef SEQTX_H
 #define SEQTX_H
 
+
+/* ---- src/api/config.h ---- */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -312,6 +315,8 @@ typedef float stx_real;
 extern "C" {
 #endif
 
+
+/* ---- src/api/context.h ---- */
 /* Letters used in this file
 
        B   streams (rows of a batch)            V   vocabulary size, or classes
@@ -873,6 +878,7 @@ STX_KERNEL(stx_concat2d, (stx_ctx *x, stx_real *y, const stx_real *a, size_t lda
 STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C))
 
 
+/* ---- src/api/ops.h ---- */
 // >>api: ops
 
 /* An op returns a new tensor of this step, or NULL after an error. If an input is NULL,
@@ -1324,6 +1330,7 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
                          const stx_real *a, const stx_real *b, size_t n))
 
 
+/* ---- src/api/attention.h ---- */
 // >>api: attention
 
 /* Causal multi-head attention with relative positions, windows, learned spans, persistent
@@ -1687,6 +1694,7 @@ typedef struct stx__loss_weights_args {
 STX__KERNEL(stx__loss_weights, (stx_ctx *x, const stx__loss_weights_args *a))
 
 
+/* ---- src/api/train.h ---- */
 // >>api: optimisers
 
 enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
@@ -2111,6 +2119,7 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
                            size_t V, stx_real *work);
 
 
+/* ---- src/api/cuda.h ---- */
 // >>api: the CUDA device
 
 /* Kinds of device memory, which determine how the elements at an address are stored. */
@@ -2241,6 +2250,7 @@ extern void stx_cuda_attention(stx_ctx *x, int version);
 STX_DEF void *stx_ctx_gpu(const stx_ctx *x);
 
 
+/* ---- src/api/files.h ---- */
 // >>api: files
 
 /* Files in the safetensors format:
@@ -2410,6 +2420,7 @@ STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *pre
 STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefix);
 
 
+/* ---- src/api/lm.h ---- */
 // >>api: vocab_io
 
 /* Input and output of a language model: ids -> embeddings, and hidden states ->
@@ -2871,6 +2882,8 @@ typedef struct stx_lm {
 #if (defined(SEQTX_IMPLEMENTATION) || defined(STX_LOOPS)) && !defined(STX_LOOPS_DONE)
 #define STX_LOOPS_DONE
 
+
+/* ---- src/core/loops.h ---- */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -3178,6 +3191,7 @@ STX_INNER int stx__moves_unaligned(void) {
 #endif
 
 
+/* ---- src/core/maths.h ---- */
 // >>maths
 
 STX_STRICT_ON
@@ -3370,6 +3384,7 @@ STX_STRICT_OFF
 #define SEQTX_IMPLEMENTATION_DONE
 
 
+/* ---- src/core/platform.h ---- */
 // >>platform
 
 #include <errno.h>
@@ -3498,7 +3513,10 @@ void stx__cblas_gemm(int order, int ta, int tb, int m, int n, int k, stx_real al
 
 STX_STRICT_ON
 
+/* core: contexts, memory, tensors, the tape, threads */
 
+
+/* ---- src/core/context.h ---- */
 // >>context
 
 /* Under AddressSanitizer, every allocation from an arena is surrounded by poisoned bytes,
@@ -3788,6 +3806,7 @@ STX_DEF int stx_isa(const stx_ctx *x) {
 }
 
 
+/* ---- src/core/arena.h ---- */
 // >>context: memory
 
 /* Like malloc, but advises the kernel on the page size of large allocations. */
@@ -4393,6 +4412,7 @@ STX_DEF size_t stx_peak_bytes(const stx_ctx *x) {
 }
 
 
+/* ---- src/core/text.h ---- */
 // >>text
 
 STX_DEF int stx_bad_value(stx_ctx *x, const char *op, const char *field, double got,
@@ -4568,6 +4588,7 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value) {
 }
 
 
+/* ---- src/core/tensors.h ---- */
 // >>random
 
 STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]) {
@@ -5243,6 +5264,7 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
 }
 
 
+/* ---- src/core/tape.h ---- */
 // >>tape
 
 /* A node (stx__node, >>context) records one op on the tape: its outputs `y` and `more`,
@@ -5929,6 +5951,7 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 }
 
 
+/* ---- src/core/threads.h ---- */
 // >>threads
 
 /* The threads of a context. A loop of n iterations is divided into chunks, and each
@@ -6599,6 +6622,7 @@ STX_DEF void stx_begin(stx_ctx *x, int mode) {
 }
 
 
+/* ---- src/core/sums.h ---- */
 // >>shares, sums, fill, axpy, copy
 
 /* Conventions for the loops of the simple kernels. The job of a loop is the kernel's args
@@ -6941,7 +6965,10 @@ static void stx__shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const st
     stx_parallel(x, rows, rows * n, stx__shift2d_part, &j);
 }
 
+/* gemm: matrix multiplication */
 
+
+/* ---- src/gemm/micro.h ---- */
 // >>gemm
 
 /* Matrix multiplication, C = alpha op(A) op(B) + beta C with op(X) = X or X^T, after
@@ -7299,6 +7326,7 @@ static const stx__micro *stx__micro_kernel(const stx_ctx *x) {
 }
 
 
+/* ---- src/gemm/blocked.h ---- */
 // >>gemm: packing and blocks
 
 static size_t stx__round_up(size_t n, size_t multiple) {
@@ -7738,6 +7766,7 @@ static void stx__gemm_blocked(const stx__gemm_part *p) {
 }
 
 
+/* ---- src/gemm/gemv.h ---- */
 // >>gemm: few rows
 
 /* Matmuls of at most this many rows use GEMV (see stx__gemm_path). */
@@ -7952,6 +7981,7 @@ static void stx__gemm_transposed(const stx__gemm_part *p) {
 }
 
 
+/* ---- src/gemm/run.h ---- */
 // >>gemm: paths and plan
 
 /* The code paths of a matmul, in the order in which stx__gemm_choose and
@@ -8395,6 +8425,7 @@ STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
 }
 
 
+/* ---- src/gemm/x86.h ---- */
 // >>gemm: x86
 
 #if (defined(STX__X86) || defined(STX__NEON)) && !defined(SEQTX_DOUBLE)
@@ -8945,6 +8976,7 @@ static const stx__micro stx__micro_avx512 = {
 #endif
 
 
+/* ---- src/gemm/x86_bf16.h ---- */
 // >>gemm: x86, bf16
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
@@ -9318,6 +9350,7 @@ static const stx__micro stx__micro_amx = {
 #endif
 
 
+/* ---- src/gemm/arm.h ---- */
 // >>gemm: arm
 
 #if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
@@ -9462,6 +9495,7 @@ static int stx__has_bfdot(void) {
 #endif
 
 
+/* ---- src/gemm/choose.h ---- */
 // >>gemm: choice of the micro-kernel
 
 /* Returns the micro-kernel for a precision and an instruction set (STX__ISA_*). */
@@ -9509,6 +9543,7 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 }
 
 
+/* ---- src/gemm/packed.h ---- */
 // >>gemm: packed weights
 
 /* GEMV with weights from stx_params_pack: C = alpha A op(B) + beta C, where B is a part
@@ -9981,7 +10016,10 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
     return total;
 }
 
+/* ops: each op with its CPU kernels */
 
+
+/* ---- src/ops/elementwise.h ---- */
 // >>add, mul, scale
 
 /* Creates the result of an op, with the shape and precision of `a`. Returns NULL after
@@ -10364,6 +10402,7 @@ STX_DEF void stx_act_bwd(stx_ctx *x, const stx_act_bwd_args *a) {
 }
 
 
+/* ---- src/ops/dropout.h ---- */
 // >>dropout
 
 static int stx__dropout_ok(stx_ctx *x, const char *op, double p) {
@@ -10560,6 +10599,7 @@ STX_DEF void stx_dropout_fwd(stx_ctx *x, const stx_dropout_args *d) {
 }
 
 
+/* ---- src/ops/rezero.h ---- */
 // >>rezero
 
 static void stx__rezero_back(stx_ctx *x, stx__node *n) {
@@ -10642,6 +10682,7 @@ STX_DEF void stx_rezero_bwd(stx_ctx *x, const stx_rezero_bwd_args *r) {
 }
 
 
+/* ---- src/ops/softmax.h ---- */
 // >>softmax
 
 static void stx__softmax_back(stx_ctx *x, stx__node *n) {
@@ -10833,6 +10874,7 @@ STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, c
 }
 
 
+/* ---- src/ops/layernorm.h ---- */
 // >>layernorm
 
 /* stx_layernorm runs the kernels of stx_residual_norm with f = NULL. */
@@ -11203,6 +11245,7 @@ STX_DEF void stx_residual_norm_bwd(stx_ctx *x, const stx_residual_norm_args *a) 
 }
 
 
+/* ---- src/ops/embedding.h ---- */
 // >>embedding
 
 typedef struct stx__embedding_save {
@@ -11337,6 +11380,7 @@ STX_DEF void stx_embedding_bwd(stx_ctx *x, stx_real *dtable, const stx_real *dy,
 }
 
 
+/* ---- src/ops/shape.h ---- */
 // >>shape
 
 /* Creates a tensor with the shape of `a`, except that it has C channels. */
@@ -11600,6 +11644,7 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) {
 }
 
 
+/* ---- src/ops/matmul.h ---- */
 // >>matmul
 
 typedef struct stx__matmul_save {
@@ -11709,6 +11754,7 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
 }
 
 
+/* ---- src/ops/linear.h ---- */
 // >>linear
 
 typedef struct stx__linear_save {
@@ -12471,6 +12517,7 @@ STX_DEF void stx_bias_act_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_
 }
 
 
+/* ---- src/ops/mean.h ---- */
 // >>mean
 
 static stx_tensor *stx__scalar_new(stx_ctx *x) {
@@ -12678,6 +12725,7 @@ STX_DEF void stx_add_means_bwd(stx_ctx *x, const stx_means_args *m) {
 }
 
 
+/* ---- src/ops/cross_entropy.h ---- */
 // >>cross_entropy
 
 /* The saved arguments of a token loss. All token losses use stx_token_loss_fwd and
@@ -13025,6 +13073,7 @@ STX_DEF void stx_token_loss_bwd(stx_ctx *x, const stx_token_loss_args *a) {
 }
 
 
+/* ---- src/ops/mse.h ---- */
 // >>mse
 
 static void stx__mse_back(stx_ctx *x, stx__node *n) {
@@ -13121,6 +13170,7 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 }
 
 
+/* ---- src/ops/attention.h ---- */
 // >>attention
 
 /* The sections on attention are in this order:
@@ -13755,6 +13805,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
 }
 
 
+/* ---- src/ops/attention_plain.h ---- */
 // >>attention: plain definition
 
 /* The attention formulas for one head of one batch row, that is, for D channels of q,
@@ -13916,6 +13967,7 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
 }
 
 
+/* ---- src/ops/attention_tiles.h ---- */
 // >>attention: tiles
 
 /* How the kernels compute attention.
@@ -14576,6 +14628,7 @@ static void stx__attn_prefetch(const stx__kv_rows *r, ptrdiff_t from, ptrdiff_t 
 }
 
 
+/* ---- src/ops/attention_fwd.h ---- */
 // >>attention: scores and weights of a tile
 
 /* Sets [*first,*end) to the range of keys that at least one of the queries i0 .. i0+n-1
@@ -14945,6 +14998,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
 }
 
 
+/* ---- src/ops/attention_few.h ---- */
 // >>attention: few queries
 
 /* With up to FEW_QUERIES queries, as in generation, each key is used so rarely that
@@ -15192,6 +15246,7 @@ static void stx__attn_few_query(stx_ctx *x, const stx__attn *A, stx_real *scratc
 }
 
 
+/* ---- src/ops/attention_work.h ---- */
 // >>attention: units and work
 
 /* A work unit: queries i0 .. i0+n-1 in head h of batch row b. In the backward pass, a
@@ -15427,6 +15482,7 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
 }
 
 
+/* ---- src/ops/attention_bwd.h ---- */
 // >>attention: backward
 
 /* Gradients for one query, derived line by line from the forward pass. For key j, s_j
@@ -16106,6 +16162,7 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
 }
 
 
+/* ---- src/ops/adaptive.h ---- */
 // >>adaptive input and output
 
 /* Returns the cluster that contains id, or `count` if none does. */
@@ -16565,7 +16622,10 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     return out;
 }
 
+/* train: metrics, groups of ranks, optimisers, steps */
 
+
+/* ---- src/train/report.h ---- */
 // >>report
 
 /* Creates the report, a device buffer that the host reads between steps. On a CPU, the
@@ -16702,6 +16762,7 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
 }
 
 
+/* ---- src/train/group.h ---- */
 // >>group
 
 /* Data-parallel training. Every rank is a process with the whole model and a share of
@@ -17028,6 +17089,7 @@ static void stx__backward_step(stx_ctx *x, size_t left) {
 #endif
 
 
+/* ---- src/train/group_mpi.h ---- */
 // >>group: MPI
 
 #ifdef SEQTX_MPI
@@ -17318,6 +17380,7 @@ static int stx__mpi_join(stx_ctx *x, const stx_launch_info *s) {
 #endif
 
 
+/* ---- src/train/group_nccl.h ---- */
 // >>group: NCCL
 
 #ifdef SEQTX_NCCL
@@ -17388,6 +17451,7 @@ static int stx__nccl_join(stx_ctx *x, const stx_launch_info *s) {
 #endif
 
 
+/* ---- src/train/group_join.h ---- */
 // >>group: membership and exchange
 
 /* Joins the group through the context's back end. If the process was started alone,
@@ -17564,6 +17628,7 @@ STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
 }
 
 
+/* ---- src/train/optim.h ---- */
 // >>optimisers
 
 struct stx_param_subset {
@@ -18290,6 +18355,7 @@ STX_DEF void stx_clamp(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, s
 }
 
 
+/* ---- src/train/steps.h ---- */
 // >>steps
 
 STX_DEF const char *stx_step_replay_status(const stx_ctx *x) {
@@ -18427,6 +18493,7 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
 }
 
 
+/* ---- src/train/schedules.h ---- */
 // >>schedules
 
 static const double stx__pi = 3.14159265358979323846;
@@ -18495,7 +18562,10 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
     return lr;
 }
 
+/* io: safetensors files and checkpoints */
 
+
+/* ---- src/io/map.h ---- */
 // >>files
 
 /* Files have the safetensors format: a header with text metadata and a description of
@@ -18683,6 +18753,7 @@ STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
 #endif
 
 
+/* ---- src/io/header.h ---- */
 // >>files: header
 
 typedef struct stx__pair {
@@ -19137,6 +19208,7 @@ static int stx__file_parse(stx_file *f) {
 }
 
 
+/* ---- src/io/reading.h ---- */
 // >>files: reading
 
 STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path) {
@@ -19369,6 +19441,7 @@ STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n) {
 }
 
 
+/* ---- src/io/replace.h ---- */
 // >>files: atomic replacement
 
 typedef struct stx__file_part {
@@ -19758,6 +19831,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__file_part *part
 #endif
 
 
+/* ---- src/io/writer.h ---- */
 // >>files: writing
 
 /* A tensor to be written. Its data consists of `runs` contiguous runs of equal length
@@ -20072,6 +20146,7 @@ STX_DEF void *stx_writer_bytes(stx_writer *w, size_t *n) {
 }
 
 
+/* ---- src/io/checkpoint.h ---- */
 // >>checkpoints
 
 STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n) {
@@ -20483,7 +20558,10 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     return stx_optim_load_as(o, f, "");
 }
 
+/* lm: the common parts of language models */
 
+
+/* ---- src/lm/sampling.h ---- */
 // >>sampling
 
 /* Returns the largest v >= `least` such that the number of weights >= v (if `count` is
@@ -20583,6 +20661,7 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
 }
 
 
+/* ---- src/lm/vocab_io.h ---- */
 // >>vocab_io: parameters
 
 /* Returns 1 if cluster i has a projection on the given side, STX_VOCAB_INPUT or
@@ -20965,6 +21044,7 @@ STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx
 }
 
 
+/* ---- src/lm/memory.h ---- */
 // >>memory: arena
 
 /* A memory holds rows for every layer. A row is a vector of `width` values for one time
@@ -21552,6 +21632,7 @@ STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t kee
 }
 
 
+/* ---- src/lm/memory_streams.h ---- */
 // >>memory: streams
 
 /* Clears n rows of stream b of layer l, starting at row `first`. Masks them in `mask`
@@ -21977,6 +22058,7 @@ STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key) {
 }
 
 
+/* ---- src/lm/cache.h ---- */
 // >>cache: rows and attention
 
 /* The keys and values of a layer are stored in buffers (B,capacity,width) that can hold
@@ -22208,7 +22290,10 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, cons
     return stx_ok(x) ? c->out : NULL;
 }
 
+/* creates a context from the above */
 
+
+/* ---- src/create.h ---- */
 // >>creation
 
 STX_DEF const char *stx_version(void) {

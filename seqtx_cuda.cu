@@ -1,4 +1,5 @@
 /* seqtx_cuda.cu - v0.2 - CUDA kernels of seqtx, and its device layer
+   Generated from src/cuda/seqtx_cuda.cu and its parts: edit those, then run "make single".
    no warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
 
    Compile this file with nvcc. Define SEQTX_CUDA when you compile the program:
@@ -25,23 +26,24 @@
        >>common                      device arrays, warp sums, PTX, the device, launches
        >>waiting                     runtime errors, waits, scratch memory
        >>shares, sums, fill, ..      row and column sums, deferred sums, copies
+       >>gemm                        cublasLt and its plans, split K
        >>add, .. >>rezero            elementwise kernels
        >>softmax                     one warp or one block per row
        >>layernorm                   rows in registers, two-stage column sums
        >>embedding                   tokens sorted by id: sums without atomics
-       >>gemm, >>linear              cublasLt and its plans, split K, epilogues
+       >>linear                      epilogues
        >>mean, >>cross_entropy,      losses; tokens sorted by cluster
        >>mse
        >>attention: ..               the fused attention, see docs/cuda.md, and its oracle
-       >>recurrence                  seqtx_sru.h
-       >>groups .. >>gates           seqtx_compressive.h
-       >>gate .. >>latency           seqtx_par.h
        >>adaptive input and output   cluster log probabilities
        >>report                      metrics
        >>optimisers                  norms, clipping and updates, all on the device
        >>group: streams              parts of >>group that the device layer needs
        >>device, >>graph             memory, transfers, reports; captured steps
        >>group                       exchanges between ranks, with NCCL
+       >>recurrence                  seqtx_sru.h
+       >>groups .. >>gates           seqtx_compressive.h
+       >>gate .. >>latency           seqtx_par.h
 
    Reading order: >>common, >>add, >>layernorm (rows in registers, two-stage sums),
    >>embedding (ordered sums of repeated rows), >>gemm, >>attention, then the rest.
@@ -121,6 +123,8 @@
    - A grid may have fewer threads than there are elements, because kernels loop over
      their elements. Results do not depend on the grid size. */
 
+
+/* ---- src/cuda/common.cuh ---- */
 #ifndef SEQTX_CUDA
   #define SEQTX_CUDA
 #endif
@@ -613,6 +617,7 @@ static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const ch
 }
 
 
+/* ---- src/cuda/wait.cuh ---- */
 // >>waiting
 
 /* Returns 1 if e is not an error. Otherwise sets the context's error and returns 0. An
@@ -835,6 +840,7 @@ static int stx__host_copy_allowed(stx_gpu *g) {
 }
 
 
+/* ---- src/cuda/sums.cuh ---- */
 // >>shares, sums, fill, axpy, copy
 
 /* These functions load, store or add W = 4 or 1 adjacent elements. W = 4 requires that
@@ -1506,6 +1512,7 @@ void stx__shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_
 }
 
 
+/* ---- src/cuda/gemm_plans.cuh ---- */
 // >>gemm
 
 /* Every GEMM goes through one wrapper of cublasLt, stx__lt_gemm. The matrices of cublasLt
@@ -1892,6 +1899,7 @@ static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key 
 }
 
 
+/* ---- src/cuda/gemm.cuh ---- */
 // >>gemm: kernels and calls
 
 /* C (batch,M,N) = beta C, with row stride ldc and matrix stride sc; rows = batch * M.
@@ -2411,6 +2419,7 @@ void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) {
 }
 
 
+/* ---- src/cuda/elementwise.cuh ---- */
 // >>add, mul, scale
 
 /* y (n) = a (n) + b (nb); b repeats n / nb times. A thread computes W adjacent
@@ -2701,6 +2710,7 @@ void stx_rezero_bwd_cuda(stx_ctx *x, const stx_rezero_bwd_args *r) {
 }
 
 
+/* ---- src/cuda/softmax.cuh ---- */
 // >>softmax
 
 /* Launches a kernel for N rows of C elements. `kernel` is an expression in T, the
@@ -2930,6 +2940,7 @@ void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, cons
 }
 
 
+/* ---- src/cuda/layernorm.cuh ---- */
 // >>layernorm
 
 /* Launches a kernel that keeps rows of C <= 1024 elements in registers. `kernel` is an
@@ -3350,6 +3361,7 @@ void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
 }
 
 
+/* ---- src/cuda/embedding.cuh ---- */
 // >>embedding
 
 /* y (N,C) = table[ids], with table (V,C) and ids (N); n = N C. A thread copies W
@@ -3544,6 +3556,7 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
 }
 
 
+/* ---- src/cuda/linear.cuh ---- */
 // >>linear
 
 /* y (N,O) = act(`in` W^T + b), with `in` (N,Ci) and W (O,Ci). GEMM, bias and ReLU take
@@ -3775,6 +3788,7 @@ void stx_bias_act_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_rea
 }
 
 
+/* ---- src/cuda/loss.cuh ---- */
 // >>mean
 
 void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
@@ -4151,6 +4165,7 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
 }
 
 
+/* ---- src/cuda/attention_plain.cuh ---- */
 // >>attention: oracle
 
 /* Version 0 of the attention consists of plain matmuls and, in each direction, a softmax
@@ -4621,6 +4636,7 @@ stx__attn_plain_add_kernel(stx__array grad, const float *all, float f, size_t ta
 }
 
 
+/* ---- src/cuda/attention_plain_calls.cuh ---- */
 // >>attention: oracle calls
 
 /* Sums shared by several units. Each has one copy per unit of a chunk (`part`) and one
@@ -5116,6 +5132,7 @@ static void stx__attn_plain_bwd(stx_ctx *x, const stx_attention_args *a) {
 }
 
 
+/* ---- src/cuda/attention_common.cuh ---- */
 // >>attention: shared definitions
 
 /* Definitions shared by the fused forward and backward kernels. The letters are the
@@ -5846,6 +5863,7 @@ static __device__ __forceinline__ void stx__attn_skew_block(stx__attn_skew &w,
 }
 
 
+/* ---- src/cuda/attention_fwd_tiles.cuh ---- */
 // >>attention: forward
 
 /* Forward. A block handles BQ = 64 MT queries of one head of one batch row; each of its 4
@@ -6233,6 +6251,7 @@ template <int N> static __device__ __forceinline__ int stx__attn_ring(int row) {
 }
 
 
+/* ---- src/cuda/attention_fwd.cuh ---- */
 // >>attention: forward kernel
 
 /* The work of a warp in one step: its rows and a tile */
@@ -6887,6 +6906,7 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
 }
 
 
+/* ---- src/cuda/attention_bwd_common.cuh ---- */
 // >>attention: backward
 
 /* Backward pass. For each query i and key j, the forward pass computed
@@ -7643,6 +7663,7 @@ static __device__ __forceinline__ void stx__attn_bwd_unskew(float (&u)[4], const
 }
 
 
+/* ---- src/cuda/attention_bwd_queries.cuh ---- */
 // >>attention: query sweep
 
 /* The stx__attn_bwd_load functions start copies of q and dO, of K and V, or of table
@@ -8232,6 +8253,7 @@ stx__attn_bwd_queries(stx__attn_bwd_params a, const uint32_t *list) {
 }
 
 
+/* ---- src/cuda/attention_bwd_keys.cuh ---- */
 // >>attention: key sweep
 
 /* Stores r a or ds of a strip in shared memory, starting at key c of the tile. */
@@ -8478,6 +8500,7 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
 }
 
 
+/* ---- src/cuda/attention_bwd_diagonals.cuh ---- */
 // >>attention: diagonal sweep
 
 /* Advances b and i0, the batch row and the first query of a tile, to the diagonal's next
@@ -8905,6 +8928,7 @@ stx__attn_bwd_fold_diagonals(stx__array dpe, const float *part, const int *used,
 }
 
 
+/* ---- src/cuda/attention_bwd.cuh ---- */
 // >>attention: backward plan
 
 /* Adds the partial sums of all gradients in one launch. A block of 8 warps sums 32
@@ -9452,6 +9476,7 @@ static void stx__attn_fused_bwd(stx_ctx *x, const stx_attention_args *a) {
 }
 
 
+/* ---- src/cuda/attention.cuh ---- */
 // >>attention
 
 enum { STX__ATTN_MAX_HEADS = 256 };
@@ -9505,6 +9530,7 @@ extern "C" void stx_cuda_attention(stx_ctx *x, int version) {
 }
 
 
+/* ---- src/cuda/adaptive.cuh ---- */
 // >>adaptive input and output
 
 /* Computes the log probabilities of the words of cluster c for stx__cluster_log_probs,
@@ -9555,6 +9581,7 @@ void stx__cluster_log_probs_cuda(stx_ctx *x, const stx__cluster_log_probs_args *
 }
 
 
+/* ---- src/cuda/optim.cuh ---- */
 // >>report
 
 /* Sets *metric to s a[0] or, with accumulate, adds s a[0] to it, in double. One
@@ -10051,6 +10078,7 @@ void stx_clamp_cuda(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_
 }
 
 
+/* ---- src/cuda/group_streams.cuh ---- */
 // >>group: streams
 
 /* The group code that the device layer and graph capture need: freeing a group, the fork,
@@ -10189,6 +10217,7 @@ static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) {
 #endif /* SEQTX_NCCL */
 
 
+/* ---- src/cuda/device.cuh ---- */
 // >>device
 
 /* An empty kernel. Its attributes show, before anything is allocated, whether the
@@ -10564,6 +10593,7 @@ const void *stx_cuda_report_wait(stx_ctx *x) {
 }
 
 
+/* ---- src/cuda/graph.cuh ---- */
 // >>graph
 
 /* If e is an error, records it for stx_step_replay_status and returns 1. This does not
@@ -10658,6 +10688,7 @@ void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
 }
 
 
+/* ---- src/cuda/group.cuh ---- */
 // >>group
 
 #ifdef SEQTX_NCCL
@@ -10960,6 +10991,7 @@ void stx_cuda_group_abort(stx_ctx *x) {
 #endif /* SEQTX_NCCL */
 
 
+/* ---- src/cuda/sru.cuh ---- */
 // >>recurrence
 
 #ifdef SEQTX_SRU_H
@@ -11702,6 +11734,7 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
 #endif /* SEQTX_SRU_H */
 
 
+/* ---- src/cuda/comp.cuh ---- */
 // >>groups
 
 #ifdef SEQTX_COMPRESSIVE_H
@@ -12207,6 +12240,7 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t usage_batch_stride,
 #endif /* SEQTX_COMPRESSIVE_H */
 
 
+/* ---- src/cuda/comp_gates.cuh ---- */
 // >>error
 
 #ifdef SEQTX_COMPRESSIVE_H
@@ -12626,6 +12660,7 @@ void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
 #endif /* SEQTX_COMPRESSIVE_H */
 
 
+/* ---- src/cuda/par_gate.cuh ---- */
 // >>gate
 
 #ifdef SEQTX_PAR_H
@@ -12897,6 +12932,7 @@ void stx_par_gate_bwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
 #endif /* SEQTX_PAR_H */
 
 
+/* ---- src/cuda/par_mix.cuh ---- */
 // >>mix
 
 #ifdef SEQTX_PAR_H

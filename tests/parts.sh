@@ -1,0 +1,148 @@
+#!/bin/sh
+# parts.sh [--graph] - tests the parts in src/ and what tools/single.sh makes of them:
+#
+#   - seqtx.h and seqtx_cuda.cu are up to date
+#   - a part directly includes each part whose names it uses, and no other (tools/parts.awk)
+#   - no folder uses a folder above it (`may` below), and no parts include each other
+#   - every part compiles alone, in C or, for CUDA, as C++ with tests/cuda_host. With gcc,
+#     src/cuda/common.cuh is precompiled, which takes a third of the time
+#   - no part has more than 800 lines
+#
+# Then breaks each rule in a copy, which must be detected. --graph only prints the folders,
+# their sizes, and the number of includes from folder to folder.
+cd "$(dirname "$0")/.." || exit 1
+root=$(pwd)
+work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-parts.XXXXXX") || exit 1
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+CC=${CC:-cc} CXX=${CXX:-c++}
+cxx="$CXX -std=c++17 -w -I. -I$root -I$root/tests/cuda_host -DSEQTX_CUDA -DCUDA_HOST"
+passed=0 failed=0
+
+# Which folders each folder may use, besides api.
+may="core: gemm:core ops:gemm,core train:ops,core io:train,core lm:ops,io,core top:gemm,core"
+
+# The parts in the order in which the root includes them. $1: a directory with src/.
+parts() {
+    sed -n 's|^#include "\(.*/.*\.h\)"$|src/\1|p; s|^#include "\(create.h\)"$|src/\1|p' \
+        "$1/src/seqtx.h"
+}
+cuda_parts() {
+    sed -n 's|^#include "\(.*\.cuh\)"$|src/cuda/\1|p' "$1/src/cuda/seqtx_cuda.cu"
+}
+facts() {       # DIR: what tools/parts.awk says about its parts
+    ( cd "$1" && awk -v may="$may" -f "$root/tools/parts.awk" $(parts .) &&
+        awk -v given=src/api/ -f "$root/tools/parts.awk" src/api/*.h $(cuda_parts .) )
+}
+
+check() {       # NAME COMMAND..
+    name=$1; shift
+    if "$@" > "$work/log" 2>&1; then passed=$((passed + 1)); return; fi
+    failed=$((failed + 1))
+    echo "FAILED $name"
+    tail -n 12 "$work/log"
+}
+
+up_to_date() {  # DIR: the generated files equal those of its parts
+    rm -rf "$work/made" && mkdir "$work/made" &&
+        sh "$1/tools/single.sh" "$work/made" &&
+        cmp "$work/made/seqtx.h" "$1/seqtx.h" &&
+        cmp "$work/made/seqtx_cuda.cu" "$1/seqtx_cuda.cu"
+}
+listed() {      # every file in src/ is a part, so that it is in the generated files
+    { parts .; cuda_parts .; echo src/seqtx.h; echo src/cuda/seqtx_cuda.cu; } | sort > "$work/a"
+    find src -type f | sort > "$work/b"
+    diff "$work/a" "$work/b"
+}
+exact() {       # DIR: the includes are exactly what is used, and no arrow goes upwards
+    facts "$1" > "$work/facts"
+    grep -q '^edge' "$work/facts" && ! grep '^error' "$work/facts"
+}
+acyclic() {     # DIR
+    facts "$1" | sed -n 's/^edge //p' | tsort > "$work/sorted" 2> "$work/cycles"
+    cat "$work/cycles"
+    [ -s "$work/sorted" ] && [ ! -s "$work/cycles" ]
+}
+small() {
+    wc -l $(parts .) $(cuda_parts .) | awk '$2 != "total" && $1 > 800 { print; bad = 1 }
+        END { exit bad }'
+}
+alone() {       # DIR PART
+    case $2 in
+    *.cuh)
+        echo "#include \"$2\"" | ( cd "$1" && $cxx -fsyntax-only -x c++ - ) ;;
+    *)
+        echo "#include \"$2\"" | ( cd "$1" && $CC -std=c99 -fsyntax-only -Wall -Wextra -Werror \
+            -Wno-unused-function -Wno-unused-variable -I. -x c - ) ;;
+    esac
+}
+refused() {     # WHAT COMMAND..: the command must fail and say WHAT
+    what=$1; shift
+    ! "$@" > "$work/said" 2>&1 && grep -q "$what" "$work/said"
+}
+
+if [ "${1:-}" = --graph ]; then
+    { wc -l $(parts .) $(cuda_parts .) | sed '/ total$/d; s/^/lines /'; facts .; } | awk '
+        function folder(part,    piece) {
+            return split(part, piece, "/") > 2 ? piece[2] : "create.h"
+        }
+        $1 == "lines" { f = folder($3); lines[f] += $2; count[f]++ }
+        $1 == "lines" && $2 > largest[f] { largest[f] = $2 }
+        $1 == "edge" && folder($2) != folder($3) { edges[folder($2), folder($3)]++ }
+        END {
+            n = split("api core gemm ops train io lm create.h cuda", name, " ")
+            for (i = 1; i <= n; i++) {
+                f = name[i]
+                printf "%-9s %2d parts, %5d lines, at most %3d;  includes", f, count[f],
+                    lines[f], largest[f]
+                none = 1
+                for (k = 1; k <= n; k++)
+                    if ((f, name[k]) in edges) {
+                        printf "%s %s %d", none ? "" : ",", name[k], edges[f, name[k]]
+                        none = 0
+                    }
+                print none ? " nothing" : ""
+            }
+        }'
+    exit 0
+fi
+
+check "seqtx.h and seqtx_cuda.cu are made from src/ (if not: make single)" up_to_date "$root"
+check "every file in src/ is included" listed
+check "includes are exactly what is used" exact "$root"
+check "no parts include each other" acyclic "$root"
+check "no part has more than 800 lines" small
+mkdir "$work/tree" && cp -R src "$work/tree"
+$cxx -x c++-header src/cuda/common.cuh -o "$work/tree/src/cuda/common.cuh.gch" 2> "$work/log"
+for part in $(parts .) $(cuda_parts .); do
+    check "$part alone" alone "$work/tree" "$part"
+done
+
+# Broken rules
+copy() {        # FILE SED-SCRIPT: a copy of the tree in which FILE is changed
+    rm -rf "$work/copy" && mkdir "$work/copy" && cp -R src tools seqtx*.h seqtx_cuda.cu "$work/copy" &&
+        sed "$2" "$1" > "$work/copy/$1" && ! cmp -s "$1" "$work/copy/$1"
+}
+check "a change" copy src/ops/softmax.h 's/stx_softmax/stx_softmax2/'
+check "a change that is not in seqtx.h" refused differ up_to_date "$work/copy"
+check "a missing include" copy src/ops/softmax.h '/core\/tape.h/d'
+check "a missing include is named" refused "softmax.h: uses stx__.*, but does not include src/core/tape.h" \
+    exact "$work/copy"
+check "an unused include" copy src/ops/softmax.h 's|^#pragma once|&\n#include "rezero.h"|'
+check "an unused include is named" refused "softmax.h: includes src/ops/rezero.h but uses nothing" \
+    exact "$work/copy"
+check "an arrow upwards" copy src/core/tape.h \
+    's|^// >>tape|#include "../ops/mean.h"\nstatic void *stx__up(void) { return (void *)stx__scalar_new; }\n&|'
+check "an arrow upwards is named" refused "tape.h: uses stx__scalar_new, but core/ may not use ops/" \
+    exact "$work/copy"
+check "parts that include each other" copy src/core/context.h 's|^// >>context|#include "tape.h"\n&|'
+check "a cycle is found" refused "src/core/context.h" acyclic "$work/copy"
+check "a public call upwards" copy src/core/tape.h \
+    's|^// >>tape|static void stx__up(stx_ctx *x) { stx_softmax(x, NULL); }\n&|'
+check "a public call upwards is named" refused "tape.h: uses stx_softmax, but core/ may not use ops/" \
+    exact "$work/copy"
+check "a part that does not compile alone" copy src/ops/softmax.h '/^#include/d'
+check "a part that does not compile alone is found" refused error alone "$work/copy" src/ops/softmax.h
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
