@@ -5,7 +5,7 @@
 #   - a part directly includes each part whose names it uses, and no other (tools/parts.awk)
 #   - no folder uses a folder above it (`may` below), and no parts include each other
 #   - every part compiles alone, in C or, for CUDA, as C++ with tests/cuda_host. With gcc,
-#     src/cuda/common.cuh is precompiled, which takes a third of the time
+#     src/cuda/common.cuh is precompiled and included first: a third of the time
 #   - no part has more than 800 lines
 #
 # Then breaks each rule in a copy, which must be detected. --graph only prints the folders,
@@ -70,7 +70,8 @@ small() {
 alone() {       # DIR PART
     case $2 in
     *.cuh)
-        echo "#include \"$2\"" | ( cd "$1" && $cxx -fsyntax-only -x c++ - ) ;;
+        printf '#include "%s"\n' src/cuda/common.cuh "$2" |
+            ( cd "$1" && $cxx -fsyntax-only -x c++ - ) ;;
     *)
         echo "#include \"$2\"" | ( cd "$1" && $CC -std=c99 -fsyntax-only -Wall -Wextra -Werror \
             -Wno-unused-function -Wno-unused-variable -I. -x c - ) ;;
