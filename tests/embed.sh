@@ -97,7 +97,7 @@ fi
 if there python3 "Python by ctypes"; then
     mkdir -p "$work/tree/examples" "$work/tree/tests" "$work/bin"
     cp Makefile README.md seqtx.h seqtx_attn_span.h seqtx_text.h "$work/tree"
-    cp examples/*.[ch] examples/*.py "$work/tree/examples"
+    cp -R examples/*.[ch] examples/train examples/*.py "$work/tree/examples"
     chmod -R u+w "$work/tree"
     printf '#!/bin/sh\nPATH="%s"\nexec make -s "$@" T= CC="%s" CFLAGS=-O0\n' "$PATH" "$CC" > \
         "$work/bin/make"

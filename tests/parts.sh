@@ -1,5 +1,6 @@
 #!/bin/sh
-# parts.sh [--graph] - tests the parts in src/ and what tools/single.sh makes of them:
+# parts.sh [--graph] - tests the parts in src/, what tools/single.sh makes of them, and the
+# parts of examples/train.h:
 #
 #   - seqtx.h and seqtx_cuda.cu are up to date
 #   - a part directly includes each part whose names it uses, and no other (tools/parts.awk)
@@ -30,9 +31,13 @@ parts() {
 cuda_parts() {
     sed -n 's|^#include "\(.*\.cuh\)"$|src/cuda/\1|p' "$1/src/cuda/seqtx_cuda.cu"
 }
+train_parts() {
+    sed -n 's|^#include "\(train/.*\.h\)"$|examples/\1|p' "$1/examples/train.h"
+}
 facts() {       # DIR: what tools/parts.awk says about its parts
     ( cd "$1" && awk -v may="$may" -f "$root/tools/parts.awk" $(parts .) &&
-        awk -v given=src/api/ -f "$root/tools/parts.awk" src/api/*.h $(cuda_parts .) )
+        awk -v given=src/api/ -f "$root/tools/parts.awk" src/api/*.h $(cuda_parts .) &&
+        awk -v prefixes="tr|TR" -f "$root/tools/parts.awk" $(train_parts .) )
 }
 
 check() {       # NAME COMMAND..
@@ -49,9 +54,10 @@ up_to_date() {  # DIR: the generated files equal those of its parts
         cmp "$work/made/seqtx.h" "$1/seqtx.h" &&
         cmp "$work/made/seqtx_cuda.cu" "$1/seqtx_cuda.cu"
 }
-listed() {      # every file in src/ is a part, so that it is in the generated files
-    { parts .; cuda_parts .; echo src/seqtx.h; echo src/cuda/seqtx_cuda.cu; } | sort > "$work/a"
-    find src -type f | sort > "$work/b"
+listed() {      # every file is a part, so that it is in the generated files
+    { parts .; cuda_parts .; train_parts .; echo src/seqtx.h; echo src/cuda/seqtx_cuda.cu
+        echo examples/train/win.h; } | sort > "$work/a"
+    find src examples/train -type f | sort > "$work/b"
     diff "$work/a" "$work/b"
 }
 exact() {       # DIR: the includes are exactly what is used, and no arrow goes upwards
@@ -64,7 +70,7 @@ acyclic() {     # DIR
     [ -s "$work/sorted" ] && [ ! -s "$work/cycles" ]
 }
 small() {
-    wc -l $(parts .) $(cuda_parts .) | awk '$2 != "total" && $1 > 800 { print; bad = 1 }
+    wc -l $(parts .) $(cuda_parts .) $(train_parts .) | awk '$2 != "total" && $1 > 800 { print; bad = 1 }
         END { exit bad }'
 }
 alone() {       # DIR PART
@@ -74,7 +80,7 @@ alone() {       # DIR PART
             ( cd "$1" && $cxx -fsyntax-only -x c++ - ) ;;
     *)
         echo "#include \"$2\"" | ( cd "$1" && $CC -std=c99 -fsyntax-only -Wall -Wextra -Werror \
-            -Wno-unused-function -Wno-unused-variable -I. -x c - ) ;;
+            -D_POSIX_C_SOURCE=200809L -Wno-unused-function -Wno-unused-variable -I. -x c - ) ;;
     esac
 }
 refused() {     # WHAT COMMAND..: the command must fail and say WHAT
@@ -83,18 +89,19 @@ refused() {     # WHAT COMMAND..: the command must fail and say WHAT
 }
 
 if [ "${1:-}" = --graph ]; then
-    { wc -l $(parts .) $(cuda_parts .) | sed '/ total$/d; s/^/lines /'; facts .; } | awk '
+    { wc -l $(parts .) $(cuda_parts .) $(train_parts .) | sed '/ total$/d; s/^/lines /'; facts .; } | awk '
         function folder(part,    piece) {
+            if (part ~ /^examples/) return "examples/train"
             return split(part, piece, "/") > 2 ? piece[2] : "create.h"
         }
         $1 == "lines" { f = folder($3); lines[f] += $2; count[f]++ }
         $1 == "lines" && $2 > largest[f] { largest[f] = $2 }
         $1 == "edge" && folder($2) != folder($3) { edges[folder($2), folder($3)]++ }
         END {
-            n = split("api core gemm ops train io lm create.h cuda", name, " ")
+            n = split("api core gemm ops train io lm create.h cuda examples/train", name, " ")
             for (i = 1; i <= n; i++) {
                 f = name[i]
-                printf "%-9s %2d parts, %5d lines, at most %3d;  includes", f, count[f],
+                printf "%-14s %2d parts, %5d lines, at most %3d;  includes", f, count[f],
                     lines[f], largest[f]
                 none = 1
                 for (k = 1; k <= n; k++)
@@ -109,19 +116,20 @@ if [ "${1:-}" = --graph ]; then
 fi
 
 check "seqtx.h and seqtx_cuda.cu are made from src/ (if not: make single)" up_to_date "$root"
-check "every file in src/ is included" listed
+check "every file in src/ and examples/train/ is included" listed
 check "includes are exactly what is used" exact "$root"
 check "no parts include each other" acyclic "$root"
 check "no part has more than 800 lines" small
-mkdir "$work/tree" && cp -R src "$work/tree"
+mkdir "$work/tree" && cp -R src examples seqtx*.h "$work/tree"
 $cxx -x c++-header src/cuda/common.cuh -o "$work/tree/src/cuda/common.cuh.gch" 2> "$work/log"
-for part in $(parts .) $(cuda_parts .); do
+for part in $(parts .) $(cuda_parts .) $(train_parts .); do
     check "$part alone" alone "$work/tree" "$part"
 done
 
 # Broken rules
 copy() {        # FILE SED-SCRIPT: a copy of the tree in which FILE is changed
-    rm -rf "$work/copy" && mkdir "$work/copy" && cp -R src tools seqtx*.h seqtx_cuda.cu "$work/copy" &&
+    rm -rf "$work/copy" && mkdir "$work/copy" &&
+        cp -R src tools examples seqtx*.h seqtx_cuda.cu "$work/copy" &&
         sed "$2" "$1" > "$work/copy/$1" && ! cmp -s "$1" "$work/copy/$1"
 }
 check "a change" copy src/ops/softmax.h 's/stx_softmax/stx_softmax2/'

@@ -249,7 +249,7 @@ check $? "the README's program does not learn: '$loss'"
 linked=
 mkdir -p "$build/alone/examples" "$build/flat"
 cp seqtx*.h "$build/alone"
-cp examples/*.[ch] "$build/alone/examples"
+cp -R examples/*.[ch] examples/train "$build/alone/examples"
 cp seqtx*.h "$build/flat"
 chmod -R u+w "$build/alone" "$build/flat"
 for f in examples/*.c; do

@@ -5,7 +5,8 @@
 #                         includes TO but uses nothing from it; or uses a function of a
 #                         part that its folder may not use
 # `may` lists what each folder may use: "ops:gemm,core train:ops,core ..". A name that is
-# also defined in a part that begins with `given` needs no include.
+# also defined in a part that begins with `given` needs no include. Names begin with one of
+# `prefixes` ("stx|STX") and "_".
 #
 # A name is defined where it is followed by ( { ; = [ or a comma outside of parentheses,
 # and outside of braces or in those of an enum. Names of macros are defined by #define.
@@ -23,7 +24,7 @@ function scan(line,    word) {
             line = substr(line, RLENGTH + 1)
             if (word == "enum") in_enum = 1
             name = ""
-            if (word ~ /^_*(stx|STX)/) {
+            if (word ~ name_pattern) {
                 name = word
                 if (kernel) define(word)
                 else if (last != "struct") uses[part] = uses[part] " " word
@@ -54,6 +55,11 @@ function define(what) {
         owners[what] = owners[what] " " part
         declared[part] = declared[part] " " what
     }
+}
+
+BEGIN {
+    if (prefixes == "") prefixes = "stx|STX"
+    name_pattern = "^(" prefixes ")_"
 }
 
 FNR == 1 {
@@ -105,7 +111,7 @@ FNR == 1 {
             macro[word] = 1
         }
         rest = line
-        while (match(rest, /_*(stx|STX)[A-Za-z_0-9]*/)) {
+        while (match(rest, "(" prefixes ")_[A-Za-z_0-9]*")) {
             uses[part] = uses[part] " " substr(rest, RSTART, RLENGTH)
             rest = substr(rest, RSTART + RLENGTH)
         }
