@@ -1,5 +1,5 @@
 /* seqtx.h - v0.2 - the core of a library of long-context sequence models in C99
-   Generated from src/seqtx.h and its parts: edit those, then run "make single".
+   Generated from src/seqtx.h and its parts. Edit those, then run make single.
    no warranty implied; MIT or public domain, your choice (see the end of this file)
 
    In ONE .c or .cpp file:                everywhere else:

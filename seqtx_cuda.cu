@@ -1,5 +1,5 @@
 /* seqtx_cuda.cu - v0.2 - CUDA kernels of seqtx, and its device layer
-   Generated from src/cuda/seqtx_cuda.cu and its parts: edit those, then run "make single".
+   Generated from src/cuda/seqtx_cuda.cu and its parts. Edit those, then run make single.
    no warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
 
    Compile this file with nvcc. Define SEQTX_CUDA when you compile the program:

@@ -1,7 +1,7 @@
 /* svg.h - draws the pictures of build/plot and of train_par --picture: numbers, elements,
    axes with round tick values, stacked areas
 
-   Use:      #include "svg.h"     after train.h, whose buffers and errors it uses
+   Use:      #include "svg.h"     includes the parts of train.h that it uses
    Link:     -lm. C99 and POSIX.1-2008.
    License:  MIT or public domain, your choice; see LICENSE.
 
@@ -13,6 +13,9 @@
 
 #ifndef SEQTX_EXAMPLES_SVG_H
 #define SEQTX_EXAMPLES_SVG_H
+
+#include "train/files.h"
+#include "train/json.h"
 
 
 // >>numbers

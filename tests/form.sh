@@ -314,11 +314,11 @@ tests() {
 
 # Layout and English of all files: no violation of a limit of tools/style.sh, and none of
 # the terms in tools/words.txt.
-SOURCES=$(ls seqtx*.h seqtx_cuda.cu examples/*.[ch] examples/embed/*.[ch] tests/*.[ch] \
+SOURCES=$(ls seqtx*.h seqtx_cuda.cu examples/*.[ch] examples/*/*.[ch] tests/*.[ch] \
     tests/*/*.[ch] tests/*/*.cu tests/*/*.cpp bench/*.[ch])
-TEXTS="README.md CHANGELOG.md bench/README.md docs/cookbook.md docs/cuda.md docs/design.md \
-    docs/distributed.md docs/results.md docs/speed.md docs/trainers.md tests/golden/README*.md \
-    docs/convert.md $(echo tests/golden/*.py tools/*.py bench/peers/*.py)"
+TEXTS="README.md CHANGELOG.md CONTRIBUTING.md bench/README.md docs/cookbook.md docs/cuda.md \
+    docs/convert.md docs/design.md docs/distributed.md docs/results.md docs/speed.md \
+    docs/trainers.md tests/cuda_host/README.md tests/golden/README*.md $(echo tests/golden/*.py tools/*.py bench/peers/*.py)"
 style() {
     dir=$work
     for f in $SOURCES; do

@@ -52,7 +52,7 @@ single() {      # ROOT: prints the file with all its parts
                 }
                 put(line)
                 if (path == root && !begun++)
-                    put("   Generated from " root " and its parts: edit those, then run \"make single\".")
+                    put("   Generated from " root " and its parts. Edit those, then run make single.")
             }
             close(path)
         }
