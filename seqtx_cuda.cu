@@ -17,7 +17,7 @@
    the CPU body and the CUDA body. The kernels of a model family are compiled if its
    header is in this directory and are omitted otherwise.
 
-   Arrangement. Sections have the same names and order as in seqtx.h, so
+   Arrangement. Sections have the same names as in seqtx.h, and nearly the same order, so
    `grep '>>softmax' seqtx*` finds an op, its CPU kernels and its CUDA kernels. Sections
    that only a GPU needs come before and after these.
 

@@ -2403,7 +2403,7 @@ static int stx__par_check_search(stx_ctx *x, stx_par_desc *d) {
                                 "positive probabilities, or finite weights with STX_PAR_FORM_PI");
     }
     if (d->tau == 0) d->tau = 1;
-    if (!stx__par_number(x, "tau", d->tau, 1e-30, 1e30, "1e-30 to 1e30")) return 0;
+    if (!stx__par_number(x, "tau", d->tau, 1e-30, 1e30, "at least 1e-30 and below 1e30")) return 0;
     return stx__par_check_latency(x, d);
 }
 
@@ -2809,8 +2809,8 @@ STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from) {
 STX_DEF void stx_par_set_tau(stx_par *m, double tau) {
     STX__FP_SCOPE;
     if (!m || !m->tau || !stx_ok(m->ctx)) return;
-    if (!(tau >= 1e-30 && tau <= 1e30)) {
-        stx_bad_value(m->ctx, "stx_par_set_tau", "tau", tau, "1e-30 to 1e30");
+    if (!(tau >= 1e-30 && tau < 1e30)) {
+        stx_bad_value(m->ctx, "stx_par_set_tau", "tau", tau, "at least 1e-30 and below 1e30");
         return;
     }
     stx_scalar_set(m->ctx, m->tau, tau);

@@ -234,8 +234,8 @@
    "// >>api: ..". An op and the kernels that it runs are declared next to each other. The
    implementation follows, from the lowest layer to the highest, with one section for each
    subject: >>layernorm contains the op with its shape rule and its backward function, and
-   the kernels, forward and backward. seqtx_cuda.cu has the CUDA kernels in the same order
-   and under the same section names. grep '// >>' lists the sections.
+   the kernels, forward and backward. seqtx_cuda.cu has the CUDA kernels under the same
+   section names. grep '// >>' lists the sections.
 
    Reading order for learners
        >>tape         how gradients are computed: stx_backward
@@ -264,6 +264,7 @@ extern "C" {
 #include "api/context.h"
 #include "api/ops.h"
 #include "api/attention.h"
+#include "api/private.h"
 #include "api/train.h"
 #include "api/cuda.h"
 #include "api/files.h"

@@ -17,7 +17,7 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-parts.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 CC=${CC:-cc} CXX=${CXX:-c++}
-cxx="$CXX -std=c++17 -w -I. -I$root -I$root/tests/cuda_host -DSEQTX_CUDA -DCUDA_HOST"
+cxx="$CXX -std=c++17 -w -I. -DSEQTX_CUDA -DSEQTX_NCCL -DCUDA_HOST"
 passed=0 failed=0
 
 # Which folders each folder may use, besides api.
@@ -61,7 +61,7 @@ listed() {      # every file is a part, so that it is in the generated files
     diff "$work/a" "$work/b"
 }
 exact() {       # DIR: the includes are exactly what is used, and no arrow goes upwards
-    facts "$1" > "$work/facts"
+    facts "$1" > "$work/facts" &&
     grep -q '^edge' "$work/facts" && ! grep '^error' "$work/facts"
 }
 acyclic() {     # DIR
@@ -73,13 +73,14 @@ small() {
     wc -l $(parts .) $(cuda_parts .) $(train_parts .) | awk '$2 != "total" && $1 > 800 { print; bad = 1 }
         END { exit bad }'
 }
-alone() {       # DIR PART
+alone() {       # DIR PART [FLAG]
     case $2 in
     *.cuh)
         printf '#include "%s"\n' src/cuda/common.cuh "$2" |
-            ( cd "$1" && $cxx -fsyntax-only -x c++ - ) ;;
+            ( cd "$1" && export CPLUS_INCLUDE_PATH="$root:$root/tests/cuda_host" &&
+                $cxx -fsyntax-only -x c++ - ) ;;
     *)
-        echo "#include \"$2\"" | ( cd "$1" && $CC -std=c99 -fsyntax-only -Wall -Wextra -Werror \
+        echo "#include \"$2\"" | ( cd "$1" && $CC -std=c99 $3 -fsyntax-only -Wall -Wextra -Werror \
             -D_POSIX_C_SOURCE=200809L -Wno-unused-function -Wno-unused-variable -I. -x c - ) ;;
     esac
 }
@@ -121,15 +122,21 @@ check "includes are exactly what is used" exact "$root"
 check "no parts include each other" acyclic "$root"
 check "no part has more than 800 lines" small
 mkdir "$work/tree" && cp -R src examples seqtx*.h "$work/tree"
-$cxx -x c++-header src/cuda/common.cuh -o "$work/tree/src/cuda/common.cuh.gch" 2> "$work/log"
+chmod -R u+w "$work/tree"
+CPLUS_INCLUDE_PATH="$root:$root/tests/cuda_host" $cxx -x c++-header src/cuda/common.cuh \
+    -o "$work/tree/src/cuda/common.cuh.gch" 2> "$work/log"
 for part in $(parts .) $(cuda_parts .) $(train_parts .); do
     check "$part alone" alone "$work/tree" "$part"
+done
+for part in $(grep -l SEQTX_CUDA $(parts .)) src/train/report.h; do
+    check "$part alone, with CUDA" alone "$work/tree" "$part" -DSEQTX_CUDA
 done
 
 # Broken rules
 copy() {        # FILE SED-SCRIPT: a copy of the tree in which FILE is changed
     rm -rf "$work/copy" && mkdir "$work/copy" &&
         cp -R src tools examples seqtx*.h seqtx_cuda.cu "$work/copy" &&
+        chmod -R u+w "$work/copy" &&
         sed "$2" "$1" > "$work/copy/$1" && ! cmp -s "$1" "$work/copy/$1"
 }
 check "a change" copy src/ops/softmax.h 's/stx_softmax/stx_softmax2/'
@@ -142,7 +149,7 @@ check "an unused include is named" refused "softmax.h: includes src/ops/rezero.h
     exact "$work/copy"
 check "an arrow upwards" copy src/core/tape.h \
     's|^// >>tape|#include "../ops/mean.h"\nstatic void *stx__up(void) { return (void *)stx__scalar_new; }\n&|'
-check "an arrow upwards is named" refused "tape.h: uses stx__scalar_new, but core/ may not use ops/" \
+check "an arrow upwards is named" refused "tape.h: includes src/ops/mean.h, but core/ may not use ops/" \
     exact "$work/copy"
 check "parts that include each other" copy src/core/context.h 's|^// >>context|#include "tape.h"\n&|'
 check "a cycle is found" refused "src/core/context.h" acyclic "$work/copy"
@@ -150,6 +157,19 @@ check "a public call upwards" copy src/core/tape.h \
     's|^// >>tape|static void stx__up(stx_ctx *x) { stx_softmax(x, NULL); }\n&|'
 check "a public call upwards is named" refused "tape.h: uses stx_softmax, but core/ may not use ops/" \
     exact "$work/copy"
+check "a private kernel without its declaration" copy src/train/report.h '/api\/private.h/d'
+check "it is named" refused "report.h: defines stx__metric_accumulate, but does not include" \
+    exact "$work/copy"
+check "a type without its part" copy src/ops/mse.h \
+    's|^// >>mse|enum { STX__ZZ = STX__MAX_HEADS };\n&|'
+check "it is named too" refused "mse.h: uses STX__MAX_HEADS, but does not include src/ops/attention.h" \
+    exact "$work/copy"
+check "an include in a condition" copy src/core/tape.h \
+    's|^#include "tensors.h"|#ifdef STX__X\n  #include "tensors.h"\n#endif|'
+check "it is joined as well" sh "$work/copy/tools/single.sh" .
+check "and not left in the file" sh -c '! grep "include \"tensors.h" "$0"' "$work/copy/seqtx.h"
+check "a part that is missing" copy src/core/tape.h 's|"threads.h"|"../core/thread.h"|;s|^// >>tape|#include "../core/no.h"\n&|'
+check "is an error" refused "src/core/no.h does not exist" sh "$work/copy/tools/single.sh" .
 check "a part that does not compile alone" copy src/ops/softmax.h '/^#include/d'
 check "a part that does not compile alone is found" refused error alone "$work/copy" src/ops/softmax.h
 

@@ -2,7 +2,7 @@
 # single.sh [DIR] - writes the files that users copy, seqtx.h and seqtx_cuda.cu, from their
 # parts in src/, to DIR (default: the top level). A part is inserted where it is first
 # included. Later includes of the same part and "#pragma once" are dropped, so the result
-# is what a compiler reads. Includes of other files stay. The second line of the result
+# is what a compiler reads. Includes of other files stay. DIR is relative to the top level. The second line of the result
 # says where it comes from.
 set -eu
 cd "$(dirname "$0")/.."
@@ -23,6 +23,11 @@ single() {      # ROOT: prints the file with all its parts
             return found
         }
 
+        function fail(why) {
+            print "single.sh: " why > "/dev/stderr"
+            exit 1
+        }
+
         # Prints a line. At most two blank lines in a row remain.
         function put(line) {
             blank = line == "" ? blank + 1 : 0
@@ -34,14 +39,16 @@ single() {      # ROOT: prints the file with all its parts
             folder = path
             sub(/[^\/]*$/, "", folder)
             while ((getline line < path) > 0) {
+                sub(/\r$/, "", line)
                 if (line == "#pragma once") continue
-                if (line ~ /^#include "/) {
+                if (line ~ /^[ \t]*#[ \t]*include[ \t]*"/) {
                     split(line, piece, "\"")
                     part = normal(folder piece[2])
                     if (part != root && is_file(part)) {
                         if (!(part in inserted)) insert(part)
                         continue
                     }
+                    if (piece[2] ~ /\//) fail(path ": " part " does not exist")
                 }
                 if (path != root && !begun) {
                     if (line == "") continue
@@ -57,7 +64,10 @@ single() {      # ROOT: prints the file with all its parts
             close(path)
         }
 
-        BEGIN { insert(root) }'
+        BEGIN {
+            if (!is_file(root)) fail(root " does not exist")
+            insert(root)
+        }'
 }
 
 for root in src/seqtx.h src/cuda/seqtx_cuda.cu; do

@@ -113,7 +113,6 @@ TR_DEF int tr_lm_why(tr_lm *t) {
         {"the text to encode: ", ""},
         {"with min_count (--min-count) 2", "with --min-count 2"},
         {"or without compact", "or with --tokens bytes"},
-        {"or use the kind bytes", "or use --tokens bytes"},
         {"use STX_CPU, or define SEQTX_CUDA and link seqtx_cuda.cu",
             "use --device cpu, or a trainer made by make cuda"},
         {"device: this build does not support device 1", "this build does not support CUDA"},

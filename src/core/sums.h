@@ -1,6 +1,7 @@
 #pragma once
 #include "../api/config.h"
 #include "../api/context.h"
+#include "../api/private.h"
 #include "loops.h"
 #include "maths.h"
 #include "platform.h"

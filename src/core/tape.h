@@ -152,34 +152,34 @@ typedef struct stx__mark {
     size_t chunk_used[3], used[3];
 } stx__mark;
 
-/* Called if t has no gradient yet. Returns 1 and sets an error if t was created before
-   the current backward pass of stx_recompute. When this pass ends, it frees the gradients
-   that it created, so t would lose its gradient. A gradient that t already had would
-   remain. */
+/* Called if t has no gradient yet. Returns 1, or sets an error and returns 0 if t was
+   created before the current backward pass of stx_recompute. When this pass ends, it
+   frees the gradients that it created, so t would lose its gradient. A gradient that t
+   already had would remain. */
 static int stx__check_outer_gradient(stx_ctx *x, const stx_tensor *t) {
     const stx__mark *mark = x->tape.recompute_mark;
     const stx__chunk *c;
     const char *p = (const char *)t;
     char s[96];
     int after_mark = 0;
-    if (!mark || !mark->cur[0]) return 0; /* not in a backward pass of stx_recompute */
+    if (!mark || !mark->cur[0]) return 1; /* not in a backward pass of stx_recompute */
     for (c = x->mem.step.first; c; c = c->next) {
         const int at_mark = c == mark->cur[0];
         if (p >= c->base && p < c->base + c->size) {
             /* t is new if it is above the mark in the mark's chunk, or in a later
                chunk */
-            if (after_mark || (at_mark && (size_t)(p - c->base) >= mark->chunk_used[0])) return 0;
+            if (after_mark || (at_mark && (size_t)(p - c->base) >= mark->chunk_used[0])) return 1;
             stx_fail(x, STX_ERR_ARG,
                      "stx_recompute: fn uses a tensor of shape %s that requires a gradient but is "
                      "not an input of stx_recompute: pass it in `in`, detach it with stx_detach, "
                      "or call fn without stx_recompute", stx__shape(t, s));
-            return 1;
+            return 0;
         }
         after_mark |= at_mark;
     }
     /* outside the step arena, only parameters and `input` of stx__recompute_back require
        gradients, and they already have them */
-    return 0;
+    return 1;
 }
 
 /* Returns the buffer of t's gradient. All gradient buffers on the tape are created here.
@@ -201,7 +201,7 @@ static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *f
         return NULL;
     }
     if (!t->grad) {
-        if (stx__check_outer_gradient(x, t)) return NULL;
+        if (!stx__check_outer_gradient(x, t)) return NULL;
         t->grad = offer ? offer : stx__grad_take(x, t->size, t->is_f32);
         *fresh = 1;
     }

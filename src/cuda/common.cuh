@@ -1,6 +1,4 @@
 #pragma once
-
-
 #ifndef SEQTX_CUDA
   #define SEQTX_CUDA
 #endif

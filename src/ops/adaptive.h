@@ -3,6 +3,7 @@
 #include "../api/context.h"
 #include "../api/ops.h"
 #include "../api/attention.h"
+#include "../api/private.h"
 #include "../api/train.h"
 #include "../core/loops.h"
 #include "../core/platform.h"

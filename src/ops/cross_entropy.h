@@ -2,7 +2,7 @@
 #include "../api/config.h"
 #include "../api/context.h"
 #include "../api/ops.h"
-#include "../api/attention.h"
+#include "../api/private.h"
 #include "../core/loops.h"
 #include "../core/maths.h"
 #include "../core/platform.h"

@@ -1,7 +1,7 @@
 #pragma once
 #include "../api/config.h"
 #include "../api/context.h"
-#include "../api/attention.h"
+#include "../api/private.h"
 #include "../api/train.h"
 #include "../core/loops.h"
 #include "../core/platform.h"

@@ -1,6 +1,7 @@
 #pragma once
 #include "../api/config.h"
 #include "../api/context.h"
+#include "../api/private.h"
 #include "../api/train.h"
 #include "../api/cuda.h"
 #include "../core/loops.h"
