@@ -1368,6 +1368,34 @@ static void attention_failures(void) {
     CHECK(done && failed >= 5, "%ld failures in stx_attention", failed - 1);
 }
 
+/* Zero keys farther away than the table of positions reaches must be dropped, and this
+   must not change a bit of the result. */
+static void attention_zero_keys(void) {
+    static const stx_real data[4 * 8] = {1, 2, 3, -1, 0.5, 0.25, 2, -2, 1};
+    const ptrdiff_t first[3] = {-4, -5, -100};
+    stx_real y[3][4 * 8];
+    int k;
+    for (k = 0; k < 3; k++) {
+        stx_attention_in in = {0};
+        stx_attention_desc d = {.heads = 2, .first_key = first[k]};
+        stx_attention_args *args = NULL;
+        stx_desc c = {.threads = 1};
+        stx_ctx *x = stx_create(&c);
+        stx_tensor *t;
+        stx_begin(x, STX_EVAL);
+        in.q = in.k = in.v = stx_input(x, data, 1, 4, 8, 0);
+        in.pe = stx_input(x, data, 5, 4, 0, 0);     /* distances 4 to 0 */
+        in.args_out = &args;
+        t = stx_attention(x, &in, &d);
+        CHECK(t && args && args->first_key == -4, "first_key %ld became %ld, expected -4: %s",
+              (long)first[k], args ? (long)args->first_key : 0, stx_error(x));
+        if (t) stx_get(x, t, y[k]);
+        stx_destroy(x);
+    }
+    CHECK(!memcmp(y[0], y[1], sizeof y[0]) && !memcmp(y[0], y[2], sizeof y[0]),
+          "zero keys out of reach change the result");
+}
+
 /* No run may exceed max_bytes. If a run fails, the error must name max_bytes.
    Increments *works or *fails. */
 static void limited_run(size_t limit, int *works, int *fails) {
@@ -4480,6 +4508,7 @@ static const test_part parts[] = {{"versions", versions},
                                   {"nulls", nulls},
                                   {"allocation failures", allocation_failures},
                                   {"attention failures", attention_failures},
+                                  {"attention zero keys", attention_zero_keys},
                                   {"limits", limits},
                                   {"overflows", overflows},
                                   {"step arena", step_arena},
