@@ -271,7 +271,7 @@
    With learned spans, the heads are sorted into at most three groups
    (stx_head_groups_choose). For each group, the cache is projected only as far back as
    the group's longest span reaches; c is then a mean over the heads. There is only one
-   group if span_per_layer, no_renorm or literal is set, while some streams have fewer
+   group if span_per_layer, no_renorm or literal is set, if some streams have fewer
    cached rows than others, or if grouping would save too little. With no_renorm or
    STX_SPAN_LITERAL_EPS, every key of the window is part of the normaliser, so S_head =
    S. A layer with one long span and seven short ones then costs as much as a layer with
@@ -345,9 +345,9 @@
        outside [0,1].
 
        Omitted: in fairseq's data loader, the last position of a block has no target but
-       is included in the divisor, so its losses are (T - 1) / T of the true values. Its
-       memories carry over from training into validation and back. Its vocabulary has
-       four extra special symbols and is padded to a multiple of 8.
+       is included in the divisor, so fairseq's losses are (T - 1) / T of the true
+       values. Its memories carry over from training into validation and back. Its
+       vocabulary has four extra special symbols and is padded to a multiple of 8.
 
    Checkpoints of the authors' code and of fairseq can be converted to seqtx checkpoints
    and back; docs/convert.md lists the names of the tensors.
@@ -396,8 +396,8 @@
          Caching the keys instead would define a different model.
        - A layer's cache is written from the layer's input, before the layer runs. The
          cache of layer 0 stores the embedding after dropout.
-       - A token does not attend to itself: t starts at 1. The first token of a text has
-         no key at all, unless there are persistent vectors; then y = 0.
+       - A token does not attend to itself: t starts at 1. Without persistent vectors,
+         the first token of a text has no key, and its y is 0.
        - The mask multiplies exp(s) and the weights are renormalised. Adding the ramp to
          the scores is not equivalent.
        - The window S follows the longest span of the layer's heads, in steps of 64.
@@ -665,11 +665,10 @@ STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 
 // >>api: generation
 
-/* A generator, which evaluates token by token, with one KV cache per layer. A cache has
-   the length of the layer's window, so the cost of a token does not grow with the
-   length of the text. Up to rounding, the results are the same as with stx_span_forward
-   over the whole text. After the parameters change, reset the generator or create a new
-   one. */
+/* A generator: runs the model on new tokens only, with one KV cache per layer. A cache
+   covers the layer's window, so the cost of a token does not grow with the length of the
+   text. Up to rounding, the results are the same as with stx_span_forward over the whole
+   text. After the parameters change, reset the generator or create a new one. */
 typedef struct stx_span_gen {
     stx_span  *model;
     size_t     B;
