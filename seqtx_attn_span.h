@@ -303,10 +303,11 @@
        Corrected. Flags in `literal` restore the accidental behaviour of the authors'
        code:
            STX_SPAN_LITERAL_EPS      a_t = m_t p_t / (sum_u m_u p_u + 1e-8), where p is
-                                     the softmax over the whole window. A key beyond a
-                                     head's span then reduces all weights if its score is
-                                     by far the largest. Default: eps = 0, as in the
-                                     paper's formula, so such keys have no effect.
+                                     the softmax over the whole window and the
+                                     persistent vectors. A key beyond a head's span then
+                                     reduces all weights if its score is by far the
+                                     largest. Default: eps = 0, as in the paper's
+                                     formula, so such keys have no effect.
            STX_SPAN_LITERAL_MEMORY   unwritten memory rows act as keys and values of zero.
                                      They contribute no gradient to Wk and Wv, but their
                                      scores are q.E_t / sqrt(D), so q, E and z learn from
@@ -408,10 +409,11 @@
        - With no_renorm, S is part of the model: keys inside the window with m = 0
          contribute to the normaliser; keys outside do not.
 
-   GPU. Set the device in the desc passed to stx_create (see seqtx.h); nothing else
-   changes. To replay steps as a CUDA graph, create ids and targets once with
-   stx_tokens_create, write the step as a function, and run it as follows
-   (examples/train_attn_span.c is a complete example):
+   GPU. Build with SEQTX_CUDA and link seqtx_cuda.cu (see "GPU" in seqtx.h), and set
+   desc.device to STX_CUDA for stx_create. Calls to this header stay the same. To replay
+   steps as a CUDA graph, create ids and targets once with stx_tokens_create, write the
+   step as a function, and run it as follows (examples/train_attn_span.c is a complete
+   example):
 
        stx_tokens_set(x, ids, ..);
        stx_tokens_set(x, targets, ..);
@@ -457,11 +459,13 @@ enum {
 /* Configuration of a model. Zero means the default, which is given after "0:". */
 typedef struct stx_span_desc {
     size_t vocab;           /* V, the vocabulary size; required */
-    size_t layers;          /* number of layers, at most 4096; 0: 8 */
+    size_t layers;          /* number of layers, at most 4096; 0: 8. On a GPU, the models
+                               with adapt_span in a context can have at most 512 layers
+                               and 8192 values of z together */
     size_t dim;             /* d, the model dimension, a multiple of heads; 0: 256 */
     size_t heads;           /* H, the number of heads, at most 256; 0: 4 */
     size_t inner;           /* f, the feed-forward size; 0: 4 d. Ignored with pers */
-    size_t span;            /* L, the largest span in tokens; 0: 1024 */
+    size_t span;            /* L, the largest span in tokens, at most 2^30; 0: 1024 */
 
     int    adapt_span;      /* 1: learn a span per head; 0: every head sees L tokens */
     int    full_cache;      /* 1: C = L; 0: C = min(L, S + 64) */
@@ -483,14 +487,15 @@ typedef struct stx_span_desc {
                                decreasing frequency. The following fields, up to
                                forward_columns, apply only with adapt_io */
     int    adapt_io_tied;   /* 1: input and output share tables and projections */
-    double divval;          /* cluster i has width floor(d / divval^i); 0: 4 */
+    double divval;          /* cluster i has width floor(d / divval^i); above 1; 0: 4 */
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second, third, .. cluster; in
                                                increasing order, below vocab */
     size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that are
                                below vocab */
-    int    forward_columns; /* order of the cluster logits in the output head. 0: last cluster
-                               first, as in PyTorch; 1: cluster 1 first, as in
-                               TensorFlow */
+    int    forward_columns; /* order of the cluster logits in the output head. 0: last
+                               cluster first, as in this model's original and in
+                               Transformer-XL for PyTorch; 1: cluster 1 first, as in
+                               Transformer-XL for TensorFlow */
 
     double dropout;         /* dropout probability, in [0,1), of attention weights and feed-forward
                                activations */
@@ -516,7 +521,8 @@ typedef struct stx_span_layer {
     stx_tensor *norm2_gain, *norm2_shift;   /* (d) */
 } stx_span_layer;
 
-/* A model. The context owns it and its parameters. */
+/* A model. The context owns it and its parameters. The fields are read-only, except
+   desc.recompute_layers, which can be changed between steps. */
 typedef struct stx_span {
     stx_ctx          *ctx;
     stx_span_desc     desc;     /* with the defaults filled in */
@@ -575,14 +581,15 @@ STX_DEF void stx_span_state_reset(stx_span_state *s);
 STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
 
 /* stx_span_state_get copies the memory of layer l to host memory, and stx_span_state_set
-   copies it back; see "Copying a memory" in the manual. stx_span_state_get writes (B,n,d)
-   values to out, oldest row first, with n = s->memory->layer[l].count rows per stream. It
-   fails while a stream that was reset has fewer rows than the others. stx_span_state_set
-   replaces the layer's memory with n rows per stream and sets its cache length to
-   cache_length, where n <= cache_length <= L. Pass layer[l].logical_count of the source
-   memory, or stx_span_cache_length(s->model, l) if the data does not come from a memory.
-   Both return 1, or set an error and return 0. A failed set leaves the memory unchanged,
-   unless an allocation failed: then layer l is empty. */
+   copies it back; see "Copying a memory" in the manual. stx_span_state_get writes
+   (B,n,d) values to out, oldest row first, with n = s->memory->layer[l].count rows per
+   stream. It fails while rows are missing in some stream, after
+   stx_span_state_reset_stream or stx_span_state_copy. stx_span_state_set replaces the
+   layer's memory with n rows per stream and sets its cache length to cache_length, where
+   n <= cache_length <= L. Pass layer[l].logical_count of the source memory, or
+   stx_span_cache_length(s->model, l) if the data does not come from a memory. Both
+   return 1, or set an error and return 0. A set with invalid arguments leaves the memory
+   unchanged; if an allocation or the copy fails, layer l is empty. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t cache_length,
                                const stx_real *in, size_t n);
@@ -590,8 +597,10 @@ STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t cache_length,
 /* Copies the memory of n consecutive streams of `from`, beginning at from_stream, to n
    streams of `to`, beginning at to_stream, for example to regroup batches. Both
    memories must belong to the same context and have the same number of layers and the
-   same d. If they are the same memory, the ranges must not overlap. Returns 1, or sets
-   an error and returns 0. */
+   same d. If they are the same memory, the ranges must not overlap. The newest rows are
+   aligned: if the memories have different numbers of rows, the older ones are missing in
+   some streams, as after stx_span_state_reset_stream. Returns 1, or sets an error and
+   returns 0. */
 STX_DEF int stx_span_state_copy(stx_span_state *to, size_t to_stream,
                                 const stx_span_state *from, size_t from_stream, size_t n);
 
@@ -637,17 +646,19 @@ STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll);
 STX_DEF void stx_span_clamp(stx_span *m);
 
 /* Returns the key for stx_step_run: a hash of all host-side decisions in a step with
-   these tokens and this memory (s may be NULL), including windows, sizes and addresses.
-   With adapt_io, the key also depends on the number of tokens per cluster (see
-   stx_adaptive_key), so set the tokens first. salt is included in the hash: for a step
-   with several parts or memories, pass the key of each one as the salt of the next.
-   Waits until the spans of the previous step are known. */
+   these tokens and this memory, including windows, sizes and addresses. s is the memory
+   that the step reads or writes; ids, targets and s may be NULL. With adapt_io, the key
+   also depends on the number of tokens per cluster (see stx_adaptive_key), so set the
+   tokens first. salt is included in the hash: for a step with several parts or memories,
+   pass the key of each one as the salt of the next. Sets an error if s belongs to
+   another model. Waits until the spans of the previous step are known. */
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets,
                               const stx_span_state *s, uint64_t salt);
 
 /* Returns the span of one head in tokens, z L, without the ramp. Returns L if spans are
-   fixed, and 0 if l or head is out of range. On a GPU, this and the next three
-   functions wait until the spans of the previous step are known. */
+   fixed, and 0 if l or head is out of range or after an error. On a GPU, this and the
+   next three functions wait until the spans of the previous step are known. After an
+   error, those three functions compute with z = 0. */
 STX_DEF double stx_span_head_span(const stx_span *m, size_t l, size_t head);
 
 /* Return S, the number of tokens that layer l can look back, and C, the length of its
@@ -1150,8 +1161,8 @@ STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out)
     if (!s || !stx_ok(s->model->ctx)) return 0;
     if (l < s->model->desc.layers && s->memory->layer[l].masked) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
-                 "stx_span_state_get: some streams lack rows in layer %zu, because they were "
-                 "reset; use stx_span_state_save or stx_span_state_copy instead", l);
+                 "stx_span_state_get: some streams lack rows in layer %zu after a reset or a "
+                 "copy; use stx_span_state_save or stx_span_state_copy instead", l);
         return 0;
     }
     return stx_memory_get(s->memory, l, out);

@@ -352,9 +352,9 @@ static int report_error(tr_lm *t) {
     return tr_lm_why_in(t, "stx_span_create: ", words);
 }
 
-/* Sets d->literal; all other fields of d must be set. Only the library knows which
-   forms apply to the model, so a model is created in a dry context and its desc is
-   read. */
+/* Sets d->literal; all other fields of d must be set. If --literal excludes names
+   ("all,no-eps"), the result depends on which flags apply to the model, which only the
+   library knows. A model is then created in a dry context, and its desc is read. */
 static int choose_literal(tr_lm *t, stx_span_desc *d) {
     stx_ctx *x;
     stx_span *m;
@@ -362,11 +362,12 @@ static int choose_literal(tr_lm *t, stx_span_desc *d) {
     if (!tr_set_removed(opt.literal)) return 1;
     x = tr_lm_dry_context();
     m = stx_span_create(x, d);
+    /* frees x */
     return tr_lm_literal(t, opt.literal, x, m ? &m->desc.literal : NULL, &d->literal);
 }
 
 /* Fills in r->desc from the options. Returns 0 and sets an error if the cutoffs are
-   invalid or the forms of --literal cannot be determined. */
+   invalid or the flags of --literal cannot be determined. */
 static int describe(run *r, size_t vocab) {
     stx_span_desc *d = &r->desc;
     memset(d, 0, sizeof *d);

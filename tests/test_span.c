@@ -1606,7 +1606,7 @@ static void memory_errors(void) {
        zeros. */
     stx_span_state_reset_stream(s, 1);
     CHECK(!stx_span_state_get(s, 0, rows), "a memory with missing rows was copied");
-    CHECK(test_says(stx_error(x), "stx_span_state_get: .. reset; use"), "%s", stx_error(x));
+    CHECK(test_says(stx_error(x), "stx_span_state_get: .. copy; use"), "%s", stx_error(x));
     stx_clear_error(x);
 
     /* A step key for a memory of another model must be refused. */

@@ -240,9 +240,10 @@ typedef struct stx_adaptive {
                                                    biases of the columns for the clusters,
                                                    output only */
     int forward_columns;                        /* 0: the columns start with the last
-                                                   cluster, as in PyTorch
-                                                   implementations; 1: with cluster 1, as
-                                                   in TensorFlow and Hugging Face */
+                                                   cluster, as in Transformer-XL for
+                                                   PyTorch; 1: with cluster 1, as in
+                                                   Transformer-XL for TensorFlow and in
+                                                   Hugging Face */
     double scale;                               /* factor applied to the input; 0: sqrt(C) */
     double dropout;                             /* probability of the dropout D, see stx_dropout */
     stx_tensor *proj_bias[STX_MAX_CLUSTERS];    /* (C_i), p_i; NULL: none. Output only,
