@@ -459,9 +459,9 @@ enum {
 /* Configuration of a model. Zero means the default, which is given after "0:". */
 typedef struct stx_span_desc {
     size_t vocab;           /* V, the vocabulary size; required */
-    size_t layers;          /* number of layers, at most 4096; 0: 8. On a GPU, the models
-                               with adapt_span in a context can have at most 512 layers
-                               and 8192 values of z together */
+    size_t layers;          /* number of layers, at most 4096; 0: 8. On a GPU, all models
+                               with adapt_span in one context can have at most 512
+                               layers and 8192 values of z in total */
     size_t dim;             /* d, the model dimension, a multiple of heads; 0: 256 */
     size_t heads;           /* H, the number of heads, at most 256; 0: 4 */
     size_t inner;           /* f, the feed-forward size; 0: 4 d. Ignored with pers */
@@ -487,13 +487,13 @@ typedef struct stx_span_desc {
                                decreasing frequency. The following fields, up to
                                forward_columns, apply only with adapt_io */
     int    adapt_io_tied;   /* 1: input and output share tables and projections */
-    double divval;          /* cluster i has width floor(d / divval^i); above 1; 0: 4 */
+    double divval;          /* above 1; 0: 4. Cluster i has width floor(d / divval^i) */
     size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second, third, .. cluster; in
                                                increasing order, below vocab */
     size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that are
                                below vocab */
     int    forward_columns; /* order of the cluster logits in the output head. 0: last
-                               cluster first, as in this model's original and in
+                               cluster first, as in the authors' code and in
                                Transformer-XL for PyTorch; 1: cluster 1 first, as in
                                Transformer-XL for TensorFlow */
 
