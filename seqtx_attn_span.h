@@ -186,8 +186,8 @@
        #include <stdio.h>
        #include <stdlib.h>
 
-       static double loss_of(stx_span *model, const int32_t *text, stx_span_state *mem) {
-           stx_ctx *x = model->ctx;
+       static double loss_of(stx_ctx *x, stx_span *model, const int32_t *text,
+                             stx_span_state *mem) {
            stx_begin(x, STX_EVAL);
            stx_ids *ids = stx_tokens(x, text, 1, 20);
            stx_ids *targets = stx_tokens(x, text + 1, 1, 20);
@@ -209,22 +209,23 @@
 
            int32_t text[41];
            for (int i = 0; i < 41; i++) text[i] = i * i % 7;
-           loss_of(model, text, old);
+           loss_of(x, model, text, old);
 
-           for (size_t l = 0; stx_ok(x) && l < d.layers; l++) {
+           int copied = stx_ok(x);
+           for (size_t l = 0; copied && l < d.layers; l++) {
                size_t cache_length = old->memory->layer[l].logical_count;
                size_t n = old->memory->layer[l].count;
                size_t bytes = old->B * n * d.dim * sizeof(stx_real);      // (B,n,d)
-               stx_real *data = (stx_real *)malloc(bytes);
-               if (data && stx_span_state_get(old, l, data))
-                   stx_span_state_set(copy, l, cache_length, data, n);
+               stx_real *data = (stx_real *)malloc(bytes ? bytes : 1);
+               copied = data && stx_span_state_get(old, l, data)
+                   && stx_span_state_set(copy, l, cache_length, data, n);
                free(data);
            }
 
-           double a = loss_of(model, text + 20, old);
-           double b = loss_of(model, text + 20, copy);
+           double a = loss_of(x, model, text + 20, old);
+           double b = loss_of(x, model, text + 20, copy);
            printf("nll %.6f, with the copy %.6f %s\n", a, b, stx_error(x));
-           int same = stx_ok(x) && a == b;
+           int same = stx_ok(x) && copied && a == b;
            stx_destroy(x);
            return !same;
        }
@@ -282,12 +283,15 @@
    GPU, max(C_l / 2, min(T, C_l)) on a CPU. While C_l < L, there are up to min(C_l / 2,
    L - C_l) additional spare rows on either device. Generation caches keys and values
    instead, in buffers of 2 S_l + 64 rows, which take 2 d sum_l (2 S_l + 64) elements
-   per stream. A new token costs 3 D sum_heads S_head + 4 d^2 + 2 d f multiply-adds per
-   layer, however long the text is. The speed of generation is limited by memory
-   bandwidth. With one stream and f32 weights, each token reads 4 (4 d^2 + 2 d f) bytes
-   of weights per layer, 4 V d bytes for the output head, and 8 D sum_heads S_head bytes
-   of keys and values per layer. With several streams, the weights are read once for all
-   of them.
+   per stream. Buffers grow with the spans but never shrink, not even in a reset, so
+   these sizes follow the largest C_l and S_l so far. To release the memory, free the
+   memory or the generator and create a new one.
+
+   A new token costs 3 D sum_heads S_head + 4 d^2 + 2 d f multiply-adds per layer,
+   however long the text is. The speed of generation is limited by memory bandwidth. With
+   one stream and f32 weights, each token reads 4 (4 d^2 + 2 d f) bytes of weights per
+   layer, 4 V d bytes for the output head, and 8 D sum_heads S_head bytes of keys and
+   values per layer. With several streams, the weights are read once for all of them.
 
    Fidelity to the authors' code for 1905.07799 and 1907.01470 (github.com/
    facebookresearch/adaptive-span, commit 27b815f)
@@ -596,11 +600,12 @@ STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t cache_length,
 
 /* Copies the memory of n consecutive streams of `from`, beginning at from_stream, to n
    streams of `to`, beginning at to_stream, for example to regroup batches. Both
-   memories must belong to the same context and have the same number of layers and the
-   same d. If they are the same memory, the ranges must not overlap. The newest rows are
-   aligned: if the memories have different numbers of rows, the older ones are missing in
-   some streams, as after stx_span_state_reset_stream. Returns 1, or sets an error and
-   returns 0. */
+   memories must belong to the same context, and their models must have the same layers,
+   d, span and STX_SPAN_LITERAL_MEMORY flag. If they are the same memory, the ranges must
+   not overlap. The newest rows are aligned. If all streams of `to` are replaced, `to` has
+   exactly the rows of `from`. Otherwise, if the memories have different numbers of rows,
+   the older rows are missing in the streams that have fewer, as after
+   stx_span_state_reset_stream. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_span_state_copy(stx_span_state *to, size_t to_stream,
                                 const stx_span_state *from, size_t from_stream, size_t n);
 
@@ -1136,7 +1141,9 @@ STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     s->B = B;
     s->memory = stx_memory_create(x, &d);
     stx_span_state_reset(s);
-    return stx_ok(x) ? s : NULL;
+    if (stx_ok(x)) return s;
+    stx_span_state_free(s);
+    return NULL;
 }
 
 STX_DEF void stx_span_state_free(stx_span_state *s) {
@@ -1176,6 +1183,17 @@ STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t cache_length,
 STX_DEF int stx_span_state_copy(stx_span_state *to, size_t to_stream,
                                 const stx_span_state *from, size_t from_stream, size_t n) {
     const stx_memory *memory = from ? from->memory : NULL;
+    if (to && from && stx_ok(to->model->ctx)) {
+        const stx_span_desc *a = &to->model->desc, *b = &from->model->desc;
+        const unsigned flag = STX_SPAN_LITERAL_MEMORY;
+        if (a->span != b->span || (a->literal & flag) != (b->literal & flag)) {
+            stx_fail(to->model->ctx, STX_ERR_ARG,
+                     "stx_span_state_copy: expected models with the same span and the same "
+                     "STX_SPAN_LITERAL_MEMORY flag, got span %zu and %zu, flag %d and %d", a->span,
+                     b->span, (a->literal & flag) != 0, (b->literal & flag) != 0);
+            return 0;
+        }
+    }
     return to && stx_memory_copy(to->memory, to_stream, memory, from_stream, n);
 }
 
@@ -1384,7 +1402,9 @@ STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B) {
     g->B = B;
     g->cache = stx_cache_create(x, m->desc.layers, B, m->desc.vocab);
     stx_span_gen_reset(g);
-    return stx_ok(x) ? g : NULL;
+    if (stx_ok(x)) return g;
+    stx_span_gen_free(g);
+    return NULL;
 }
 
 STX_DEF void stx_span_gen_free(stx_span_gen *g) {

@@ -2611,7 +2611,11 @@ STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B) {
     }
     s = (stx_sru_state *)stx_block(x, sizeof *s);
     widths = (size_t *)stx_block(x, m->desc.layers * sizeof *widths);
-    if (!s || !widths) return NULL;
+    if (!s || !widths) {
+        stx_block_free(x, s);
+        stx_block_free(x, widths);
+        return NULL;
+    }
     s->model = m;
     s->B = B;
 
@@ -2628,7 +2632,10 @@ STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B) {
     d.shared_layout = 1;
     s->memory = stx_memory_create(x, &d);
     stx_block_free(x, widths);
-    if (!s->memory) return NULL;
+    if (!s->states || !s->memory) {
+        stx_sru_state_free(s);
+        return NULL;
+    }
     s->c = s->states->all;
     return s;
 }
@@ -3038,7 +3045,9 @@ STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) 
     for (l = 0; l < layers && stx_ok(x); l++)
         if (m->sru->layer[l].attends)
             stx_cache_window(g->cache, l, g->window, m->sru->layer[l].P, 1);
-    return stx_ok(x) ? g : NULL;
+    if (stx_ok(x)) return g;
+    stx_sru_gen_free(g);
+    return NULL;
 }
 
 STX_DEF void stx_sru_gen_free(stx_sru_gen *g) {

@@ -1629,8 +1629,71 @@ static void memory_errors(void) {
     stx_destroy(x);
 }
 
+/* A creation that fails must free what it allocated, so that a retry with a smaller size
+   can succeed. */
+static void failed_creations(void) {
+    int kind, n, failed[2] = {0, 0};
+    for (kind = 0; kind < 2; kind++) {
+        void *made = NULL;
+        for (n = 0; n < 50 && !made; n++) {
+            stx_span_desc d;
+            int left = 1000;
+            stx_ctx *x = limited_context(&left);
+            stx_span *m;
+            size_t before;
+            memset(&d, 0, sizeof d);
+            d.vocab = 8;
+            d.layers = 3;
+            d.dim = 16;
+            d.heads = 2;
+            d.span = 50;
+            d.adapt_span = 1;
+            m = stx_span_create(x, &d);
+            before = stx_bytes(x);
+            left = n;
+            made = kind ? (void *)stx_span_gen_create(m, 2) : (void *)stx_span_state_create(m, 2);
+            failed[kind] += !made;
+            CHECK(!made == !stx_ok(x), "creation %d: %s", kind, stx_error(x));
+            CHECK(made || stx_bytes(x) == before, "creation %d, allocation %d: %zu bytes remain",
+                  kind, n, stx_bytes(x) - before);
+            left = 1000;
+            stx_destroy(x);
+        }
+        CHECK(made && failed[kind] >= 3, "creation %d: %d failures", kind, failed[kind]);
+    }
+}
+
+/* Memories whose rows have another meaning must be refused. */
+static void copies_between_models(void) {
+    stx_ctx *x = stx_create(NULL);
+    stx_span_desc d;
+    stx_span_state *s[3];
+    int k;
+    memset(&d, 0, sizeof d);
+    d.vocab = 8;
+    d.layers = 2;
+    d.dim = 16;
+    d.heads = 2;
+    for (k = 0; k < 3; k++) {
+        d.span = k == 1 ? 8 : 64;
+        d.literal = k == 2 ? STX_SPAN_LITERAL_MEMORY : 0;
+        s[k] = stx_span_state_create(stx_span_create(x, &d), 1);
+    }
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    for (k = 1; k < 3; k++) {
+        CHECK(!stx_span_state_copy(s[k], 0, s[0], 0, 1), "copied to memory %d", k);
+        CHECK(test_says(stx_error(x), k == 1 ? "stx_span_state_copy: .. span 8 and 64, flag 0"
+                                             : "stx_span_state_copy: .. span 64 and 64, flag 1"),
+              "%s", stx_error(x));
+        stx_clear_error(x);
+    }
+    stx_destroy(x);
+}
+
 int main(void) {
     memory_errors();
+    failed_creations();
+    copies_between_models();
     by_hand();
     groups();
     windows();

@@ -2576,7 +2576,43 @@ static void by_hand(void) {
     stx_destroy(x);
 }
 
+/* A creation that fails must free what it allocated, so that a retry with a smaller size
+   can succeed. */
+static void failed_creations(void) {
+    int kind, n, failed[2] = {0, 0};
+    for (kind = 0; kind < 2; kind++) {
+        void *made = NULL;
+        for (n = 0; n < 50 && !made; n++) {
+            stx_sru_lm_desc d;
+            int left = 1000;
+            stx_ctx *x = limited_context(&left);
+            stx_sru_lm *m;
+            size_t before;
+            memset(&d, 0, sizeof d);
+            d.vocab = 8;
+            d.dim = 16;
+            d.sru.layers = 3;
+            d.sru.transform = STX_SRU_ATTENTION;
+            m = stx_sru_lm_create(x, &d);
+            CHECK(m != NULL, "%s", stx_error(x));
+            if (!m) return;
+            before = stx_bytes(x);
+            left = n;
+            made = kind ? (void *)stx_sru_gen_create(m, 2, 9)
+                        : (void *)stx_sru_state_create(m->sru, 2);
+            failed[kind] += !made;
+            CHECK(!made == !stx_ok(x), "creation %d: %s", kind, stx_error(x));
+            CHECK(made || stx_bytes(x) == before, "creation %d, allocation %d: %zu bytes remain",
+                  kind, n, stx_bytes(x) - before);
+            left = 1000;
+            stx_destroy(x);
+        }
+        CHECK(made && failed[kind] >= 3, "creation %d: %d failures", kind, failed[kind]);
+    }
+}
+
 int main(void) {
+    failed_creations();
     by_hand();
     segments();
     recomputed();
