@@ -195,8 +195,8 @@ run-convert: $(TRAINERS)
 	else sh tests/run.sh --skip convert 'no Python with torch 1.13 or newer (PYTHON)'; fi
 # The longest chains of work run first.
 FIRST = $(filter cuda_nvcc%,$(RUNS)) $(filter cuda_nccl,$(RUNS)) $(filter cuda_%_san,$(RUNS)) \
-	$(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form flags package trainer \
-	trainer_sru trainer_compressive trainer_par readme $(filter %_san,$(RUNS)) grad_f64
+	$(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form $(filter group%,$(RUNS)) flags \
+	package trainer trainer_sru trainer_compressive trainer_par readme $(filter %_san,$(RUNS)) grad_f64
 run-test run-test-all: $(FIRST:%=run-%) $(RUNS:%=run-%)
 run-quick: $(QUICK:%=run-%)
 # builds the programs of all tests without running them
