@@ -54,10 +54,10 @@ up_to_date() {  # DIR: the generated files equal those of its parts
         cmp "$work/made/seqtx.h" "$1/seqtx.h" &&
         cmp "$work/made/seqtx_cuda.cu" "$1/seqtx_cuda.cu"
 }
-listed() {      # every file is a part, so that it is in the generated files
-    { parts .; cuda_parts .; train_parts .; echo src/seqtx.h; echo src/cuda/seqtx_cuda.cu
-        echo examples/train/win.h; } | sort > "$work/a"
-    find src examples/train -type f | sort > "$work/b"
+listed() {      # DIR: every file is a part, so that it is in the generated files
+    { parts "$1"; cuda_parts "$1"; train_parts "$1"; echo src/seqtx.h
+        echo src/cuda/seqtx_cuda.cu; echo examples/train/win.h; } | sort > "$work/a"
+    ( cd "$1" && find src examples/train -type f ) | sort > "$work/b"
     diff "$work/a" "$work/b"
 }
 exact() {       # DIR: the includes are exactly what is used, and no arrow goes upwards
@@ -69,9 +69,11 @@ acyclic() {     # DIR
     cat "$work/cycles"
     [ -s "$work/sorted" ] && [ ! -s "$work/cycles" ]
 }
-small() {
-    wc -l $(parts .) $(cuda_parts .) $(train_parts .) | awk '$2 != "total" && $1 > 800 { print; bad = 1 }
-        END { exit bad }'
+sizes() {       # DIR: lines and name of each part
+    ( cd "$1" && wc -l $(parts .) $(cuda_parts .) $(train_parts .) ) | sed '/ total$/d'
+}
+small() {       # DIR
+    sizes "$1" | awk '$1 > 800 { print; bad = 1 } END { exit bad }'
 }
 alone() {       # DIR PART [FLAG]
     case $2 in
@@ -80,8 +82,8 @@ alone() {       # DIR PART [FLAG]
             ( cd "$1" && export CPLUS_INCLUDE_PATH="$root:$root/tests/cuda_host" &&
                 $cxx -fsyntax-only -x c++ - ) ;;
     *)
-        echo "#include \"$2\"" | ( cd "$1" && $CC -std=c99 $3 -fsyntax-only -Wall -Wextra -Werror \
-            -D_POSIX_C_SOURCE=200809L -Wno-unused-function -Wno-unused-variable -I. -x c - ) ;;
+        echo "#include \"$2\"" | ( cd "$1" && $CC -std=c99 $3 -fsyntax-only -I. -Wall -Wextra \
+            -Werror -Wno-unused-function -Wno-unused-variable -D_POSIX_C_SOURCE=200809L -x c - ) ;;
     esac
 }
 refused() {     # WHAT COMMAND..: the command must fail and say WHAT
@@ -90,7 +92,7 @@ refused() {     # WHAT COMMAND..: the command must fail and say WHAT
 }
 
 if [ "${1:-}" = --graph ]; then
-    { wc -l $(parts .) $(cuda_parts .) $(train_parts .) | sed '/ total$/d; s/^/lines /'; facts .; } | awk '
+    { sizes . | sed 's/^/lines /'; facts .; } | awk '
         function folder(part,    piece) {
             if (part ~ /^examples/) return "examples/train"
             return split(part, piece, "/") > 2 ? piece[2] : "create.h"
@@ -117,10 +119,10 @@ if [ "${1:-}" = --graph ]; then
 fi
 
 check "seqtx.h and seqtx_cuda.cu are made from src/ (if not: make single)" up_to_date "$root"
-check "every file in src/ and examples/train/ is included" listed
+check "every file in src/ and examples/train/ is included" listed .
 check "includes are exactly what is used" exact "$root"
 check "no parts include each other" acyclic "$root"
-check "no part has more than 800 lines" small
+check "no part has more than 800 lines" small .
 mkdir "$work/tree" && cp -R src examples seqtx*.h "$work/tree"
 chmod -R u+w "$work/tree"
 CPLUS_INCLUDE_PATH="$root:$root/tests/cuda_host" $cxx -x c++-header src/cuda/common.cuh \
@@ -132,46 +134,54 @@ for part in $(grep -l SEQTX_CUDA $(parts .)) src/train/report.h; do
     check "$part alone, with CUDA" alone "$work/tree" "$part" -DSEQTX_CUDA
 done
 
-# Broken rules
-copy() {        # FILE SED-SCRIPT: a copy of the tree in which FILE is changed
+# Broken rules. `broken` changes FILE in a copy of the tree with a script for sed; COMMAND
+# must then fail and say WHAT.
+copy() {        # FILE SED-SCRIPT
     rm -rf "$work/copy" && mkdir "$work/copy" &&
         cp -R src tools examples seqtx*.h seqtx_cuda.cu "$work/copy" &&
         chmod -R u+w "$work/copy" &&
         sed "$2" "$1" > "$work/copy/$1" && ! cmp -s "$1" "$work/copy/$1"
 }
-check "a change" copy src/ops/softmax.h 's/stx_softmax/stx_softmax2/'
-check "a change that is not in seqtx.h" refused differ up_to_date "$work/copy"
-check "a missing include" copy src/ops/softmax.h '/core\/tape.h/d'
-check "a missing include is named" refused "softmax.h: uses stx__.*, but does not include src/core/tape.h" \
-    exact "$work/copy"
-check "an unused include" copy src/ops/softmax.h 's|^#pragma once|&\n#include "rezero.h"|'
-check "an unused include is named" refused "softmax.h: includes src/ops/rezero.h but uses nothing" \
-    exact "$work/copy"
-check "an arrow upwards" copy src/core/tape.h \
-    's|^// >>tape|#include "../ops/mean.h"\nstatic void *stx__up(void) { return (void *)stx__scalar_new; }\n&|'
-check "an arrow upwards is named" refused "tape.h: includes src/ops/mean.h, but core/ may not use ops/" \
-    exact "$work/copy"
-check "parts that include each other" copy src/core/context.h 's|^// >>context|#include "tape.h"\n&|'
-check "a cycle is found" refused "src/core/context.h" acyclic "$work/copy"
-check "a public call upwards" copy src/core/tape.h \
-    's|^// >>tape|static void stx__up(stx_ctx *x) { stx_softmax(x, NULL); }\n&|'
-check "a public call upwards is named" refused "tape.h: uses stx_softmax, but core/ may not use ops/" \
-    exact "$work/copy"
-check "a private kernel without its declaration" copy src/train/report.h '/api\/private.h/d'
-check "it is named" refused "report.h: defines stx__metric_accumulate, but does not include" \
-    exact "$work/copy"
-check "a type without its part" copy src/ops/mse.h \
-    's|^// >>mse|enum { STX__ZZ = STX__MAX_HEADS };\n&|'
-check "it is named too" refused "mse.h: uses STX__MAX_HEADS, but does not include src/ops/attention.h" \
-    exact "$work/copy"
-check "an include in a condition" copy src/core/tape.h \
+broken() {      # NAME FILE SED-SCRIPT WHAT COMMAND..
+    rule=$1
+    check "$rule: the change" copy "$2" "$3"
+    shift 3
+    check "$rule" refused "$@"
+}
+there=$work/copy
+first='s|^// >>tape|'           # inserts before the section mark of src/core/tape.h
+
+broken "a change that is not in seqtx.h" src/ops/softmax.h 's/stx_softmax/stx_softmax2/' \
+    differ up_to_date "$there"
+broken "a missing include" src/ops/softmax.h '/core\/tape.h/d' \
+    "softmax.h: uses stx__.*, but does not include src/core/tape.h" exact "$there"
+broken "an unused include" src/ops/softmax.h 's|^#pragma once|&\n#include "rezero.h"|' \
+    "softmax.h: includes src/ops/rezero.h but uses nothing" exact "$there"
+broken "an arrow upwards" src/core/tape.h \
+    "$first"'#include "../ops/mean.h"\nstatic void *stx__up = (void *)stx__scalar_new;\n&|' \
+    "tape.h: includes src/ops/mean.h, but core/ may not use ops/" exact "$there"
+broken "a public call upwards" src/core/tape.h \
+    "$first"'static void stx__up(stx_ctx *x) { stx_softmax(x, NULL); }\n&|' \
+    "tape.h: uses stx_softmax, but core/ may not use ops/" exact "$there"
+broken "parts that include each other" src/core/context.h \
+    's|^// >>context|#include "tape.h"\n&|' "src/core/context.h" acyclic "$there"
+broken "a private kernel without its declaration" src/train/report.h '/api\/private.h/d' \
+    "report.h: defines stx__metric_accumulate, but does not include" exact "$there"
+broken "the value of an enumerator" src/ops/mse.h \
+    's|^// >>mse|enum { STX__ZZ = STX__MAX_HEADS };\n&|' \
+    "mse.h: uses STX__MAX_HEADS, but does not include src/ops/attention.h" exact "$there"
+broken "a part that is missing" src/core/tape.h "$first"'#include "../core/no.h"\n&|' \
+    "src/core/no.h does not exist" sh "$there/tools/single.sh"
+broken "a part that does not compile alone" src/ops/softmax.h '/^#include/d' \
+    error alone "$there" src/ops/softmax.h
+broken "a part that is not included" src/seqtx.h '/ops\/mse.h/d' "src/ops/mse.h" listed "$there"
+broken "a long part" src/ops/mse.h '1s/^/\n\n\n\n\n\n\n\n/;s/$/\n\n\n\n\n\n\n\n\n/' \
+    "src/ops/mse.h" small "$there"
+
+check "an include in a condition: the change" copy src/core/tape.h \
     's|^#include "tensors.h"|#ifdef STX__X\n  #include "tensors.h"\n#endif|'
-check "it is joined as well" sh "$work/copy/tools/single.sh" .
-check "and not left in the file" sh -c '! grep "include \"tensors.h" "$0"' "$work/copy/seqtx.h"
-check "a part that is missing" copy src/core/tape.h 's|"threads.h"|"../core/thread.h"|;s|^// >>tape|#include "../core/no.h"\n&|'
-check "is an error" refused "src/core/no.h does not exist" sh "$work/copy/tools/single.sh" .
-check "a part that does not compile alone" copy src/ops/softmax.h '/^#include/d'
-check "a part that does not compile alone is found" refused error alone "$work/copy" src/ops/softmax.h
+check "it is joined as well" sh "$there/tools/single.sh"
+check "and is not left in the file" sh -c '! grep "include \"tensors.h" "$0"' "$there/seqtx.h"
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -2,8 +2,8 @@
 # single.sh [DIR] - writes the files that users copy, seqtx.h and seqtx_cuda.cu, from their
 # parts in src/, to DIR (default: the top level). A part is inserted where it is first
 # included. Later includes of the same part and "#pragma once" are dropped, so the result
-# is what a compiler reads. Includes of other files stay. DIR is relative to the top level. The second line of the result
-# says where it comes from.
+# is what a compiler reads. Includes of other files stay. DIR is relative to the top level.
+# The second line of the result says where it comes from.
 set -eu
 cd "$(dirname "$0")/.."
 to=${1:-.}
