@@ -134,7 +134,7 @@ SAN      = -fsanitize=address,undefined -fno-sanitize-recover=all -g1 -O1
 SILENT  := $(findstring s,$(filter-out -%,$(firstword x$(MAKEFLAGS))))
 say      = $(if $(V)$(SILENT),,@printf '  %-4s %s\n' $(1) $@;)
 
-# Every header becomes an object, tests/test_NAME.c programs, examples/train_NAME.c a
+# Every header becomes an object, tests/*/test_NAME.c programs, examples/train_NAME.c a
 # trainer. No list here names a family, except the tests of the trainers.
 PARTS    = $(patsubst %.h,%,$(wildcard seqtx*.h))
 TRAINERS = $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/train_*.c))
@@ -168,7 +168,7 @@ FORCE:
 # >>library The library is compiled once per configuration, one object per header (from
 # tests/inner/NAME.c if it exists). Test programs see only declarations and link all
 # objects; their own code is compiled with -O1. The examples include the implementation.
-# The *_DONE macros tell them that the linked library contains it. (tests/readme.sh
+# The *_DONE macros tell them that the linked library contains it. (readme.sh
 # compiles each example with the command in its head.)
 LIB   = $(patsubst %,$(BUILD)/lib_$(1)/%.o,$(PARTS)) $(SPM)
 STEM  = $(patsubst %,%_,$(patsubst seqtx_%,%,$(filter-out seqtx,$(1))))
@@ -186,7 +186,7 @@ F64 = $(call c,-O2 -DSEQTX_DOUBLE)
 # CUDA is enabled for the tests of the GPU side. The only difference without it is a
 # message, which test_api.c checks in the other builds. LESS: the address sanitizer also
 # detects null pointers and accesses past an object when they are read or written. Clang's
-# sanitizer checks unused pointers in the programs of the manuals (tests/portability.sh).
+# sanitizer checks unused pointers in the programs of the manuals (portability.sh).
 # Without these checks compilation takes a third less time.
 LESS    = -fno-sanitize=null,pointer-overflow,object-size
 SAN_F32 = $(COMPILE) -std=c99 $(WARN) $(THREADS) $(CPPFLAGS) $(CFLAGS) $(SAN) $(LESS) \
@@ -220,7 +220,7 @@ $(foreach t,$(TRAINERS),$(eval $(t:$(BUILD)/%=$(BUILD)/mpi/%): $(BUILD)/lib_mpi/
 $(MPI_TRAINERS): $(BUILD)/mpi/%: examples/%.c
 	@mkdir -p $(@D)
 	$(call say,CC)$(T) $(MPICC) $(call flags) $(DONE) $(LINK)
-$(BUILD)/test_group: tests/test_group.c $(BUILD)/lib_mpi64/seqtx.o \
+$(BUILD)/test_group: tests/train/test_group.c $(BUILD)/lib_mpi64/seqtx.o \
 		$(filter-out %/seqtx.o,$(call LIB,f64))
 	$(call say,CC)$(T) $(MPICC) $(call flags,-O1 -DSEQTX_DOUBLE) $(LINK)
 
@@ -345,7 +345,7 @@ demo-par: $(BUILD)/train_par
 
 # >>cuda: nvcc compiles seqtx_cuda.cu, the C compiler everything else.
 CUDA_ARCH =
-CUDA_DIR := $(shell sh tests/cuda_dir.sh "$(NVCC)")
+CUDA_DIR := $(shell sh tests/cuda/cuda_dir.sh "$(NVCC)")
 # The programs find the libraries where they were linked: not all machines have them in
 # ld.so.conf.
 COMMA    := ,
@@ -358,10 +358,10 @@ GENCODE = $(foreach a,$(patsubst sm_%,%,$(CUDA_ARCH)),-gencode arch=compute_$(a)
 $(BUILD)/cuda:
 	@mkdir -p $(BUILD)/cuda
 $(BUILD)/cuda/arch: FORCE | $(BUILD)/cuda
-	@sh tests/cuda_arch.sh "$(NVCC)" $(CUDA_ARCH)
+	@sh tests/cuda/cuda_arch.sh "$(NVCC)" $(CUDA_ARCH)
 	@echo '$(NVCC) $(CUDA_ARCH) $(CUDA_NCCL) $(CUDA_LIBS)' | cmp -s - $@ || \
 		echo '$(NVCC) $(CUDA_ARCH) $(CUDA_NCCL) $(CUDA_LIBS)' > $@
-$(BUILD)/cuda/seqtx_cuda.o: tests/inner/seqtx_cuda.cu tests/inner.h seqtx_cuda.cu $(PARTS:%=%.h) \
+$(BUILD)/cuda/seqtx_cuda.o: tests/inner/seqtx_cuda.cu tests/inner/inner.h seqtx_cuda.cu $(PARTS:%=%.h) \
 		$(BUILD)/cuda/arch
 	$(NVCC) -O3 -std=c++17 $(GENCODE) $(CUDA_NCCL) -Xcompiler -Wall,-Wextra -c $< -o $@
 GPU_F32 = $(F32) -DSEQTX_CUDA $(if $(NCCL),-DSEQTX_NCCL)
@@ -372,22 +372,22 @@ $(TRAINERS:$(BUILD)/%=$(BUILD)/cuda/%): \
 		$(BUILD)/cuda/%: examples/%.c $(BUILD)/cuda/seqtx_cuda.o
 	$(GPU_F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ $(CUDA_LIBS) $(LIBS)
 $(CUDA_NEW:%=$(BUILD)/cuda/test_cuda_%): $(BUILD)/cuda/test_cuda_%: \
-		tests/test_cuda_%.c $(BUILD)/cuda/seqtx_cuda.o $(call LIB,gpu)
+		test_cuda_%.c $(BUILD)/cuda/seqtx_cuda.o $(call LIB,gpu)
 	$(GPU_F32) -O1 $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LIBS)
 $(patsubst %,$(BUILD)/cuda/test_cuda_%,$(filter golden_%,$(TESTS_CUDA))): \
-		$(BUILD)/cuda/test_cuda_%: tests/test_%.c $(BUILD)/cuda/seqtx_cuda.o $(call LIB,gpu)
+		$(BUILD)/cuda/test_cuda_%: test_%.c $(BUILD)/cuda/seqtx_cuda.o $(call LIB,gpu)
 	$(GPU_F32) -O1 -DGOLDEN_DEVICE=STX_CUDA $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LIBS)
-$(BUILD)/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h \
+$(BUILD)/cuda/bench_cuda: bench/cuda/bench_cuda.c bench/cuda/cuda_model.h bench/report.h \
 		$(PARTS:%=%.h) $(BUILD)/flags $(BUILD)/cuda/seqtx_cuda.o
 	$(GPU_F32) -isystem $(CUDA_DIR)/include $< $(BUILD)/cuda/seqtx_cuda.o -o $@ \
 		$(CUDA_LIBS) $(LIBS)
-$(BUILD)/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h \
+$(BUILD)/bench_cuda_host: bench/cuda/bench_cuda.c bench/cuda/cuda_model.h bench/report.h \
 		$(BUILD)/cuda_kernels.o $(BUILD)/cuda_host.o $(BUILD)/flags
 	$(CUDA_F32) $(DEPS) -c $< -o $@.o
 	$(CXX) $@.o $(BUILD)/cuda_kernels.o $(BUILD)/cuda_host.o -o $@ -lm -lpthread $(LIBS)
 cuda: $(TRAINERS:$(BUILD)/%=$(BUILD)/cuda/%)
 check-cuda: cuda $(CUDA_TESTS)
-	@sh tests/check_cuda.sh $(TESTS_CUDA)
+	@sh tests/cuda/check_cuda.sh $(TESTS_CUDA)
 bench-cuda: $(BUILD)/cuda/bench_cuda
 	sh bench/run_cuda.sh $(BENCH)
 

@@ -2948,7 +2948,7 @@ static inline int stx__finite(double v) {
    mode and of the thread, and the library never triggers floating-point traps. Loops also
    flush denormals to zero, because a denormal can cost a hundred cycles.
 
-   A function that computes outside of loops begins with STX__FP_SCOPE; tests/fenv.sh
+   A function that computes outside of loops begins with STX__FP_SCOPE; tests/core/fenv.sh
    finds functions that do not. STX__FP_PIN(v) prevents the compiler from moving the
    computation of a returned value past the end of the scope.
 

@@ -167,9 +167,9 @@
    largest number of threads per block in a launch. STX__GLOBAL(threads, blocks) also
    states how many blocks a multiprocessor should hold. Without a bound, the compiler may
    use so many registers that a launch fails, and the failure appears only on a GPU.
-   Therefore tests/form.sh requires every kernel to state its bound. tests/cuda_host
-   compares each launch with the bound of its kernel, and tests/cuda_regs.sh compares the
-   bound with the registers that the kernel uses. stx__kernel_of<P..> is the type of a
+   Therefore tests/build/form.sh requires every kernel to state its bound. tests/cuda_host
+   compares each launch with the bound of its kernel, and tests/cuda/cuda_regs.sh compares
+   the bound with the registers that the kernel uses. stx__kernel_of<P..> is the type of a
    pointer to a kernel whose parameters have the types P. */
 #ifndef CUDA_HOST /* tests/cuda_host defines its own */
   #define STX__GLOBAL(...) static __global__ void __launch_bounds__(__VA_ARGS__)

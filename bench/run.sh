@@ -3,8 +3,8 @@
 # benchmarks of bench/README.md: bench.c, bench_sru.c, bench_comp.c and bench_par.c. Each
 # prints its own report. --only selects benchmarks or their sections; --help lists all
 # options. --record also writes bench/results/DATE-MACHINE.md, -sru.md, -comp.md and
-# -par.md. Training curves are made by bench/curve.sh, bench/curve_sru.sh and
-# bench/curve_comp.sh.
+# -par.md. Training curves are made by bench/trainers/curve.sh, bench/trainers/curve_sru.sh and
+# bench/trainers/curve_comp.sh.
 #
 # Environment:
 #   CC (cc), CFLAGS (-O3)
@@ -66,10 +66,10 @@ compile() {     # SOURCE OUTPUT FLAGS..
 dl=
 [ "$(uname)" != Linux ] || dl=-ldl
 libs=$dl
-[ -z "$attn" ] || compile bench/bench.c "$work/bench"
-[ -z "$sru" ] || compile bench/bench_sru.c "$work/bench_sru"
-[ -z "$comp" ] || compile bench/bench_comp.c "$work/bench_comp"
-[ -z "$par" ] || compile bench/bench_par.c "$work/bench_par"
+[ -z "$attn" ] || compile bench/ops/bench.c "$work/bench"
+[ -z "$sru" ] || compile bench/models/bench_sru.c "$work/bench_sru"
+[ -z "$comp" ] || compile bench/models/bench_comp.c "$work/bench_comp"
+[ -z "$par" ] || compile bench/models/bench_par.c "$work/bench_par"
 
 # CBLAS, if an optimised one is installed. Old versions of OpenBLAS do not detect AVX-512
 # on new AMD processors. Contenders run with their best kernels, here and in PyTorch; the
@@ -81,10 +81,10 @@ blas="none" cblas= with= with_libs=
 if [ -n "$attn" ] && [ "${CBLAS:-}" != none ]; then
     for try in ${CBLAS:-} -lopenblas -lcblas -lblas; do
         libs="$try $dl"
-        compile bench/bench.c "$work/bench_with" -DBENCH_CBLAS 2>"$work/cc.log" || continue
+        compile bench/ops/bench.c "$work/bench_with" -DBENCH_CBLAS 2>"$work/cc.log" || continue
         if name=$("$work/bench_with" --cblas-check); then
             blas="$name"
-            compile bench/bench.c "$work/bench_cblas" -DSEQTX_CBLAS
+            compile bench/ops/bench.c "$work/bench_cblas" -DSEQTX_CBLAS
             mv "$work/bench_with" "$work/bench"
             cblas="--cblas $work/bench_cblas" with=-DBENCH_CBLAS with_libs=$try
             break
@@ -107,7 +107,7 @@ fi
 matmuls=$(case "$attn," in *,gemm,*) echo 1 ;; esac)
 if [ -n "$matmuls" ] && [ "${ONEDNN_LIBS:-}" != none ]; then
     libs="$with_libs ${ONEDNN_LIBS:--ldnnl} $dl"
-    if compile bench/bench.c "$work/bench_with" $with -DBENCH_DNNL \
+    if compile bench/ops/bench.c "$work/bench_with" $with -DBENCH_DNNL \
         ${ONEDNN_FLAGS:-} 2>"$work/cc.log" &&
        onednn=$("$work/bench_with" --onednn-check); then
         mv "$work/bench_with" "$work/bench"

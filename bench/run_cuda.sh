@@ -17,7 +17,7 @@ for a in "$@"; do
     --count) count=1 ;;
     --help)
         sed -n '2,6s/^# //p' "$0"
-        sh bench/usage.sh bench/bench_cuda.c
+        sh bench/usage.sh bench/cuda/bench_cuda.c
         exit 0 ;;
     *[!A-Za-z0-9_./,=+-]*) echo "run_cuda.sh: unexpected characters in the option $a" >&2; exit 2 ;;
     *) args="$args $a" ;;
@@ -36,7 +36,7 @@ finish() { # NAME: appends the report to the one of today
 }
 
 if [ -n "$count" ]; then
-    ${CC:-cc} -std=c99 -O2 bench/count_cuda.c -o "$work/count_cuda" -lm
+    ${CC:-cc} -std=c99 -O2 bench/cuda/count_cuda.c -o "$work/count_cuda" -lm
     {
         echo "# seqtx on a GPU: counted work, $(date +%Y-%m-%d)"
         echo

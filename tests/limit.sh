@@ -1,7 +1,6 @@
 # limit.sh - the one limit of all tests: LIMIT seconds, after which a program that hangs
 # is ended (exit code 124). It decides nothing else, and is long enough for a machine that
-# does twenty things at once. tests/*.sh read this file from their directory, or from the
-# top of the tree.
+# does twenty things at once. Scripts in tests/ source it.
 LIMIT=${LIMIT:-1800}
 export LIMIT
 limited="timeout -k 60 $LIMIT"              # $limited PROGRAM..

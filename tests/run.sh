@@ -73,7 +73,7 @@ for name in "$@"; do
     [ "$f" -eq 0 ] || bad="$bad $name"
 done
 # every existing test has run
-[ -n "$quick" ] || for file in tests/test_*.c tests/cuda_host/test_*.cpp; do
+[ -n "$quick" ] || for file in tests/*/test_*.c tests/*/test_*.cpp; do
     name=$(basename "${file%.c*}"); name=${name#test_}
     found=
     for n in "$@"; do
@@ -83,7 +83,7 @@ done
         { echo "$file was not run: the Makefile does not know it"; failed=$((failed + 1)); }
 done
 # one time limit for all: a test with another limit depends on the load of the machine
-[ -n "$quick" ] || for file in tests/*.sh tests/*.py; do
+[ -n "$quick" ] || for file in tests/*.sh tests/*/*.sh tests/*/*.py; do
     own=$(grep -n -e 'timeout  *[0-9]' -e 'timeout -k [0-9]* [0-9]' -e 'timeout=[0-9]' "$file" |
         head -n 1)
     [ -z "$own" ] || { echo "$file has a separate limit, not that of tests/limit.sh:" \

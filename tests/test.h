@@ -1,6 +1,6 @@
-/* test.h - shared by all test programs. A CHECK that fails prints its file, line and
+/* test.h - shared by all test programs. A check that fails prints its file, line and
    condition. Comparisons must be written so that they are false for NaN. The last line
-   of output is "N passed, N failed". */
+   of output is "N passed, N failed". Does not depend on seqtx.h. */
 #ifndef STX_TEST_H
 #define STX_TEST_H
 #include <math.h>
@@ -25,6 +25,26 @@ static long test_passed, test_failed;
       } \
     } \
   } while (0)
+
+/* Counts a check, and prints the first 40 that fail. Returns ok. */
+static inline int test_check(int ok, const char *what, const char *file, int line) {
+    if (ok)
+        test_passed++;
+    else if (++test_failed <= 40)
+        printf("%s:%d: FAILED %s\n", file, line, what);
+    return ok;
+}
+
+/* A check without a message, as an expression. */
+#define EXPECT(cond) test_check((cond) ? 1 : 0, #cond, __FILE__, __LINE__)
+
+static inline void test_same(const char *got, const char *expected, const char *file, int line) {
+    if (!test_check(got != NULL && !strcmp(got, expected), "texts differ", file, line))
+        printf("  expected [%s]\n  got [%s]\n", expected, got ? got : "(null)");
+}
+
+/* Checks that two texts are equal. `got` may be NULL. */
+#define SAME(got, expected) test_same(got, expected, __FILE__, __LINE__)
 
 /* True if |a - b| <= tol max(1, |b|). */
 #define CLOSE(a, b, tol) \

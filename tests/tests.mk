@@ -3,14 +3,16 @@
 
 
 # >>tests. Each program prints "N passed, N failed"; tests/run.sh runs one and adds up
-# all. tests/test_NAME.c run in float, in double and with sanitizers, except for those
+# all. tests/*/test_NAME.c run in float, in double and with sanitizers, except for those
 # named here.
 # FULL is set by `make test-all`. It adds the CUDA kernels under the address sanitizer
 # (the host shim itself reports accesses outside of allocations), other platforms, all
 # trainers as ranks, and more compilers and options in the scripts.
 FULL ?= $(if $(filter %test-all,$(MAKECMDGOALS)),1)
 export FULL
-ALL        = $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
+SOURCES    = $(wildcard tests/*/test_*.c)
+ALL        = $(patsubst test_%.c,%,$(notdir $(SOURCES)))
+vpath test_%.c $(sort $(dir $(SOURCES)))
 ONLY       = grad train_h flags group $(filter cuda_%,$(ALL))
 TESTS      = $(filter-out $(ONLY),$(ALL))
 TESTS_F64  = grad $(filter-out io,$(TESTS))
@@ -19,34 +21,34 @@ TESTS_CUDA = $(patsubst cuda_%,%,$(filter cuda_%,$(ALL))) $(filter golden_%,$(AL
 CUDA_SAN   = $(filter-out model golden_%,$(TESTS_CUDA))
 # SHORT: an argument for tests that know it, with fewer repetitions for slow code whose
 # threads and memory are the same.
-SHORT      = $(if $(shell grep -l '"short"' tests/test_$(1).c),short)
+SHORT      = $(if $(shell grep -l '"short"' tests/*/test_$(1).c),short)
 
 $(filter-out $(BUILD)/test_bf16,$(TESTS:%=$(BUILD)/test_%)): \
-		$(BUILD)/test_%: tests/test_%.c $(call LIB,f32)
+		$(BUILD)/test_%: test_%.c $(call LIB,f32)
 	$(call say,CC)$(T) $(call c,-O1) $(LINK)
 # Its matmuls are those of the library, even if the other tests link a CBLAS.
-$(BUILD)/test_bf16: tests/test_bf16.c $(call LIB,$(if $(CBLAS),plain,f32))
+$(BUILD)/test_bf16: tests/ops/test_bf16.c $(call LIB,$(if $(CBLAS),plain,f32))
 	$(call say,CC)$(T) $(call c,-O1) $(LINK)
-$(TESTS_F64:%=$(BUILD)/test_%_f64): $(BUILD)/test_%_f64: tests/test_%.c $(call LIB,f64)
+$(TESTS_F64:%=$(BUILD)/test_%_f64): $(BUILD)/test_%_f64: test_%.c $(call LIB,f64)
 	$(call say,CC)$(T) $(call c,-O1 -DSEQTX_DOUBLE) $(LINK)
 SHIM_SAN = $(call LIB,san) $(BUILD)/cuda_kernels$(if $(FULL),_san).o $(BUILD)/cuda_host_san.o
 ALL_SAN  = $(TESTS_SAN) $(CUDA_SAN:%=cuda_%)
 LINK_SAN = $(CXX) $(CXXFLAGS) $(SAN) $(LDFLAGS) $(filter %.o,$^) -o $@ -lm -lpthread $(LDLIBS)
-$(ALL_SAN:%=$(BUILD)/test_%_san.o): $(BUILD)/test_%_san.o: tests/test_%.c $(BUILD)/flags
+$(ALL_SAN:%=$(BUILD)/test_%_san.o): $(BUILD)/test_%_san.o: test_%.c $(BUILD)/flags
 	$(call say,CC)$(T) $(SAN_F32) $(DEPS) -c $< -o $@
 $(ALL_SAN:%=$(BUILD)/test_%_san): $(BUILD)/test_%_san: $(BUILD)/test_%_san.o $(SHIM_SAN)
 	$(call say,LD)$(LINK_SAN)
-$(BUILD)/fuzz_io_san.o: tests/fuzz_io.c $(BUILD)/flags
+$(BUILD)/fuzz_io_san.o: tests/io/fuzz_io.c $(BUILD)/flags
 	$(call say,CC)$(T) $(SAN_F32) $(DEPS) -c $< -o $@
 $(BUILD)/fuzz_io_san: $(BUILD)/fuzz_io_san.o $(SHIM_SAN)
 	$(call say,LD)$(LINK_SAN)
 TSAN := $(shell echo 'int main(void){return 0;}' | $(CC) -fsanitize=thread -x c - -o /dev/null \
 	2>/dev/null && echo threads_tsan)
-$(BUILD)/test_threads_tsan: tests/test_threads.c $(BUILD)/flags
+$(BUILD)/test_threads_tsan: tests/core/test_threads.c $(BUILD)/flags
 	$(call say,CC)$(T) $(CC) -std=c99 $(WARN) -Wno-unused-function $(THREADS) $(CPPFLAGS) \
 		$(CFLAGS) -O1 -g1 -fsanitize=thread -DTEST_TSAN -DSEQTX_STATIC \
 		-DSEQTX_IMPLEMENTATION $(DEPS) $(LDFLAGS) $< -o $@ -lm $(LDLIBS)
-$(BUILD)/test_train_h: tests/test_train_h.c $(BUILD)/flags
+$(BUILD)/test_train_h: tests/trainers/test_train_h.c $(BUILD)/flags
 	$(call say,CC)$(T) $(call c) $(DEPS) $(LDFLAGS) $< -o $@ -lm $(LDLIBS)
 
 
@@ -80,10 +82,10 @@ $(BUILD)/cuda_kernels_san.o: tests/inner/seqtx_cuda.cu $(BUILD)/flags
 		-fno-sanitize-recover=all $(STACK) $(DEPS) -x c++ -c $< -o $@
 
 CUDA_NEW = $(filter-out golden_%,$(TESTS_CUDA))
-$(CUDA_NEW:%=$(BUILD)/test_cuda_%.o): $(BUILD)/test_cuda_%.o: tests/test_cuda_%.c $(BUILD)/flags
+$(CUDA_NEW:%=$(BUILD)/test_cuda_%.o): $(BUILD)/test_cuda_%.o: test_cuda_%.c $(BUILD)/flags
 	$(call say,CC)$(T) $(CUDA_F32) $(DEPS) -c $< -o $@
 $(patsubst %,$(BUILD)/test_cuda_%.o,$(filter golden_%,$(TESTS_CUDA))): \
-		$(BUILD)/test_cuda_%.o: tests/test_%.c $(BUILD)/flags
+		$(BUILD)/test_cuda_%.o: test_%.c $(BUILD)/flags
 	$(call say,CC)$(T) $(CUDA_F32) $(DEPS) -DGOLDEN_DEVICE=STX_CUDA -c $< -o $@
 $(TESTS_CUDA:%=$(BUILD)/test_cuda_%): $(BUILD)/test_cuda_%: $(BUILD)/test_cuda_%.o $(SHIM)
 	$(call say,LD)$(LINK_SHIM)
@@ -135,41 +137,41 @@ $(if $(FULL),$(foreach t,$(CUDA_SAN),$(call RUN_TEST,_san,cuda_$(t),short)))
 TRAINER = $(BUILD)/train_$(1)
 define RUN_TRAINER
 $(call RUN,cuda_$(1),$(call TRAINER,$(2))_shim,\
-	sh tests/trainer_cuda.sh $(2) $(call TRAINER,$(2))_shim)
-$(call RUN,$(1),$(call TRAINER,$(2)) $(3),sh tests/trainer.sh $(2) $(call TRAINER,$(2)))
+	sh tests/trainers/trainer_cuda.sh $(2) $(call TRAINER,$(2))_shim)
+$(call RUN,$(1),$(call TRAINER,$(2)) $(3),sh tests/trainers/trainer.sh $(2) $(call TRAINER,$(2)))
 endef
 $(call RUN_TRAINER,trainer_par,par,$(BUILD)/cuts $(if $(SPM),$(BUILD)/spm_train))
 $(call RUN_TRAINER,trainer,attn_span)
 $(call RUN_TRAINER,trainer_sru,sru)
 $(call RUN_TRAINER,trainer_compressive,compressive)
-$(call RUN,plot,$(BUILD)/plot,sh tests/plot.sh)
-$(call RUN,readme,examples,sh tests/readme.sh)
-$(call RUN,form,,sh tests/form.sh)
-$(call RUN,parts,,sh tests/parts.sh)
-$(call RUN,flags,,sh tests/flags.sh)
-$(call RUN,fenv_calls,,sh tests/fenv.sh)
-$(call RUN,portability,,sh tests/portability.sh)
-$(call RUN,embed,,sh tests/embed.sh)
-$(call RUN,package,,sh tests/package.sh)
-$(call RUN,commands,examples,sh tests/commands.sh)
+$(call RUN,plot,$(BUILD)/plot,sh tests/trainers/plot.sh)
+$(call RUN,readme,examples,sh tests/build/readme.sh)
+$(call RUN,form,,sh tests/build/form.sh)
+$(call RUN,parts,,sh tests/build/parts.sh)
+$(call RUN,flags,,sh tests/core/flags.sh)
+$(call RUN,fenv_calls,,sh tests/core/fenv.sh)
+$(call RUN,portability,,sh tests/build/portability.sh)
+$(call RUN,embed,,sh tests/build/embed.sh)
+$(call RUN,package,,sh tests/build/package.sh)
+$(call RUN,commands,examples,sh tests/build/commands.sh)
 WITH_LIBS = env LDLIBS="$(abspath $(SPM)) $(LIBS)"
 $(call RUN,cookbook,$(BUILD)/train_attn_span $(BUILD)/plot $(call LIB,f32) $(call LIB,f64),\
-	$(WITH_LIBS) sh tests/cookbook.sh)
-$(call RUN,cuda_make,,sh tests/cuda_make.sh)
+	$(WITH_LIBS) sh tests/build/cookbook.sh)
+$(call RUN,cuda_make,,sh tests/cuda/cuda_make.sh)
 ifneq ($(shell command -v $(NVCC) 2>/dev/null),)
-$(call RUN,cuda_nvcc,,sh tests/cuda_regs.sh --shared sm_80 sm_90)
+$(call RUN,cuda_nvcc,,sh tests/cuda/cuda_regs.sh --shared sm_80 sm_90)
 else
 RUNS += cuda_nvcc
 run-cuda_nvcc:
 	@sh tests/run.sh --skip cuda_nvcc 'no nvcc'
 endif
 ifneq ($(WITH_MPI),)
-$(call RUN,group,$(BUILD)/test_group,sh tests/group.sh --core $(BUILD)/test_group)
+$(call RUN,group,$(BUILD)/test_group,sh tests/trainers/group.sh --core $(BUILD)/test_group)
 $(call RUN,distributed,$(BUILD)/mpi/train_attn_span,\
-	$(WITH_LIBS) MPICC="$(MPICC)" sh tests/distributed.sh)
+	$(WITH_LIBS) MPICC="$(MPICC)" sh tests/trainers/distributed.sh)
 RANKS_OF = $(BUILD)/mpi/train_$(1) $(BUILD)/train_$(1)
 $(foreach t,$(if $(FULL),$(TRAINERS:$(BUILD)/train_%=%),attn_span),\
-	$(call RUN,group_$(t),$(call RANKS_OF,$(t)),sh tests/group.sh $(t) $(call RANKS_OF,$(t))))
+	$(call RUN,group_$(t),$(call RANKS_OF,$(t)),sh tests/trainers/group.sh $(t) $(call RANKS_OF,$(t))))
 else
 RUNS += group distributed
 run-group run-distributed:
@@ -178,20 +180,20 @@ endif
 RUNS += $(if $(FULL),cuda_nccl)
 run-cuda_nccl:
 	@export CC="$(CC)" NVCC="$(NVCC)" NCCL_FLAGS="$(NCCL_FLAGS)" NCCL_LIBS="$(NCCL_LIBS)"; \
-	if sh tests/nccl.sh --probe; then sh tests/run.sh cuda_nccl sh tests/nccl.sh; \
+	if sh tests/cuda/nccl.sh --probe; then sh tests/run.sh cuda_nccl sh tests/cuda/nccl.sh; \
 	else sh tests/run.sh --skip cuda_nccl \
 		'no nvcc, or no nccl.h of NCCL 2.14 or newer (NCCL_FLAGS, NCCL_LIBS)'; fi
 RUNS += arm
 run-arm:
-	@if sh tests/arm.sh --probe; then sh tests/run.sh arm sh tests/arm.sh; \
+	@if sh tests/build/arm.sh --probe; then sh tests/run.sh arm sh tests/build/arm.sh; \
 	else sh tests/run.sh --skip arm 'no aarch64-linux-gnu-gcc, or no qemu-aarch64'; fi
 RUNS += $(if $(FULL),platforms)
 run-platforms:
-	@if sh tests/platforms.sh --probe; then sh tests/run.sh platforms sh tests/platforms.sh; \
+	@if sh tests/build/platforms.sh --probe; then sh tests/run.sh platforms sh tests/build/platforms.sh; \
 	else sh tests/run.sh --skip platforms 'no clang, MinGW, zig or riscv64-linux-gnu-gcc'; fi
 RUNS += convert
 run-convert: $(TRAINERS)
-	@if sh tests/convert.sh --probe; then sh tests/run.sh convert sh tests/convert.sh; \
+	@if sh tests/io/convert.sh --probe; then sh tests/run.sh convert sh tests/io/convert.sh; \
 	else sh tests/run.sh --skip convert 'no Python with torch 1.13 or newer (PYTHON)'; fi
 # The longest chains of work run first.
 FIRST = $(filter cuda_nvcc%,$(RUNS)) $(filter cuda_nccl,$(RUNS)) $(filter cuda_%_san,$(RUNS)) \

@@ -7,7 +7,7 @@
     python3 par_tensorflow.py --check PREFIX    restores a file that tools/convert.py made from
                                                 it, and compares the values
 
-Needs tensorflow and tf_keras (pip install tensorflow-cpu tf_keras); tests/test_convert.py
+Needs tensorflow and tf_keras (pip install tensorflow-cpu tf_keras); tests/io/test_convert.py
 needs only `numbers`.
 """
 import os

@@ -1,5 +1,5 @@
 /* The implementation of seqtx.h, and access to its internal functions for the tests
-   (tests/inner.h). */
+   (tests/inner/inner.h). */
 #ifndef SEQTX_IMPLEMENTATION
   #define SEQTX_IMPLEMENTATION
 #endif
@@ -10,7 +10,7 @@
   #define STX__DEVICE_SHADOW 1
 #endif
 #include "../../seqtx.h"
-#include "../inner.h"
+#include "inner.h"
 
 static void inner_add(inner_kernel *list, size_t *n, const stx__micro *m, int isa, int no_denormals,
                       int emulated) {

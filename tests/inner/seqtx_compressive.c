@@ -1,10 +1,10 @@
 /* The implementation of seqtx_compressive.h, and access to its internal functions for the
-   tests (tests/inner.h). */
+   tests (tests/inner/inner.h). */
 #ifndef SEQTX_COMPRESSIVE_IMPLEMENTATION
   #define SEQTX_COMPRESSIVE_IMPLEMENTATION
 #endif
 #include "../../seqtx_compressive.h"
-#include "../inner.h"
+#include "inner.h"
 
 stx_tensor *inner_comp_gate(stx_ctx *x, int kind, stx_tensor *const *in) {
     return stx__comp_gate_op(x, kind, in);

@@ -1,6 +1,6 @@
-/* seqtx_cuda.cu, and access to its internal functions for the tests (tests/inner.h). */
+/* seqtx_cuda.cu, with access to its internal functions for the tests (inner.h). */
 #include "../../seqtx_cuda.cu"
-#include "../inner.h"
+#include "inner.h"
 
 size_t inner_plans(const stx_ctx *x) {
     const stx__plans *p = (const stx__plans *)stx__gpu(x)->plans;

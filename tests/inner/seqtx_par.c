@@ -1,10 +1,10 @@
 /* The implementation of seqtx_par.h, and access to its internal functions for the tests
-   (tests/inner.h). */
+   (tests/inner/inner.h). */
 #ifndef SEQTX_PAR_IMPLEMENTATION
   #define SEQTX_PAR_IMPLEMENTATION
 #endif
 #include "../../seqtx_par.h"
-#include "../inner.h"
+#include "inner.h"
 
 stx_tensor *inner_par_mix(stx_ctx *x, stx_tensor *const *in, size_t period,
                           size_t rows_per_draw, double eps) {

@@ -1,10 +1,10 @@
 /* The implementation of seqtx_sru.h, and access to its internal functions for the tests
-   (tests/inner.h). */
+   (tests/inner/inner.h). */
 #ifndef SEQTX_SRU_IMPLEMENTATION
   #define SEQTX_SRU_IMPLEMENTATION
 #endif
 #include "../../seqtx_sru.h"
-#include "../inner.h"
+#include "inner.h"
 
 /* Calls stx__sru_transform with the padding `before` (B,M) of the memory and pad (B,T)
    of h. */

@@ -1,0 +1,110 @@
+#!/bin/sh
+# commands.sh - checks that every command in an indented line of README.md and docs/*.md
+# works. Runs them in a copy of the tree with small texts: trainings are short, presets
+# are only counted (--dry-run), and commands with mpirun or a GPU run as one process on
+# the CPU. For make, the targets must exist. An unknown command fails. Blocks between ```
+# are run by the tests that their pages name (tests/build/cookbook.sh, distributed.sh,
+# convert.sh). Scripts and make targets that a sentence names in `..` must exist. Needs
+# the programs of `make examples`.
+cd "$(dirname "$0")/../.." || exit 1
+. tests/limit.sh
+root=$(pwd) build=$(cd "${BUILD:-build}" && pwd)
+pages="README.md $(echo docs/*.md)"
+work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-commands.XXXXXX") || exit 1
+[ -n "$KEEP" ] || trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+unset MAKEFLAGS MAKELEVEL MFLAGS
+passed=0 failed=0
+check() { # WHAT COMMAND..
+    what=$1; shift
+    if "$@" > "$work/log" 2>&1; then passed=$((passed + 1)); return; fi
+    failed=$((failed + 1))
+    echo "FAILED $what"; tail -n 4 "$work/log"
+}
+
+ln -s "$build" "$work/build"
+mkdir "$work/enwik8"
+awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' > \
+    "$work/my.txt"
+for f in mine.txt letter.txt enwik8/train.txt enwik8/valid.txt enwik8/test.txt; do
+    cp "$work/my.txt" "$work/$f"
+done
+sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' > "$work/prog.c"
+
+has_target() { # GOAL
+    case $1 in
+    build/*) return 0 ;;
+    *) sed -n '/^\.PHONY: /,/[^\\]$/p' Makefile | tr ' \t\\' '\n\n\n' | grep -qx -e "$1" ;;
+    esac
+}
+targets() { # COMMAND of make
+    for word in $1; do
+        case $word in make | *=*) ;; *) has_target "$word" || return 1 ;; esac
+    done
+}
+in_tree() { # COMMAND
+    (cd "$work" && $limited sh -ec "$1" < /dev/null)
+}
+# Prints the lines that begin with a program, one per line, without trailing explanations.
+commands() {
+    awk '/^```/ { fenced = !fenced; next }
+        fenced { next }
+        more { sub(/^ */, ""); line = line " " $0; more = 0 }
+        !more && line == "" && /^    (make|build\/|sh |cc |gcc |python3? |pip |tools\/)/ {
+            line = substr($0, 5)
+        }
+        !more && line == "" && /^    (mpirun |torchrun |srun |cmake )/ { line = substr($0, 5) }
+        line == "" { next }
+        line ~ /\\$/ { sub(/ *\\$/, "", line); more = 1; next }
+        { sub(/   *#.*/, "", line); print line; line = "" }' "$1"
+}
+count=0
+for page in $pages; do
+    commands "$page" > "$work/commands"
+    while IFS= read -r command; do
+        count=$((count + 1))
+        case $command in
+        make*) check "$page: $command: no such target" targets "$command" ;;
+        "tools/convert.py IN OUT "*) ;; # a usage line; tests/io/convert.sh has examples
+        "gcc "*-muse-unaligned-vector-move*)
+            if command -v x86_64-w64-mingw32-gcc > /dev/null 2>&1; then
+                check "$page: $command" in_tree "x86_64-w64-mingw32-$command -fsyntax-only -I$root"
+            fi ;;
+        *build/train_* | *build/cuda/train_*)
+            run=build/$(echo "${command#*build/}" |
+                sed 's|^cuda/||; s|--device cuda||; s|--data FILE|--data my.txt|
+                    s|--data enwik8 |--data enwik8/ |')
+            case " $run " in
+            *" --preset "* | *" --out runs/"*) run="$run --dry-run" ;;
+            *" --data "*) run="$run --steps 20" ;;
+            esac
+            check "$page: $command" in_tree "$run" ;;
+        build/plot*) check "$page: $command" in_tree "$command" ;;
+        *) check "$page: $command: no test runs it" false ;;
+        esac
+    done < "$work/commands"
+done
+check "expected at least 20 commands in the pages, got $count" [ $count -ge 20 ]
+for page in $pages; do
+    case $page in docs/cookbook.md | docs/distributed.md | docs/convert.md) continue ;; esac
+    check "$page has a block of commands that no test runs" sh -c "! grep -n '^\`\`\`sh' '$page'"
+done
+# scripts and targets that sentences name
+for page in $pages CHANGELOG.md; do
+    grep -o '`[^`]*`' "$page" | tr -d '`' > "$work/named"
+    while IFS= read -r command; do
+        case $command in
+        "sh "[a-z]*.sh*)
+            script=${command#sh }
+            check "$page names $command, which does not exist" [ -f "${script%% *}" ] ;;
+        "make "[a-z]*)
+            word=${command#make }
+            word=${word%% *}
+            case $word in *=* | *.*) continue ;; esac
+            [ "$page" = CHANGELOG.md ] ||
+                check "$page names $command, which is not a target" has_target "$word" ;;
+        esac
+    done < "$work/named"
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
