@@ -1,9 +1,10 @@
 #!/bin/sh
-# arm.sh - golden vectors and matmul kernels on 64-bit ARM: NEON, and BFDOT for bf16. On
-# another processor with a cross compiler and qemu's user mode (Debian:
-# gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static); skipped if they are not
-# installed.
-# FULL=1 adds attention with all its options and other floating-point environments.
+# arm.sh - golden vectors (operators and Sequential Transformer) and matmul kernels on
+# 64-bit ARM: NEON, and BFDOT for bf16. On another processor with a cross compiler and
+# the user mode of qemu (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+# qemu-user-static); skipped if they are not installed.
+# FULL=1 adds the golden vectors of the other families, attention with all its options,
+# and other floating-point environments.
 #   arm.sh --probe   exits with 0 if the tests can run
 cd "$(dirname "$0")/../.." || exit 1
 for n in '' -15 -14 -13 -12 -11 -10; do
@@ -55,6 +56,7 @@ if clang --target=aarch64-linux-gnu -std=c99 -fsyntax-only -x c /dev/null 2> /de
 fi
 for test in tests/*/test_golden_*.c; do
     name=$(basename "$test" .c)
+    case $name in *_ops | *_span) ;; *) [ -n "$FULL" ] || continue ;; esac
     $cc -std=c99 -O1 $W -pthread -static "$test" "$work"/seqtx*.o -o "$work/$name" -lm
     check $? "$test does not compile"
     run "$name" max tests/golden

@@ -2,18 +2,18 @@
 # form.sh [HEADER...] [together] [tests] [style] - checks the form of the public headers.
 # Without arguments: all of ./seqtx*.h, together, tests and style.
 #
-#   HEADER     the header alone, as C99, C11, C++11, C++17 and C++20; implementation as C
-#              and C++; declarations only; static; implementation and use in different
-#              units and languages; included twice; the macro on the command line; with or
-#              without threads; float and double. Wrong combinations must not link. The
-#              quick start of the manual compiles and runs. Objects export only stx_ names
-#              and never exit, abort or print.
+#   HEADER     the header alone, as C99 and C++11 (FULL=1: also C11, C++17, C++20);
+#              implementation as C and C++; declarations only; static; implementation
+#              and use in different units and languages; included twice; the macro on the
+#              command line; with or without threads; float and double. Wrong combinations
+#              must not link. The quick start of the manual compiles and runs. Objects
+#              export only stx_ names and never exit, abort or print.
 #   together   all headers in one unit of C++
 #   tests      every op of seqtx.h has a row in test_grad.c, every family a golden test
 #   style      all files keep the limits of tools/style.sh and avoid tools/words.txt
 #
 # Environment: CC, CXX (further compilers; gcc, clang, g++ and clang++ are used if
-# installed), FULL=1 (optimised C++, C++17), KEEP=1 (keeps the work directory). Ends with
+# installed), FULL=1 (optimised C++, more standards), KEEP=1 (keeps the work directory). Ends with
 # "N passed, N failed".
 #
 # Every compiler checks all forms with -fsyntax-only, except those that the first compiler
@@ -117,7 +117,7 @@ forms() {  # HEADER
     for cc in $CCS; do
         dir=$work/$(echo "$h.$cc" | tr -c 'a-zA-Z0-9_.\n' _); mkdir "$dir"
         link=$cc
-        for std in c99 c11; do
+        for std in c99 ${FULL:+c11}; do
             s="$cc -std=$std $base -fsyntax-only"
             job pass "$h $cc $std: declarations only" "$s $main && $s -DSEQTX_DOUBLE $main"
             $whole && job pass "$h $cc $std: implementation" "$s -DFORM_IMPLEMENT $main"
@@ -225,7 +225,7 @@ forms() {  # HEADER
         dir=$work/$(echo "$h.$cxx" | tr -c 'a-zA-Z0-9_.\n' _); mkdir "$dir"
         link=$cxx
         stds="c++11${FULL:+ c++17}"
-        printf 'int main() { return 0; }\n' |
+        [ -n "$FULL" ] && printf 'int main() { return 0; }\n' |
             $cxx -std=c++20 -x c++ - -o "$work/probe20" 2>/dev/null && stds="$stds c++20"
         $whole || stds=c++11  # later standards: see "together"
         for std in $stds; do
