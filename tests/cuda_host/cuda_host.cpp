@@ -230,6 +230,7 @@ static std::vector<late_copy> &late(void) {
     return *v;
 }
 
+static const cuda_host_executor *executor; /* NULL: the host's code runs the kernels */
 static thread_local cudaError_t last_error;
 static thread_local int current_device;
 #define LOCK std::lock_guard<std::recursive_mutex> guard_(lock_of())
@@ -542,6 +543,12 @@ static bool in_pinned(const void *p, size_t bytes) {
     if (i == pinned().begin()) return false;
     --i;
     return (word)p + bytes <= i->first + i->second;
+}
+
+/* Informs the executor that the host has written rows of device memory. */
+static void wrote(const void *p, size_t pitch, size_t width, size_t height) {
+    if (!executor || !in_device(p)) return;
+    for (size_t i = 0; i < height; i++) executor->written((const char *)p + i * pitch, width);
 }
 
 /* Performs the deferred copies to page-locked memory. They are delivered at the next
@@ -1568,6 +1575,14 @@ static std::vector<uint32_t> random_blocks(uint64_t blocks) {
     return order;
 }
 
+static int run_by_executor(const cuda_host_kernel &k) {
+    int done;
+    device_open();
+    done = executor->run(k, G.block_order, G.block_order == CUDA_HOST_RANDOM ? draw(1u << 31) : 0);
+    device_close();
+    return done;
+}
+
 static void run_kernel(const cuda_host_kernel &k) {
     if (G.sticky) return;
     deliver();
@@ -1588,6 +1603,7 @@ static void run_kernel(const cuda_host_kernel &k) {
         }
     }
 #endif
+    if (executor && run_by_executor(k)) return;
     uint64_t blocks = (uint64_t)k.grid.x * k.grid.y * k.grid.z;
     std::vector<uint32_t> order = random_blocks(blocks);
     G.kernel = &k;
@@ -2430,6 +2446,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
     POISON(p - ZONE, ZONE);
     POISON(p + bytes, tail_zone(bytes));
     device_close();
+    if (executor) executor->allocated(p, bytes);
     *out = p;
     return cudaSuccess;
 }
@@ -2455,6 +2472,7 @@ cudaError_t cudaFree(void *p) {
     if (hi > lo + 16 * (word)HUGE) madvise((void *)lo, hi - lo, MADV_DONTNEED);
     G.in_use -= i->second.bytes;
     live().erase(i);
+    if (executor) executor->freed(p);
     return fail(G.sticky);
 }
 
@@ -2469,6 +2487,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned int) {
     fill_bytes(p, bytes);
     pinned()[(word)p] = bytes;
     G.pinned_in_use += bytes;
+    if (executor) executor->allocated(p, bytes), executor->written(p, bytes);
     *out = p;
     return cudaSuccess;
 }
@@ -2490,6 +2509,7 @@ cudaError_t cudaFreeHost(void *p) {
     }
     G.pinned_in_use -= i->second;
     pinned().erase(i);
+    if (executor) executor->freed(p);
     free(p);
     return fail(G.sticky);
 }
@@ -2580,6 +2600,7 @@ static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const v
         deliver();
         for (size_t i = 0; i < height; i++)
             memmove((char *)dst + i * dpitch, (const char *)src + i * spitch, width);
+        wrote(dst, dpitch, width, height);
     });
     if (blocking) check_after_kernels();
     return cudaSuccess;
@@ -2625,6 +2646,7 @@ static cudaError_t set_rows(const char *call, void *p, size_t pitch, int value, 
     return submit_work(s, "a memset", [=] {
         deliver();
         for (size_t i = 0; i < height; i++) memset((char *)p + i * pitch, value, width);
+        wrote(p, pitch, width, height);
     });
 }
 
@@ -2685,6 +2707,18 @@ cudaError_t cuda_host_occupancy(int *blocks, int threads, size_t smem) {
     *blocks = std::min(std::min(by_threads, by_registers), by_shared);
     if (threads > MAX_THREADS || smem > (size_t)SHARED_MAX) *blocks = 0;
     return cudaSuccess;
+}
+
+void cuda_host_execute_by(const cuda_host_executor *e) {
+    executor = e;
+}
+
+void cuda_host_report(const char *text) {
+    report("%s", text);
+}
+
+void cuda_host_add_mmas(long n) {
+    G.mmas += n;
 }
 
 extern "C" {
@@ -2982,6 +3016,12 @@ static size_t lt_extent(const lt_layout &l) {
            * lt_size(l.type);
 }
 
+/* The auxiliary matrix: elements for GELU, bits for ReLU. */
+static size_t lt_aux_bytes(const lt_desc &d, const lt_layout &D) {
+    size_t count = (size_t)((D.batch - 1) * d.aux_stride + (D.cols - 1) * d.aux_ld + D.rows);
+    return d.epilogue & (EPI_GELU | EPI_DGELU) ? count * lt_size(D.type) : (count + 7) / 8;
+}
+
 static cublasStatus_t lt_check_layout(const lt_layout &l, int batch) {
     if (l.magic != MAGIC_LAYOUT || l.batch < 1) return CUBLAS_STATUS_INVALID_VALUE;
     if (!lt_size(l.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -3125,6 +3165,7 @@ struct lt_call {
     void bias_gradient(const lt_operand &x, const lt_operand &y, const lt_result &r,
                        size_t q) const;
     void run(void) const;
+    void tell_executor(void) const;
 };
 
 void lt_call::load_c(const lt_result &r) const {
@@ -3236,6 +3277,22 @@ void lt_call::run(void) const {
         bias_gradient(x, y, r, q);
     }
     if (!f32) store_d(r);
+    tell_executor();
+}
+
+/* Informs the executor of all that the call has written. */
+void lt_call::tell_executor(void) const {
+    size_t each = lt_size(D.type), bias = lt_size(lt_bias_type(d, D));
+    for (size_t q = 0; q < (size_t)D.batch; q++) {
+        wrote((const char *)out + q * (size_t)D.stride * each, (size_t)D.ld * each,
+              lt_length(D) * each, lt_lines(D));
+        if (d.epilogue & EPI_BGRAD)
+            wrote((const char *)d.bias + q * (size_t)d.bias_stride * bias, 0,
+                  (size_t)D.rows * bias, 1);
+    }
+    if (d.epilogue & EPI_BGRADA) wrote(d.bias, 0, (size_t)D.rows * bias, 1);
+    if (d.epilogue & EPI_BGRADB) wrote(d.bias, 0, (size_t)D.cols * bias, 1);
+    if (d.epilogue & EPI_AUX) wrote(d.aux, 0, lt_aux_bytes(d, D), 1);
 }
 
 extern "C" {
@@ -3477,17 +3534,14 @@ static bool lt_memory_ok(const lt_call &call, const void *workspace, size_t work
     uint32_t e = d.epilogue;
     size_t rows = (size_t)call.D.rows, cols = (size_t)call.D.cols, batch = (size_t)call.D.batch;
     size_t bias_count = (batch - 1) * (size_t)d.bias_stride + (e & EPI_BGRADB ? cols : rows);
-    size_t aux_count =
-        (batch - 1) * (size_t)d.aux_stride + (cols - 1) * (size_t)d.aux_ld + rows;
-    size_t aux_bytes =
-        e & (EPI_GELU | EPI_DGELU) ? aux_count * lt_size(call.D.type) : (aux_count + 7) / 8;
     bool ok = lt_in_device("A", call.a, lt_extent(call.A));
     ok = lt_in_device("B", call.b, lt_extent(call.B)) && ok;
     ok = lt_in_device("D", call.out, lt_extent(call.D)) && ok;
     if (call.beta != 0) ok = lt_in_device("C", call.c, lt_extent(call.C)) && ok;
     if (lt_has_bias(e))
         ok = lt_in_device("the bias", d.bias, bias_count * lt_size(lt_bias_type(d, call.D))) && ok;
-    if (lt_has_aux(e)) ok = lt_in_device("the auxiliary matrix", d.aux, aux_bytes) && ok;
+    if (lt_has_aux(e))
+        ok = lt_in_device("the auxiliary matrix", d.aux, lt_aux_bytes(d, call.D)) && ok;
     if (workspace && workspace_bytes)
         ok = lt_in_device("the workspace", workspace, workspace_bytes) && ok;
     return ok;
@@ -3761,6 +3815,7 @@ struct exchange {
             reduce_ranks((double *)(void *)to + at, m->part[0], n, c->ranks, k.op);
         else if (receives)
             reduce_ranks((float *)(void *)to + at, m->part[0], n, c->ranks, k.op);
+        if (receives) wrote(to + at * each, 0, n * each, 1);
         m->rank[c->rank].taken.store(part, std::memory_order_release);
         c->parts = part;
         published = false;
@@ -3786,6 +3841,7 @@ struct exchange {
             if (box.bytes != k.count - at)
                 report("ncclRecv of %zu bytes meets ncclSend of %zu", k.count - at, box.bytes);
             memcpy(to + at, c->m->message[a][b], n);
+            wrote(to + at, 0, n, 1);
             box.taken.store(taken + 1, std::memory_order_release);
         }
         at += n;

@@ -965,7 +965,28 @@ struct cuda_host_kernel {
 
     virtual void call() const = 0;               /* runs one thread */
     virtual cuda_host_kernel *clone() const = 0; /* copies the launch into a graph */
+    /* Stores a pointer to each argument and its size, at most 64, and returns how many
+       there are. */
+    virtual size_t arguments(const void **p, size_t *bytes) const = 0;
 };
+
+/* Runs kernels in place of the host's code: see tests/ptx_host. */
+struct cuda_host_executor {
+    /* Runs a launch. Returns 0 if the host's code must run it. The orders are those of
+       cuda_host_order. */
+    int (*run)(const cuda_host_kernel &k, int block_order, uint64_t seed);
+    void (*allocated)(void *p, size_t bytes); /* device and page-locked memory */
+    void (*freed)(void *p);
+    /* a copy, a memset, a matmul or an exchange has written device memory */
+    void (*written)(const void *p, size_t bytes);
+};
+
+/* Must be called before the first allocation. The executor is not copied. */
+void cuda_host_execute_by(const cuda_host_executor *e);
+/* For the executor: counts and prints a violation, as the host's own checks do. */
+void cuda_host_report(const char *text);
+/* For the executor: adds to the number of mma instructions. */
+void cuda_host_add_mmas(long n);
 
 void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream);
 /* Reports an argument that points to host memory. exact is 1 for a pointer, and 0 for
@@ -988,6 +1009,14 @@ template <class... P> struct cuda_host_bound : cuda_host_kernel {
 
     cuda_host_kernel *clone() const override {
         return new cuda_host_bound(*this);
+    }
+
+    size_t arguments(const void **p, size_t *bytes) const override {
+        static_assert(sizeof...(P) <= 64, "too many arguments");
+        size_t n = 0;
+        std::apply(
+            [&](const auto &...v) { ((p[n] = &v, bytes[n] = sizeof v, n++), ...); }, args);
+        return n;
     }
 };
 
