@@ -139,6 +139,7 @@
 #include "train/lm_errors.h"
 #include "train/lm_results.h"
 #include "train/lm_context.h"
+#include "train/lm_model.h"
 #include "train/lm_text.h"
 #include "train/lm_sizes.h"
 #include "train/lm_checkpoint.h"

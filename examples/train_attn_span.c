@@ -352,18 +352,10 @@ static int report_error(tr_lm *t) {
     return tr_lm_why_in(t, "stx_span_create: ", words);
 }
 
-/* Sets d->literal; all other fields of d must be set. If --literal excludes names
-   ("all,no-eps"), the result depends on which flags apply to the model, which only the
-   library knows. A model is then created in a dry context, and its desc is read. */
-static int choose_literal(tr_lm *t, stx_span_desc *d) {
-    stx_ctx *x;
-    stx_span *m;
-    d->literal = (unsigned)tr_set_given(opt.literal);
-    if (!tr_set_removed(opt.literal)) return 1;
-    x = tr_lm_dry_context();
-    m = stx_span_create(x, d);
-    /* frees x */
-    return tr_lm_literal(t, opt.literal, x, m ? &m->desc.literal : NULL, &d->literal);
+/* Creates the model in x and returns the forms of --literal that apply to it. */
+static const unsigned *literal_in(stx_ctx *x, const void *desc) {
+    const stx_span *m = stx_span_create(x, (const stx_span_desc *)desc);
+    return m ? &m->desc.literal : NULL;
 }
 
 /* Fills in r->desc from the options. Returns 0 and sets an error if the cutoffs are
@@ -391,7 +383,8 @@ static int describe(run *r, size_t vocab) {
     d->adapt_io = opt.adapt_io;
     d->adapt_io_tied = opt.adapt_io_tied;
     d->divval = opt.adapt_io_divval;
-    return tr_lm_cutoffs(&r->t, d->cutoff, &d->cutoffs) && choose_literal(&r->t, d);
+    return tr_lm_cutoffs(&r->t, d->cutoff, &d->cutoffs)
+           && tr_lm_choose_literal(&r->t, opt.literal, &d->literal, d, literal_in);
 }
 
 /* Returns the number of parameters, or sets an error and returns 0. */

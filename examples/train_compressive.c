@@ -622,17 +622,10 @@ static double dropout(double own) {
     return own == 0 ? opt.dropout : own;
 }
 
-/* Sets d->literal; all other fields of d must be set. Only the library knows which
-   forms apply to the model, so a model is created in a dry context and its desc is
-   read. */
-static int choose_literal(tr_lm *t, stx_comp_desc *d) {
-    stx_ctx *x;
-    stx_comp *m;
-    d->literal = (unsigned)tr_set_given(opt.literal);
-    if (!tr_set_removed(opt.literal)) return 1;
-    x = tr_lm_dry_context();
-    m = stx_comp_create(x, d);
-    return tr_lm_literal(t, opt.literal, x, m ? &m->desc.literal : NULL, &d->literal);
+/* Creates the model in x and returns the forms of --literal that apply to it. */
+static const unsigned *literal_in(stx_ctx *x, const void *desc) {
+    const stx_comp *m = stx_comp_create(x, (const stx_comp_desc *)desc);
+    return m ? &m->desc.literal : NULL;
 }
 
 /* Fills in r->desc from the options. Returns 0 and sets an error if a list is invalid or
@@ -674,7 +667,8 @@ static int describe(run *r, size_t vocab) {
     d->ff_dropout = dropout(opt.ff_dropout);
     if (!read_memory_layers(r) || !read_dilations(r)) return 0;
     if (!per_layer(&r->t, "mems", opt.mems, r->mems, &d->mems)) return 0;
-    return per_layer(&r->t, "cmems", opt.cmems, r->cmems, &d->cmems) && choose_literal(&r->t, d);
+    return per_layer(&r->t, "cmems", opt.cmems, r->cmems, &d->cmems)
+           && tr_lm_choose_literal(&r->t, opt.literal, &d->literal, d, literal_in);
 }
 
 /* Returns the number of parameters, or sets an error and returns 0. */

@@ -433,17 +433,10 @@ static int describe_projs(run *r) {
     return 1;
 }
 
-/* Sets d->literal; all other fields of d must be set. Only the library knows which
-   forms apply to the model, so a model is created in a dry context and its desc is
-   read. */
-static int choose_literal(tr_lm *t, stx_sru_lm_desc *d) {
-    stx_ctx *x;
-    stx_sru_lm *m;
-    d->sru.literal = (unsigned)tr_set_given(opt.literal);
-    if (!tr_set_removed(opt.literal)) return 1;
-    x = tr_lm_dry_context();
-    m = stx_sru_lm_create(x, d);
-    return tr_lm_literal(t, opt.literal, x, m ? &m->sru->desc.literal : NULL, &d->sru.literal);
+/* Creates the model in x and returns the forms of --literal that apply to it. */
+static const unsigned *literal_in(stx_ctx *x, const void *desc) {
+    const stx_sru_lm *m = stx_sru_lm_create(x, (const stx_sru_lm_desc *)desc);
+    return m ? &m->sru->desc.literal : NULL;
 }
 
 /* Fills in r->desc from the options. Returns 0 and sets an error if the cutoffs are
@@ -492,7 +485,7 @@ static int describe(run *r, size_t vocab) {
     }
     if (!tr_lm_cutoffs(&r->t, d->cutoff, &d->cutoffs)) return 0;
     if (!opt.adapt_io) d->cutoffs = 0;
-    return choose_literal(&r->t, d);
+    return tr_lm_choose_literal(&r->t, opt.literal, &d->sru.literal, d, literal_in);
 }
 
 /* Returns the number of parameters, or sets an error and returns 0. */

@@ -26,18 +26,24 @@ enum { TR_AUTO, TR_BPC, TR_PPL, TR_WORD_PPL };                      /* tr_lm_opt
 enum { TR_PASS_RANK0, TR_PASS_SHARED, TR_PASS_EACH };               /* tr_lm.share_pass */
 enum { TR_BY_FILE, TR_BY_LINES, TR_BY_TEXTS, TR_BY_TOKENS };        /* tr_lm_opt.score_by */
 
-/* Options that all trainers share. */
+/* Options that all trainers share. The rows of some of them differ: each trainer's table
+   contains its own rows of the options below "in the trainer's words". */
 typedef struct {
     const char *data, *pieces, *checkpoint, *init_from, *score, *best;
     const char *log, *tensorboard, *out, *prompt, *stop;
     int         tokens, join_lines, reading, unit, score_by;
     int         eval_only, no_train, threads, precision, weights, device, tf32, no_graph, tune;
     int         dry_run, list_presets, version, keep_best, interactive, shard, recompute;
-    uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks;
+    uint64_t    min_count, eval_batch_sz, eval_every, eval_blocks;
     uint64_t    save_every, log_every, gpu, vocab, generate, top_k;
     uint64_t    update_every, update_after, random_segments;
     uint64_t    sample_every, sample_prime, sample_length, repetition_window;
     double      max_memory, temperature, top_p, repetition_penalty;
+
+    /* in the trainer's words */
+    uint64_t    seed, steps, batch_sz, batch_split, block_sz, lr_warmup;
+    int         optim, schedule;
+    double      lr, lr_start, lr_min, momentum, weight_decay, grad_clip;
 } tr_lm_opt;
 
 /* The first part of every trainer's defaults. */
@@ -78,6 +84,12 @@ typedef struct {
     TR_SIZE("random-segments", TR_FIXED, &(o).random_segments, 0, 1u << 20, \
         "read segments of this many blocks from random positions of the text, each starting with " \
         "an empty memory; 0: read the whole text in parallel streams")
+
+/* Options for the size of a batch. */
+#define TR_LM_BATCH(o) \
+    TR_SIZE("batch-sz", TR_FIXED, &(o).batch_sz, 1, 1u << 30, "number of parallel text streams"), \
+    TR_SIZE("batch-split", TR_FIXED, &(o).batch_split, 1, 1u << 30, \
+        "process the batch in this many parts, to save memory")
 
 /* Options for running and saving. The strings `zero` and `whole` complete the help:
    `zero` says what an interval of 0 steps between saves or evaluations means, and

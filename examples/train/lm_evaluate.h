@@ -161,12 +161,17 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scor
     return 1;
 }
 
+/* Returns the number of streams in an evaluation, before tr_lm_fit reduces it. */
+TR_DEF size_t tr_lm_eval_batch(const tr_lm *t) {
+    if (t->opt->eval_batch_sz) return (size_t)t->opt->eval_batch_sz;
+    return (size_t)(tr_lm_number(t, "batch-sz", 1) / tr_lm_number(t, "batch-split", 1));
+}
+
 /* Returns the mean loss over text `part` (0, 1, 2: training, validation, test), as
    computed by tr_lm_pass. */
 TR_DEF double tr_lm_nll(tr_lm *t, int part, uint64_t blocks, tr_lm_scored *scored) {
-    size_t B = (size_t)t->opt->eval_batch_sz, T = t->eval_block;
+    size_t B = tr_lm_eval_batch(t), T = t->eval_block;
     double nll;
-    if (!B) B = (size_t)(tr_lm_number(t, "batch-sz", 1) / tr_lm_number(t, "batch-split", 1));
     tr_lm_fit(t->text[part], &B, &T);
     t->share_pass = t->whole_pass ? TR_PASS_EACH : TR_PASS_SHARED;
     nll = tr_lm_pass(t, t->text[part], B, T, blocks, scored);

@@ -13,6 +13,7 @@
 #include "lm_errors.h"
 #include "lm_results.h"
 #include "lm_context.h"
+#include "lm_model.h"
 #include "lm_text.h"
 #include "lm_sizes.h"
 #include "lm_checkpoint.h"
@@ -27,29 +28,6 @@
 
 
 // >>lm: program
-
-/* Returns a dry context. A model that is created in it allocates no memory, but its
-   resolved desc can be read. */
-TR_DEF stx_ctx *tr_lm_dry_context(void) {
-    stx_desc d;
-    memset(&d, 0, sizeof d);
-    d.dry = 1;
-    d.threads = 1;
-    return stx_create(&d);
-}
-
-/* Sets *literal to the forms that --literal selects. `applied` points to the forms that
-   TR_EVERY selects in a model created in x, or is NULL if that model could not be
-   created. Frees x. On error, sets t->err and returns 0. */
-TR_DEF int tr_lm_literal(tr_lm *t, int set, stx_ctx *x, const unsigned *applied,
-                         unsigned *literal) {
-    const int lacks_memory = !x || stx_error_code(x) == STX_ERR_MEMORY;
-    if (applied) *literal = *applied & ~(unsigned)tr_set_removed(set);
-    stx_destroy(x);
-    if (applied || !lacks_memory) return 1;     /* creating the model reports the error */
-    return tr_fail(t->err, TR_ERR,
-                   "--literal: out of memory: cannot determine which forms apply: name them");
-}
 
 /* Returns the number of parameters of the model that the options describe. On error, sets
    t->err and returns 0. */
@@ -226,9 +204,7 @@ TR_DEF int tr_lm_check_useful(tr_lm *t) {
 TR_DEF int tr_lm_check(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
-    if (B % split)
-        return tr_fail(t->err, TR_ERR, "--batch-split: expected a divisor of --batch-sz %llu, got "
-                       "%llu", (unsigned long long)B, (unsigned long long)split);
+    if (!tr_lm_divides(t, "batch-split", "batch-sz")) return 0;
     if (t->training && B / split % (uint64_t)tr_lm_ranks(t))
         return tr_fail(t->err, TR_ERR, "%d ranks cannot share %llu streams (%s) equally: use a "
                        "number of ranks that divides them, or another --batch-sz",
