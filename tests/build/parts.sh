@@ -1,13 +1,14 @@
 #!/bin/sh
-# parts.sh [--graph] - tests the parts in src/, what tools/single.sh makes of them, and the
-# parts of examples/train.h:
+# parts.sh [--graph] - tests the parts in src/, what tools/single.sh makes of them, the parts
+# of examples/train.h, and the parts of trainers, such as those of train_sru.c in
+# examples/sru/:
 #
 #   - seqtx.h and seqtx_cuda.cu are up to date
 #   - a part directly includes each part whose names it uses, and no other (tools/parts.awk)
 #   - no folder uses a folder above it (`may` below), and no parts include each other
 #   - every part compiles alone, in C or, for CUDA, as C++ with tests/cuda_host. With gcc,
 #     src/cuda/common.cuh is precompiled and included first: a third of the time
-#   - no part has more than 800 lines
+#   - no part has more than 800 lines, and no trainer with parts more than 250
 #
 # Then breaks each rule in a copy, which must be detected. --graph only prints the folders,
 # their sizes, and the number of includes from folder to folder.
@@ -34,10 +35,22 @@ cuda_parts() {
 train_parts() {
     sed -n 's|^#include "\(train/.*\.h\)"$|examples/\1|p' "$1/examples/train.h"
 }
+trainer_parts() {       # FILE..: the parts of these trainers
+    sed -n 's|^#include "\([a-z_]*/.*\.h\)"$|examples/\1|p' "$@"
+}
+trainer_facts() {       # their names have no prefix: includes of own parts are not checked
+    for f in examples/train_*.c; do
+        own=$(trainer_parts "$f")
+        [ -z "$own" ] || awk -v prefixes="tr|TR" -f "$root/tools/parts.awk" $(train_parts .) $own |
+            sed -e '/^[a-z]* examples\/train\//d' -e '/includes examples\/train\//b' \
+                -e '/uses nothing/d'
+    done
+}
 facts() {       # DIR: what tools/parts.awk says about its parts
     ( cd "$1" && awk -v may="$may" -f "$root/tools/parts.awk" $(parts .) &&
         awk -v given=src/api/ -f "$root/tools/parts.awk" src/api/*.h $(cuda_parts .) &&
-        awk -v prefixes="tr|TR" -f "$root/tools/parts.awk" $(train_parts .) )
+        awk -v prefixes="tr|TR" -f "$root/tools/parts.awk" $(train_parts .) &&
+        trainer_facts )
 }
 
 check() {       # NAME COMMAND..
@@ -54,10 +67,14 @@ up_to_date() {  # DIR: the generated files equal those of its parts
         cmp "$work/made/seqtx.h" "$1/seqtx.h" &&
         cmp "$work/made/seqtx_cuda.cu" "$1/seqtx_cuda.cu"
 }
+own_folders() {         # the folders of the trainers' parts
+    trainer_parts examples/train_*.c | sed 's|/[^/]*$||' | sort -u
+}
 listed() {      # DIR: every file is a part, so that it is in the generated files
-    { parts "$1"; cuda_parts "$1"; train_parts "$1"; echo src/seqtx.h
-        echo src/cuda/seqtx_cuda.cu; echo examples/train/win.h; } | sort > "$work/a"
-    ( cd "$1" && find src examples/train -type f ) | sort > "$work/b"
+    { parts "$1"; cuda_parts "$1"; train_parts "$1"; trainer_parts "$1"/examples/train_*.c
+        echo src/seqtx.h; echo src/cuda/seqtx_cuda.cu; echo examples/train/win.h; } |
+        sort > "$work/a"
+    ( cd "$1" && find src examples/train $(own_folders) -type f ) | sort > "$work/b"
     diff "$work/a" "$work/b"
 }
 exact() {       # DIR: the includes are exactly what is used, and no arrow goes upwards
@@ -70,10 +87,15 @@ acyclic() {     # DIR
     [ -s "$work/sorted" ] && [ ! -s "$work/cycles" ]
 }
 sizes() {       # DIR: lines and name of each part
-    ( cd "$1" && wc -l $(parts .) $(cuda_parts .) $(train_parts .) ) | sed '/ total$/d'
+    ( cd "$1" && wc -l $(parts .) $(cuda_parts .) $(train_parts .) \
+        $(trainer_parts examples/train_*.c) ) | sed '/ total$/d'
 }
 small() {       # DIR
     sizes "$1" | awk '$1 > 800 { print; bad = 1 } END { exit bad }'
+}
+short() {       # DIR: the trainers that have parts
+    ( cd "$1" && wc -l $(grep -l '^#include "[a-z_]*/' examples/train_*.c) ) |
+        awk '$2 != "total" && $1 > 250 { print; bad = 1 } END { exit bad }'
 }
 alone() {       # DIR PART [FLAG]
     case $2 in
@@ -92,19 +114,19 @@ refused() {     # WHAT COMMAND..: the command must fail and say WHAT
 }
 
 if [ "${1:-}" = --graph ]; then
-    { sizes . | sed 's/^/lines /'; facts .; } | awk '
+    { sizes . | sed 's/^/lines /'; facts .; } | awk -v own="$(own_folders | tr '\n' ' ')" '
         function folder(part,    piece) {
-            if (part ~ /^examples/) return "examples/train"
+            if (part ~ /^examples/) return substr(part, 1, match(part, /\/[^\/]*$/) - 1)
             return split(part, piece, "/") > 2 ? piece[2] : "create.h"
         }
         $1 == "lines" { f = folder($3); lines[f] += $2; count[f]++ }
         $1 == "lines" && $2 > largest[f] { largest[f] = $2 }
         $1 == "edge" && folder($2) != folder($3) { edges[folder($2), folder($3)]++ }
         END {
-            n = split("api core gemm ops train io lm create.h cuda examples/train", name, " ")
+            n = split("api core gemm ops train io lm create.h cuda examples/train " own, name, " ")
             for (i = 1; i <= n; i++) {
                 f = name[i]
-                printf "%-14s %2d parts, %5d lines, at most %3d;  includes", f, count[f],
+                printf "%-18s %2d parts, %5d lines, at most %3d;  includes", f, count[f],
                     lines[f], largest[f]
                 none = 1
                 for (k = 1; k <= n; k++)
@@ -119,15 +141,16 @@ if [ "${1:-}" = --graph ]; then
 fi
 
 check "seqtx.h and seqtx_cuda.cu are made from src/ (if not: make single)" up_to_date "$root"
-check "every file in src/ and examples/train/ is included" listed .
+check "every file in src/, examples/train/ and the folders of trainers is included" listed .
 check "includes are exactly what is used" exact "$root"
 check "no parts include each other" acyclic "$root"
 check "no part has more than 800 lines" small .
+check "no trainer with parts has more than 250 lines" short .
 mkdir "$work/tree" && cp -R src examples seqtx*.h "$work/tree"
 chmod -R u+w "$work/tree"
 CPLUS_INCLUDE_PATH="$root:$root/tests/cuda_host" $cxx -x c++-header src/cuda/common.cuh \
     -o "$work/tree/src/cuda/common.cuh.gch" 2> "$work/log"
-for part in $(parts .) $(cuda_parts .) $(train_parts .); do
+for part in $(parts .) $(cuda_parts .) $(train_parts .) $(trainer_parts examples/train_*.c); do
     check "$part alone" alone "$work/tree" "$part"
 done
 for part in $(grep -l SEQTX_CUDA $(parts .)) src/train/report.h; do
@@ -177,6 +200,15 @@ broken "a part that does not compile alone" src/ops/softmax.h '/^#include/d' \
 broken "a part that is not included" src/seqtx.h '/ops\/mse.h/d' "src/ops/mse.h" listed "$there"
 broken "a long part" src/ops/mse.h '1s/^/\n\n\n\n\n\n\n\n/;s/$/\n\n\n\n\n\n\n\n\n/' \
     "src/ops/mse.h" small "$there"
+
+broken "a trainer's part that lacks an include" examples/sru/checks.h '/lm_results/d' \
+    "uses tr_lm_by_token, but does not include examples/train/lm_results.h" exact "$there"
+broken "a trainer's part with an unused include" examples/sru/checks.h \
+    's|^#include "../train/lm.h"|&\n#include "../train/json.h"|' \
+    "includes examples/train/json.h but uses nothing" exact "$there"
+broken "a trainer's part that is not included" examples/train_sru.c '/checks\.h/d' \
+    "examples/sru/checks.h" listed "$there"
+broken "a long trainer" examples/train_sru.c 's/$/\n/' "examples/train_sru.c" short "$there"
 
 check "an include in a condition: the change" copy src/core/tape.h \
     's|^#include "tensors.h"|#ifdef STX__X\n  #include "tensors.h"\n#endif|'
