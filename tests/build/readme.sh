@@ -247,9 +247,9 @@ check $? "the README's program does not learn: '$loss'"
 # Commands that differ only in the program's name are linked once: in a static library, a
 # function that is used but not defined already causes a warning.
 linked=
-mkdir -p "$build/alone/examples" "$build/flat"
+mkdir -p "$build/alone" "$build/flat"
 cp seqtx*.h "$build/alone"
-cp -R examples/*.[ch] examples/train "$build/alone/examples"
+cp -R examples "$build/alone"
 cp seqtx*.h "$build/flat"
 chmod -R u+w "$build/alone" "$build/flat"
 for f in examples/*.c; do
