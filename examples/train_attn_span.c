@@ -61,22 +61,17 @@ static void step(void *user) {
 static void log_spans(run *r) {
     size_t l, head, heads = opt.span_per_layer ? 1 : (size_t)opt.nheads;
     char text[64];
-    tr_buf list;
-    memset(&list, 0, sizeof list);
-    tr_buf_puts(&list, "[");
+    tr_log_list(&r->t.log, "spans");
     for (l = 0; opt.adapt_span && l < opt.nlayers; l++) {
         for (head = 0; head < heads; head++) {
             double span = stx_span_head_span(r->model, l, head);
             snprintf(text, sizeof text, "%.4g", span);
-            if (list.n > 1) tr_buf_puts(&list, ",");
-            tr_buf_puts(&list, text);
+            tr_log_item(&r->t.log, text);
             snprintf(text, sizeof text, "span/layer_%zu_head_%zu", l + 1, head + 1);
             tr_lm_point(&r->t, text, span);
         }
     }
-    tr_buf_puts(&list, "]");
-    tr_log_json(&r->t.log, "spans", list.oom ? NULL : list.s);
-    tr_buf_free(&list);
+    tr_log_list_end(&r->t.log);
 }
 
 /* Trains until the last step or a signal, and logs, evaluates and saves when due. */

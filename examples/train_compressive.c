@@ -99,22 +99,17 @@ static void read_compression(run *r) {
    TensorBoard curve per layer. */
 static void log_list(run *r, const char *name, const char *curve, int rel_error) {
     char text[64];
-    tr_buf list;
     size_t i;
-    memset(&list, 0, sizeof list);
-    tr_buf_puts(&list, "[");
+    tr_log_list(&r->t.log, name);
     for (i = 0; i < r->reports; i++) {
         const compression *c = &r->reported[i];
         const double value = rel_error ? c->rel_error : c->loss;
         tr_number(text, value);
-        if (i) tr_buf_puts(&list, ",");
-        tr_buf_puts(&list, text);
+        tr_log_item(&r->t.log, text);
         snprintf(text, sizeof text, "compression/%s_layer_%zu", curve, c->layer + 1);
         tr_lm_point(&r->t, text, value);
     }
-    tr_buf_puts(&list, "]");
-    tr_log_json(&r->t.log, name, list.oom ? NULL : list.s);
-    tr_buf_free(&list);
+    tr_log_list_end(&r->t.log);
 }
 
 static void log_compression(run *r) {

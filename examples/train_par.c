@@ -88,7 +88,6 @@ static void log_search(run *r, double tau) {
     double time = (double)NAN;
     char text[64];
     size_t i;
-    tr_buf list;
     if (p && !stx_par_probs(r->model, p)) {
         free(p);
         return;
@@ -97,18 +96,14 @@ static void log_search(run *r, double tau) {
     tr_log_num(&r->t.log, "tau", r->arch ? tau : (double)NAN);
     tr_log_num(&r->t.log, "latency", time);
 
-    memset(&list, 0, sizeof list);
-    tr_buf_puts(&list, "[");
+    tr_log_list(&r->t.log, "pi");
     for (i = 0; p && i < 3 * r->blocks; i++) {
         tr_number(text, p[i]);
-        if (i) tr_buf_puts(&list, ",");
-        tr_buf_puts(&list, text);
+        tr_log_item(&r->t.log, text);
         snprintf(text, sizeof text, "search/%s_block_%zu", branch[i % 3], i / 3 + 1);
         tr_lm_point(&r->t, text, p[i]);
     }
-    tr_buf_puts(&list, "]");
-    tr_log_json(&r->t.log, "pi", list.oom ? NULL : list.s);
-    tr_buf_free(&list);
+    tr_log_list_end(&r->t.log);
     if (p) tr_lm_point(&r->t, "search/tau", tau);
     if (p && time > 0) tr_lm_point(&r->t, "search/latency", time);
     free(p);

@@ -135,6 +135,24 @@ TR_DEF void tr_log_json(tr_log *l, const char *key, const char *json) {
     tr_buf_puts(&l->line, json != NULL ? json : "null");
 }
 
+/* Begins a list of numbers. tr_log_item adds each number, and tr_log_list_end ends the
+   list. */
+TR_DEF void tr_log_list(tr_log *l, const char *key) {
+    if (l->out.fd < 0) return;
+    tr_log_key(l, key);
+    tr_buf_puts(&l->line, "[");
+}
+
+TR_DEF void tr_log_item(tr_log *l, const char *number) {
+    if (l->out.fd < 0) return;
+    if (l->line.n > 0 && l->line.s[l->line.n - 1] != '[') tr_buf_puts(&l->line, ",");
+    tr_buf_puts(&l->line, number);
+}
+
+TR_DEF void tr_log_list_end(tr_log *l) {
+    if (l->out.fd >= 0) tr_buf_puts(&l->line, "]");
+}
+
 TR_DEF void tr_log_begin(tr_log *l, const char *event) {
     l->line.n = 0;
     l->line.oom = 0;

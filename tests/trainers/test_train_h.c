@@ -720,11 +720,20 @@ static void test_log(void) {
     EXPECT(tr_log_open(&log, NULL, TR_KEEP_ALL, err, sizeof err) == 1);
     tr_log_begin(&log, "train");
     tr_log_num(&log, "loss", 1);
+    tr_log_list(&log, "spans");
+    tr_log_item(&log, "1");
+    tr_log_list_end(&log);
     EXPECT(tr_log_end(&log) == 1 && tr_log_close(&log) == 1);
 
     EXPECT(tr_log_open(&log, path, TR_KEEP_ALL, err, sizeof err) == 1);
     tr_log_begin(&log, "config");
     tr_log_json(&log, "options", "{\"step\":999}");
+    tr_log_list(&log, "spans");
+    tr_log_item(&log, "2");
+    tr_log_item(&log, "0.5");
+    tr_log_list_end(&log);
+    tr_log_list(&log, "none");
+    tr_log_list_end(&log);
     EXPECT(tr_log_end(&log) == 1);
     tr_log_begin(&log, "train");
     tr_log_int(&log, "step", 18446744073709551615u);
@@ -733,7 +742,8 @@ static void test_log(void) {
     tr_log_str(&log, "note", "a\nb");
     EXPECT(tr_log_end(&log) == 1);
     SAME(get_file(path, NULL),
-         "{\"event\":\"config\",\"options\":{\"step\":999}}\n"
+         "{\"event\":\"config\",\"options\":{\"step\":999},\"spans\":[2,0.5],"
+         "\"none\":[]}\n"
          "{\"event\":\"train\",\"step\":18446744073709551615,\"loss\":null,\"lr\":0.07,"
          "\"note\":\"a\\nb\"}\n");
     EXPECT(tr_log_close(&log) == 1);
