@@ -111,7 +111,7 @@
    them: w is one-hot in the forward pass, and the backward pass uses the gradient of y.
 
    Latency. cost[k] is the time of branch k on the target machine, and stx_par_total adds
-   the expected time to the loss. To measure the costs, examples/train_par.c alternates
+   the expected time to the loss. To measure the costs, examples/par/timing.h alternates
    between three models of a single block (attention, feed-forward, identity) with full
    memories, and subtracts the identity's median time per step from that of the other two.
 
