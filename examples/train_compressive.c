@@ -184,7 +184,7 @@ static int report_layers(run *r) {
                        "--aux: no layer has a compressed memory to train: check --memory-layers, "
                        "--mem and --cmem");
     if (aux != STX_COMP_AUX_ATTENTION && aux != STX_COMP_AUX_AUTOENCODE) return 1;
-    for (l = 0; l < opt.nlayers && r->reports < (STX_MAX_METRICS - METRIC_AUX) / 2; l++)
+    for (l = 0; l < opt.nlayers && metric_rel_error(r->reports) < STX_MAX_METRICS; l++)
         if (m->layer[l].C) r->reported[r->reports++].layer = l;
     return 1;
 }
