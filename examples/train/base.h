@@ -5,7 +5,7 @@
 #define _POSIX_C_SOURCE 200809L
 #endif
 #if defined(__APPLE__) && !defined(_DARWIN_C_SOURCE)
-/* _POSIX_C_SOURCE alone hides ru_maxrss, _SC_PHYS_PAGES and TIOCGWINSZ on macOS. */
+/* _POSIX_C_SOURCE alone hides _SC_PHYS_PAGES and TIOCGWINSZ on macOS. */
 #define _DARWIN_C_SOURCE
 #endif
 #if defined(_WIN32) && !defined(_FILE_OFFSET_BITS)
@@ -29,7 +29,6 @@
 #include <time.h>
 #ifndef _WIN32
 #include <sys/ioctl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 #endif
 

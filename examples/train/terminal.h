@@ -14,17 +14,6 @@ TR_DEF double tr_seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Returns the peak memory use of this process in bytes, or 0 if it is unknown. */
-TR_DEF uint64_t tr_peak_rss(void) {
-    struct rusage u;
-    if (getrusage(RUSAGE_SELF, &u) != 0 || u.ru_maxrss < 0) return 0;
-#ifdef __APPLE__
-    return (uint64_t)u.ru_maxrss;       /* bytes on macOS, KiB elsewhere */
-#else
-    return (uint64_t)u.ru_maxrss * 1024;
-#endif
-}
-
 
 // >>terminal: one line that is redrawn; plain lines in pipes and files
 
@@ -77,7 +66,6 @@ typedef struct {
     double      lr;
     double      tokens_per_s;
     double      left;           /* in seconds; negative to omit it */
-    const char *extra;          /* ASCII text for the end of the line; may be NULL */
 } tr_progress;
 
 /* Writes a line for a pipe or a file:
@@ -90,15 +78,14 @@ TR_DEF void tr_progress_line(char *out, size_t size, const tr_progress *p) {
     if (p->unit != NULL)
         snprintf(metric, sizeof metric, "  %s %.16s", tr_fixed(text, p->metric, 3), p->unit);
     if (p->left >= 0) snprintf(left, sizeof left, "  left %s", tr_duration(text, p->left));
-    snprintf(out, size, "step %" PRIu64 "%s  loss %s%s  lr %.1e  %s tok/s%s%s%s", p->step, total,
-             tr_fixed(loss, p->loss, 3), metric, p->lr, tr_count(speed, p->tokens_per_s), left,
-             p->extra != NULL ? "  " : "", p->extra != NULL ? p->extra : "");
+    snprintf(out, size, "step %" PRIu64 "%s  loss %s%s  lr %.1e  %s tok/s%s", p->step, total,
+             tr_fixed(loss, p->loss, 3), metric, p->lr, tr_count(speed, p->tokens_per_s), left);
 }
 
 /* Parts of the line for a terminal, from left to right. An empty part is not shown. */
 enum {
     TR_PART_STEP, TR_PART_BAR, TR_PART_DONE, TR_PART_LOSS, TR_PART_BEST, TR_PART_SPEED,
-    TR_PART_LEFT, TR_PART_RATE, TR_PART_EXTRA, TR_PARTS
+    TR_PART_LEFT, TR_PART_RATE, TR_PARTS
 };
 
 typedef char tr_part[96];
@@ -122,7 +109,6 @@ TR_DEF void tr_progress_parts(const tr_progress *p, double share, tr_part part[T
     snprintf(part[TR_PART_SPEED], size, "%s tok/s", tr_count(text, p->tokens_per_s));
     if (p->left >= 0) snprintf(part[TR_PART_LEFT], size, "left %s", tr_duration(text, p->left));
     snprintf(part[TR_PART_RATE], size, "lr %.1e", p->lr);
-    if (p->extra != NULL) snprintf(part[TR_PART_EXTRA], size, "%s", p->extra);
 }
 
 /* Returns the total number of columns of all parts, with two blanks between parts. */
@@ -151,8 +137,7 @@ TR_DEF void tr_progress_bar(tr_part bar, double share, size_t cells) {
    in the order of `first` below. The loss and the percentage are always shown. */
 TR_DEF void tr_progress_live(char *out, size_t size, const tr_progress *p, size_t width) {
     static const int first[] = {
-        TR_PART_EXTRA, TR_PART_RATE, TR_PART_STEP, TR_PART_BAR, TR_PART_SPEED, TR_PART_BEST,
-        TR_PART_LEFT
+        TR_PART_RATE, TR_PART_STEP, TR_PART_BAR, TR_PART_SPEED, TR_PART_BEST, TR_PART_LEFT
     };
     const size_t omitted = sizeof first / sizeof *first;
     tr_part part[TR_PARTS];
@@ -161,7 +146,7 @@ TR_DEF void tr_progress_live(char *out, size_t size, const tr_progress *p, size_
     if (share > 1) share = 1;
     tr_progress_parts(p, share, part);
     for (k = 0;; k++) {
-        size_t more = k < 2 && part[TR_PART_BAR][0] ? 10 : 0;
+        size_t more = k < 1 && part[TR_PART_BAR][0] ? 10 : 0;
         need = tr_progress_width(part);
         if (need + more <= width || k == omitted) break;
         part[first[k]][0] = 0;

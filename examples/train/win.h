@@ -23,8 +23,6 @@
 #define NOGDI                   /* omit wingdi.h: it defines names such as PATTERN */
 #endif
 #include <windows.h>
-#define PSAPI_VERSION 2         /* GetProcessMemoryInfo is in kernel32 */
-#include <psapi.h>
 #include <direct.h>
 #include <io.h>
 #include <process.h>
@@ -271,22 +269,6 @@ TR_WIN int tr_win_clock(int which, struct timespec *t) {
 }
 
 #define clock_gettime tr_win_clock
-
-#define RUSAGE_SELF 0
-
-struct rusage {
-    int64_t ru_maxrss;      /* in KiB */
-};
-
-TR_WIN int tr_win_usage(int who, struct rusage *u) {
-    PROCESS_MEMORY_COUNTERS m;
-    (void)who;
-    if (!GetProcessMemoryInfo(GetCurrentProcess(), &m, sizeof m)) return -1;
-    u->ru_maxrss = (int64_t)(m.PeakWorkingSetSize / 1024);
-    return 0;
-}
-
-#define getrusage tr_win_usage
 
 #define _SC_PHYS_PAGES 0
 #define _SC_PAGESIZE   1

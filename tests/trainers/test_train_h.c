@@ -28,6 +28,7 @@ static int counting_fsync(int fd) {
 #include "../../examples/train.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include "../files.h"
 
@@ -1142,9 +1143,8 @@ static void test_terminal(void) {
     p.left = -1;
     p.steps = 0;
     p.loss = NAN;
-    p.extra = "span 812";
     tr_progress_line(line, sizeof line, &p);
-    SAME(line, "step 1200  loss nan  lr 7.0e-02  12.3k tok/s  span 812");
+    SAME(line, "step 1200  loss nan  lr 7.0e-02  12.3k tok/s");
 
     /* If the output is not a terminal, only plain lines are printed, when they are
        due. */
@@ -1161,8 +1161,8 @@ static void test_terminal(void) {
     tr_term_close(&t);
     fclose(f);
     SAME(get_file(path, NULL),
-         "before\nstep 1200  loss nan  lr 7.0e-02  12.3k tok/s  span 812\nsaved x\n"
-         "step 1200  loss nan  lr 7.0e-02  12.3k tok/s  span 812\n");
+         "before\nstep 1200  loss nan  lr 7.0e-02  12.3k tok/s\nsaved x\n"
+         "step 1200  loss nan  lr 7.0e-02  12.3k tok/s\n");
 
     tr_rate_start(&r, 100);
     EXPECT(tr_rate_left(&r, 10) == -1 && tr_rate_tokens(&r) == 0);
@@ -1182,7 +1182,7 @@ static void test_terminal(void) {
    terminal, the less important parts must be omitted first. */
 static void test_live(void) {
     tr_progress p = progress();
-    char line[512], wide[64];
+    char line[512];
     size_t width, last = 0;
     tr_progress_live(line, sizeof line, &p, 79);
     SAME(line, "step 1200/5000  [====>               ]  24%  1.780 bpb  12.3k tok/s  left 3m12s");
@@ -1211,12 +1211,6 @@ static void test_live(void) {
     p.left = -1;
     p.loss = NAN;
     p.best = NAN;
-    p.extra = "span 812";
-    tr_progress_live(line, sizeof line, &p, 79);
-    SAME(line, "step 5000  loss nan  12.3k tok/s  lr 7.0e-02  span 812");
-    memset(wide, 'x', sizeof wide - 1);
-    wide[sizeof wide - 1] = 0;
-    p.extra = wide;
     tr_progress_live(line, sizeof line, &p, 79);
     SAME(line, "step 5000  loss nan  12.3k tok/s  lr 7.0e-02");
 }
@@ -1610,7 +1604,6 @@ static void test_clock(void) {
     struct timespec nap = {0, 2000000};
     nanosleep(&nap, NULL);
     EXPECT(tr_seconds() - a >= 0.002);
-    EXPECT(tr_peak_rss() > 100000);
 }
 
 int main(int argc, char **argv) {
