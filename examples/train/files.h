@@ -426,11 +426,10 @@ TR_DEF void tr_claim_close(tr_claim *c) {
 TR_DEF int tr_mkdirs(const char *dir, char *err, size_t size) {
     size_t n = strlen(dir), i;
     struct stat st;
-    char *path = (char *)malloc(n + 1);
+    char *path = strdup(dir);
     int why;
     if (path == NULL)
         return tr_fail(err, size, "%s: out of memory: cannot create the directory", dir);
-    memcpy(path, dir, n + 1);
     if (n == 0) {
         free(path);
         return tr_fail(err, size, "expected the name of a directory, got ''");
@@ -545,7 +544,7 @@ TR_DEF int tr_append_open(tr_appender *a, const char *path, int flags, char *err
         return 0;
     }
 
-    a->path = (char *)malloc(strlen(path) + 1);
+    a->path = strdup(path);
     if (a->path == NULL || fstat(a->fd, &st) != 0) {
         tr_fail(err, size, "%s: cannot open for writing: %s", path, strerror(errno));
         close(a->fd);
@@ -554,7 +553,6 @@ TR_DEF int tr_append_open(tr_appender *a, const char *path, int flags, char *err
         a->fd = -1;
         return 0;
     }
-    strcpy(a->path, path);
     a->regular = S_ISREG(st.st_mode);
     a->end = st.st_size;
     return 1;

@@ -6,6 +6,7 @@
 #include "lm_errors.h"
 #include "lm_results.h"
 #include "lm_text.h"
+#include "lm_evaluate.h"
 #include "lm_generate.h"
 
 
@@ -26,18 +27,12 @@ typedef struct tr_scorer {
 
 /* With --score-by file: evaluates the tokens in the block and empties it. */
 TR_DEF int tr_lm_score_block(tr_lm *t, tr_scorer *s) {
-    const size_t n = s->held;
-    const double counted = tr_lm_counted(t, s->out, n);
-    stx_ids *ids, *targets;
-    double nll;
-    if (!n) return stx_ok(t->x);
-    stx_begin(t->x, STX_EVAL);
-    ids = stx_tokens(t->x, s->in, 1, n);
-    targets = stx_tokens(t->x, s->out, 1, n);
-    nll = stx_item(t->x, t->lm.loss(t->lm.model, ids, targets, s->state, s->state));
-    s->tokens += counted;
-    s->nats += nll * (t->mean_of_all ? (double)n : counted);
-    s->in[0] = s->out[n - 1];
+    double v[3];
+    if (!s->held) return stx_ok(t->x);
+    tr_lm_pass_block(t, s->in, s->out, 1, s->held, s->state, v);
+    s->tokens += v[2];
+    s->nats += v[0];
+    s->in[0] = s->out[s->held - 1];
     s->held = 0;
     return stx_ok(t->x);
 }

@@ -68,10 +68,7 @@ TR_DEF int tr_lm_size(tr_lm *t) {
         const tr_opt *p = tr_find_option(t->options, report[i], strlen(report[i]));
         if (!p || p->from > TR_FROM_TEXT) continue;
         tr_value(p, value);
-        tr_buf_puts(&t->sized, " --");
-        tr_buf_puts(&t->sized, report[i]);
-        tr_buf_puts(&t->sized, " ");
-        tr_buf_puts(&t->sized, value);
+        tr_buf_printf(&t->sized, " --%s %s", report[i], value);
     }
     return 1;
 }

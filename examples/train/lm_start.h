@@ -66,11 +66,9 @@ TR_DEF int tr_lm_make_out(tr_lm *t) {
     int exists = stat(dir, &st) == 0;
     if (!tr_mkdirs(dir, why, sizeof why)) return tr_fail(t->err, TR_ERR, "--out %.900s", why);
     if (exists) return 1;
-    t->made_dir = (char *)malloc(strlen(dir) + 1);
-    if (!t->made_dir)
-        return tr_fail(t->err, TR_ERR, "--out: out of memory: cannot store the path");
-    strcpy(t->made_dir, dir);
-    return 1;
+    t->made_dir = strdup(dir);
+    if (t->made_dir) return 1;
+    return tr_fail(t->err, TR_ERR, "--out: out of memory: cannot store the path");
 }
 
 /* Copies --stop to t->stop and decodes its escapes. */
@@ -78,9 +76,8 @@ TR_DEF int tr_lm_stop_text(tr_lm *t) {
     const char *text = t->opt->stop;
     if (!text) return 1;
     if (!*text) return tr_fail(t->err, TR_ERR, "--stop: expected a text, got ''");
-    t->stop = (char *)malloc(strlen(text) + 1);
+    t->stop = strdup(text);
     if (!t->stop) return tr_fail(t->err, TR_ERR, "--stop: out of memory: cannot store the text");
-    strcpy(t->stop, text);
     tr_unescape(t->stop);
     return 1;
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include "base.h"
+#include "buffer.h"
 #include "options.h"
 #include "signals.h"
 #include "lm.h"
@@ -13,7 +14,7 @@
    distinguishes texts of the same length. */
 TR_DEF uint64_t tr_lm_fingerprint(const stx_corpus *c) {
     size_t n = stx_corpus_size(c), step = n / 256 > 256 ? n / 256 : 256, at, i;
-    uint64_t h = 14695981039346656037u;
+    uint64_t h = TR_HASH_BEGIN;
     int32_t piece[256];
     for (at = 0; at < n; at += step) {
         size_t m = n - at < 256 ? n - at : 256;
@@ -169,10 +170,9 @@ TR_DEF int tr_lm_watch_texts(tr_lm *t, const tr_lm_source *from) {
     if (stx_vocab_kind(t->vocab) != STX_TOK_BYTES) return 1;
     for (part = 0; part < 3; part++) {
         if (!t->text[part]) continue;
-        t->file[part] = (char *)malloc(strlen(from->path[part]) + 1);
+        t->file[part] = strdup(from->path[part]);
         if (!t->file[part])
             return tr_fail(t->err, TR_ERR, "out of memory: cannot store the path of a text");
-        strcpy(t->file[part], from->path[part]);
         if (!tr_watch(t->options->program, t->file[part], t->err, TR_ERR)) return 0;
     }
     return 1;

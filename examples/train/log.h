@@ -121,11 +121,9 @@ TR_DEF void tr_log_num(tr_log *l, const char *key, double x) {
 }
 
 TR_DEF void tr_log_int(tr_log *l, const char *key, uint64_t x) {
-    char text[32];
     if (l->out.fd < 0) return;
     tr_log_key(l, key);
-    snprintf(text, sizeof text, "%" PRIu64, x);
-    tr_buf_puts(&l->line, text);
+    tr_buf_printf(&l->line, "%" PRIu64, x);
 }
 
 /* Adds a value that is already JSON, such as the result of tr_options_json. */
