@@ -2102,21 +2102,27 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n);
 
 // >>api: sampling
 
-/* Options for sampling a token from softmax(logits / temperature). */
+/* Options for sampling a token from softmax(logits / temperature). The repetition penalty
+   of CTRL (Keskar et al. 2019, 1909.05858, section 4.1) applies first: it divides the
+   positive logits of the tokens in `recent`, and multiplies the negative ones. */
 typedef struct stx_sampling {
     double temperature;     /* 0: always the most likely token */
     double top_p;           /* keep the smallest set of tokens whose total probability is at
                                least top_p; 0 or 1: all. Applied after top_k */
     size_t top_k;           /* keep the top_k most likely tokens; 0: all */
     uint64_t seed;
+    double repetition_penalty;      /* 0 or 1: off; 1.1 to 1.3 is usual */
+    const int32_t *recent;  /* (recent_count) ids in any order, such as the last 64 tokens; how
+                               often an id occurs does not matter */
+    size_t recent_count;
 } stx_sampling;
 
 /* Samples a token from logits or log-probabilities (V); adding a constant to all of
    them has no effect. The result depends on the arguments only, so pass a different
    counter for each token. If s is NULL, returns the most likely token. work is scratch
-   memory of V elements, not needed at temperature 0. Returns -1 if V is 0, if logits is
-   NULL or contains NaN or +infinity, or if work is NULL and needed. Logits of -infinity
-   have probability 0. */
+   memory of V elements, not needed at temperature 0 without a penalty. Returns -1 if V is
+   0, if logits is NULL or contains NaN or +infinity, if work is NULL and needed, or if an
+   id in s->recent is out of range. Logits of -infinity have probability 0. */
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits,
                            size_t V, stx_real *work);
 
@@ -20624,20 +20630,50 @@ static double stx__sum_from(const stx_real *w, size_t V, stx_real least) {
     return sum;
 }
 
+/* Writes the logits after the repetition penalty to y (V). The penalty depends on the
+   origin of the logits, which are defined only up to a constant; log-probabilities, for
+   example, are all negative. Therefore the mean is subtracted first. (Training leaves the
+   mean of the logits near its initial value of 0, so this hardly changes the logits of a
+   plain output head.) Returns 0 if an id is out of range. */
+static int stx__penalise(const stx_sampling *s, const stx_real *logits, size_t V, stx_real *y) {
+    const double penalty = s->repetition_penalty;
+    double mean = 0, v;
+    size_t i, n = 0;
+    for (i = 0; i < V; i++) {
+        if (!stx__finite((double)logits[i])) continue;
+        mean += (double)logits[i];
+        n++;
+    }
+    if (n) mean /= (double)n;
+    for (i = 0; i < V; i++) y[i] = (stx_real)((double)logits[i] - mean);
+    for (i = 0; i < s->recent_count; i++) {
+        const int32_t id = s->recent[i];
+        if (id < 0 || (size_t)id >= V) return 0;
+        v = (double)logits[id] - mean;
+        if (stx__finite(v)) y[id] = (stx_real)(v > 0 ? v / penalty : v * penalty);
+    }
+    return 1;
+}
+
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits,
                            size_t V, stx_real *work) {
     STX__FP_SCOPE;
     size_t i;
     int32_t token;
-    double sum, u;
+    double sum, u, best;
     uint32_t r[4];
     stx_real least = 0;
     if (!logits || !V || V > INT32_MAX) return -1;
+    if (s && s->recent_count && s->repetition_penalty > 0 && s->repetition_penalty != 1) {
+        if (!work || !stx__penalise(s, logits, V, work)) return -1;
+        logits = work;
+    }
     token = stx__best_token(logits, V);
     if (token < 0 || !s || s->temperature <= 0) return token;
     if (!work) return -1;
+    best = (double)logits[token];
     for (i = 0; i < V; i++)
-        work[i] = (stx_real)exp(((double)logits[i] - (double)logits[token]) / s->temperature);
+        work[i] = (stx_real)exp(((double)logits[i] - best) / s->temperature);
 
     /* top_k and top_p both keep the tokens whose weight reaches a threshold. For top_k,
        the threshold is the k-th largest weight. For top_p, it is the largest threshold

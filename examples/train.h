@@ -132,7 +132,6 @@
 #include "train/terminal.h"
 #include "train/tensorboard.h"
 #include "train/signals.h"
-#include "train/sampling.h"
 
 #ifdef TR_LM
 #include "train/lm.h"

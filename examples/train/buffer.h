@@ -64,6 +64,28 @@ TR_DEF TR_PRINTF(2, 3) void tr_buf_printf(tr_buf *b, const char *fmt, ...) {
     b->n += (size_t)n;
 }
 
+/* Nonzero if the text contains an occurrence of `stop` that ends after the first `seen`
+   bytes. */
+TR_DEF int tr_stops(const tr_buf *text, size_t seen, const char *stop) {
+    size_t k = strlen(stop), at = seen + 1 > k ? seen + 1 - k : 0;
+    for (; k > 0 && at + k <= text->n; at++)
+        if (memcmp(text->s + at, stop, k) == 0) return 1;
+    return 0;
+}
+
+/* Decodes \n, \t and \\ in the value of --stop, in place. */
+TR_DEF void tr_unescape(char *s) {
+    static const char letter[] = "nt\\", meaning[] = "\n\t\\";
+    const char *at;
+    char *out = s;
+    for (; *s; s++) {
+        at = *s == '\\' && s[1] ? strchr(letter, s[1]) : NULL;
+        if (at != NULL) s++;
+        *out++ = at != NULL ? meaning[at - letter] : *s;
+    }
+    *out = 0;
+}
+
 /* Returns the plural ending of a noun for a count of n: "1 layer", "2 layers". */
 TR_DEF const char *tr_s(uint64_t n) {
     return n == 1 ? "" : "s";

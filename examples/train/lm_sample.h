@@ -3,7 +3,6 @@
 #include "buffer.h"
 #include "files.h"
 #include "signals.h"
-#include "sampling.h"
 #include "lm.h"
 
 
@@ -14,9 +13,11 @@
 typedef struct tr_gen {
     void           *gen;
     const stx_real *logits;     /* logits of the next token; NULL: nothing was read yet */
-    tr_recent       recent;     /* recent tokens for --repetition-penalty */
-    double         *penalised;  /* (V) */
-    stx_real       *work;       /* (2,V): logits to draw from, and work space of stx_sample */
+    int32_t        *recent;     /* the last --repetition-window tokens or, with a window of 0,
+                                   each token of the text once */
+    uint64_t        added;      /* number of tokens that were added to `recent` */
+    unsigned char  *seen;       /* (V) 1: the token occurs in the text */
+    stx_real       *work;       /* (V) work space of stx_sample */
     tr_buf          written;    /* for --stop: the text of the current answer so far */
     uint64_t        hash;       /* hash of everything read and written */
     char            end;        /* last byte read or written */
@@ -41,25 +42,24 @@ TR_DEF int tr_gen_check(tr_lm *t, const tr_gen *g) {
 
 TR_DEF void tr_gen_close(tr_lm *t, tr_gen *g) {
     if (g->gen) t->lm.gen_free(g->gen);
-    tr_recent_close(&g->recent);
     tr_buf_free(&g->written);
-    free(g->penalised);
+    free(g->recent);
+    free(g->seen);
     free(g->work);
 }
 
 /* Prepares generation. On failure, sets the context's error and returns 0. tr_gen_close
    must be called in both cases. */
 TR_DEF int tr_gen_open(tr_lm *t, tr_gen *g) {
-    const size_t V = stx_vocab_size(t->vocab);
-    int ok;
+    const size_t V = stx_vocab_size(t->vocab), window = (size_t)t->opt->repetition_window;
     memset(g, 0, sizeof *g);
     g->hash = TR_HASH_BEGIN;
     g->end = '\n';
     g->gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
-    g->penalised = (double *)malloc(V * sizeof *g->penalised);
-    g->work = (stx_real *)malloc(2 * V * sizeof *g->work);
-    ok = tr_recent_open(&g->recent, V, (size_t)t->opt->repetition_window);
-    if (!ok || !g->penalised || !g->work)
+    g->recent = (int32_t *)malloc((window ? window : V) * sizeof *g->recent);
+    g->seen = (unsigned char *)calloc(V, 1);
+    g->work = (stx_real *)malloc(V * sizeof *g->work);
+    if (!g->recent || !g->seen || !g->work)
         stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot sample");
     return g->gen && stx_ok(t->x);
 }
@@ -67,7 +67,8 @@ TR_DEF int tr_gen_open(tr_lm *t, tr_gen *g) {
 /* Resets g to its state before any text was read. */
 TR_DEF void tr_gen_reset(tr_lm *t, tr_gen *g) {
     t->lm.gen_reset(g->gen);
-    tr_recent_clear(&g->recent);
+    memset(g->seen, 0, stx_vocab_size(t->vocab));
+    g->added = 0;
     g->logits = NULL;
     g->written.n = 0;
     g->hash = TR_HASH_BEGIN;
@@ -76,8 +77,14 @@ TR_DEF void tr_gen_reset(tr_lm *t, tr_gen *g) {
 
 /* Feeds tokens to the model. Returns 0 on error. */
 TR_DEF int tr_gen_read(tr_lm *t, tr_gen *g, const int32_t *ids, size_t n) {
+    const uint64_t window = t->opt->repetition_window;
     size_t i;
-    for (i = 0; i < n; i++) tr_recent_add(&g->recent, ids[i]);
+    for (i = 0; i < n; i++) {
+        if (!window && g->seen[ids[i]]) continue;
+        g->seen[ids[i]] = 1;
+        g->recent[window ? g->added % window : g->added] = ids[i];
+        g->added++;
+    }
     g->logits = t->lm.gen_feed(g->gen, ids, n);
     return g->logits != NULL;
 }
@@ -100,23 +107,12 @@ TR_DEF void tr_gen_write(tr_lm *t, tr_gen *g, FILE *to, const int32_t *ids, size
     }
 }
 
-/* Returns the logits to draw from, after --repetition-penalty. */
-TR_DEF const stx_real *tr_gen_logits(tr_lm *t, tr_gen *g) {
-    const size_t V = stx_vocab_size(t->vocab);
-    size_t k;
-    if (t->opt->repetition_penalty == 1) return g->logits;
-    for (k = 0; k < V; k++) g->penalised[k] = (double)g->logits[k];
-    tr_penalise(g->penalised, &g->recent, t->opt->repetition_penalty);
-    for (k = 0; k < V; k++) g->work[k] = (stx_real)g->penalised[k];
-    return g->work;
-}
-
 /* Draws up to n tokens. Each token is immediately written and fed to the model. Ends
    early once the text contains `stop`, which may be NULL. */
 TR_DEF void tr_gen_draw(tr_lm *t, tr_gen *g, uint64_t n, uint64_t seed, FILE *to,
                         const char *stop) {
     const tr_lm_opt *o = t->opt;
-    const size_t V = stx_vocab_size(t->vocab);
+    const uint64_t window = o->repetition_window;
     stx_sampling sampling;
     uint64_t i;
     memset(&sampling, 0, sizeof sampling);
@@ -124,10 +120,14 @@ TR_DEF void tr_gen_draw(tr_lm *t, tr_gen *g, uint64_t n, uint64_t seed, FILE *to
     sampling.top_k = o->top_k;
     sampling.top_p = o->top_p;
     sampling.seed = seed;
+    sampling.repetition_penalty = o->repetition_penalty;
+    sampling.recent = g->recent;
     g->written.n = 0;
     for (i = 0; i < n && g->logits && !g->failed && !tr_stop_requested(); i++) {
         const size_t before = g->written.n;
-        int32_t token = stx_sample(&sampling, i, tr_gen_logits(t, g), V, g->work + V);
+        int32_t token;
+        sampling.recent_count = (size_t)(window && g->added > window ? window : g->added);
+        token = stx_sample(&sampling, i, g->logits, stx_vocab_size(t->vocab), g->work);
         if (token < 0) {
             stx_fail(t->x, STX_ERR_ARG, "cannot sample: the model's output is not finite");
             break;

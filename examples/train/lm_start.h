@@ -10,7 +10,6 @@
 #include "terminal.h"
 #include "tensorboard.h"
 #include "signals.h"
-#include "sampling.h"
 #include "lm.h"
 #include "lm_errors.h"
 #include "lm_text.h"

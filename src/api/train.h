@@ -408,20 +408,26 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n);
 
 // >>api: sampling
 
-/* Options for sampling a token from softmax(logits / temperature). */
+/* Options for sampling a token from softmax(logits / temperature). The repetition penalty
+   of CTRL (Keskar et al. 2019, 1909.05858, section 4.1) applies first: it divides the
+   positive logits of the tokens in `recent`, and multiplies the negative ones. */
 typedef struct stx_sampling {
     double temperature;     /* 0: always the most likely token */
     double top_p;           /* keep the smallest set of tokens whose total probability is at
                                least top_p; 0 or 1: all. Applied after top_k */
     size_t top_k;           /* keep the top_k most likely tokens; 0: all */
     uint64_t seed;
+    double repetition_penalty;      /* 0 or 1: off; 1.1 to 1.3 is usual */
+    const int32_t *recent;  /* (recent_count) ids in any order, such as the last 64 tokens; how
+                               often an id occurs does not matter */
+    size_t recent_count;
 } stx_sampling;
 
 /* Samples a token from logits or log-probabilities (V); adding a constant to all of
    them has no effect. The result depends on the arguments only, so pass a different
    counter for each token. If s is NULL, returns the most likely token. work is scratch
-   memory of V elements, not needed at temperature 0. Returns -1 if V is 0, if logits is
-   NULL or contains NaN or +infinity, or if work is NULL and needed. Logits of -infinity
-   have probability 0. */
+   memory of V elements, not needed at temperature 0 without a penalty. Returns -1 if V is
+   0, if logits is NULL or contains NaN or +infinity, if work is NULL and needed, or if an
+   id in s->recent is out of range. Logits of -infinity have probability 0. */
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits,
                            size_t V, stx_real *work);

@@ -66,20 +66,50 @@ static double stx__sum_from(const stx_real *w, size_t V, stx_real least) {
     return sum;
 }
 
+/* Writes the logits after the repetition penalty to y (V). The penalty depends on the
+   origin of the logits, which are defined only up to a constant; log-probabilities, for
+   example, are all negative. Therefore the mean is subtracted first. (Training leaves the
+   mean of the logits near its initial value of 0, so this hardly changes the logits of a
+   plain output head.) Returns 0 if an id is out of range. */
+static int stx__penalise(const stx_sampling *s, const stx_real *logits, size_t V, stx_real *y) {
+    const double penalty = s->repetition_penalty;
+    double mean = 0, v;
+    size_t i, n = 0;
+    for (i = 0; i < V; i++) {
+        if (!stx__finite((double)logits[i])) continue;
+        mean += (double)logits[i];
+        n++;
+    }
+    if (n) mean /= (double)n;
+    for (i = 0; i < V; i++) y[i] = (stx_real)((double)logits[i] - mean);
+    for (i = 0; i < s->recent_count; i++) {
+        const int32_t id = s->recent[i];
+        if (id < 0 || (size_t)id >= V) return 0;
+        v = (double)logits[id] - mean;
+        if (stx__finite(v)) y[id] = (stx_real)(v > 0 ? v / penalty : v * penalty);
+    }
+    return 1;
+}
+
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits,
                            size_t V, stx_real *work) {
     STX__FP_SCOPE;
     size_t i;
     int32_t token;
-    double sum, u;
+    double sum, u, best;
     uint32_t r[4];
     stx_real least = 0;
     if (!logits || !V || V > INT32_MAX) return -1;
+    if (s && s->recent_count && s->repetition_penalty > 0 && s->repetition_penalty != 1) {
+        if (!work || !stx__penalise(s, logits, V, work)) return -1;
+        logits = work;
+    }
     token = stx__best_token(logits, V);
     if (token < 0 || !s || s->temperature <= 0) return token;
     if (!work) return -1;
+    best = (double)logits[token];
     for (i = 0; i < V; i++)
-        work[i] = (stx_real)exp(((double)logits[i] - (double)logits[token]) / s->temperature);
+        work[i] = (stx_real)exp(((double)logits[i] - best) / s->temperature);
 
     /* top_k and top_p both keep the tokens whose weight reaches a threshold. For top_k,
        the threshold is the k-th largest weight. For top_p, it is the largest threshold

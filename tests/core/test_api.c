@@ -4473,6 +4473,39 @@ static void sampling_arguments(void) {
     }
 }
 
+/* Tests the repetition penalty: 2 for the tokens 0 and 3 turns the logits 4, 2, 0, -2, -4
+   into 2, 2, 0, -4, -4. */
+static void sampling_penalty(void) {
+    static const double shift[] = {0, -100}; /* logits, and log-probabilities */
+    static const double penalised[V7] = {2, 2, 0, -4, -4, -HUGE_VAL, 0};
+    static const int32_t recent[] = {0, 3, 0, 5, 0};
+    stx_sampling s = {.seed = 5, .temperature = 1};
+    stx_real l[V7], work[V7];
+    double p[V7];
+    size_t i, k;
+    for (i = 0; i < V7; i++) p[i] = exp(penalised[i]);
+    s.recent = recent;
+    for (k = 0; k < 2; k++) {
+        static const double before[V7] = {4, 2, 0, -2, -4, -HUGE_VAL, 0};
+        for (i = 0; i < V7; i++) l[i] = (stx_real)(before[i] + shift[k]);
+        s.repetition_penalty = 2;
+        s.recent_count = 5;
+        check_draws("a penalty", &s, l, p);
+        s.temperature = 0;
+        s.repetition_penalty = 3;
+        CHECK(stx_sample(&s, 0, l, V7, work) == 1, "a penalty at temperature 0");
+        s.repetition_penalty = 1;
+        CHECK(stx_sample(&s, 0, l, V7, NULL) == 0, "a penalty of 1");
+        s.repetition_penalty = 3;
+        s.recent_count = 0;
+        CHECK(stx_sample(&s, 0, l, V7, NULL) == 0, "no recent tokens");
+        s.temperature = 1;
+    }
+    s.recent_count = 5;
+    CHECK(stx_sample(&s, 0, l, V7, NULL) == -1, "a penalty without scratch");
+    CHECK(stx_sample(&s, 0, l, 5, work) == -1, "a recent id out of range");
+}
+
 /* A draw must depend only on the seed and the counter. */
 static void sampling_repeats(uint64_t seed) {
     const stx_sampling s = {.temperature = 1, .seed = seed}, t = {.temperature = 1, .seed = 77};
@@ -4495,6 +4528,7 @@ static void sampling(void) {
     sampling_ties();
     sampling_infinite();
     sampling_arguments();
+    sampling_penalty();
     sampling_repeats(0);
     sampling_repeats(5);
 }

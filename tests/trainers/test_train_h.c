@@ -1,5 +1,5 @@
 /* test_train_h.c - tests of examples/train.h: options, JSON, log, files, terminal,
-   TensorBoard files, signals, formats, sampling.
+   TensorBoard files, signals, formats.
 
        cc -std=c99 tests/trainers/test_train_h.c -o test_train_h -lm
 
@@ -1507,44 +1507,7 @@ static void test_signals(void) {
 }
 
 
-// >>sampling: repetition penalty, stop texts, hashes
-
-static void test_penalty(void) {
-    /* The mean of the finite logits is 0. */
-    static const double logits[6] = {4, 2, 0, -2, -4, -HUGE_VAL};
-    tr_recent r;
-    double x[6];
-    size_t i;
-    EXPECT(tr_recent_open(&r, 6, 3));
-    memcpy(x, logits, sizeof x);
-    tr_penalise(x, &r, 2); /* no tokens yet */
-    EXPECT(memcmp(x, logits, sizeof x) == 0);
-    tr_recent_add(&r, 0);
-    tr_recent_add(&r, 3);
-    tr_recent_add(&r, 0);
-    /* 4 / 2 and -2 * 2: a repeated token is penalised only once. */
-    tr_penalise(x, &r, 2);
-    EXPECT(x[0] == 2 && x[1] == 2 && x[2] == 0 && x[3] == -4 && x[4] == -4 && x[5] < -DBL_MAX);
-    /* Log-probabilities, which are all negative, must give the same result. */
-    for (i = 0; i < 6; i++) x[i] = logits[i] - 100;
-    tr_penalise(x, &r, 2);
-    EXPECT(x[0] == 2 && x[1] == 2 && x[2] == 0 && x[3] == -4 && x[4] == -4 && x[5] < -DBL_MAX);
-    tr_recent_add(&r, 2); /* the last three: 3, 0, 2 */
-    EXPECT(r.count[0] == 1 && r.count[3] == 1 && r.count[2] == 1);
-    tr_recent_add(&r, 2); /* 0, 2, 2 */
-    EXPECT(r.count[0] == 1 && r.count[3] == 0 && r.count[2] == 2);
-    tr_recent_add(&r, 5); /* 2, 2, 5 */
-    memcpy(x, logits, sizeof x);
-    tr_penalise(x, &r, 4);
-    EXPECT(x[0] == 4 && x[3] == -2 && x[2] == 0 && x[5] < -DBL_MAX);
-    tr_recent_clear(&r);
-    EXPECT(r.count[2] == 0 && r.n == 0);
-    tr_recent_close(&r);
-    EXPECT(tr_recent_open(&r, 6, 0)); /* a window of 0 counts all tokens */
-    for (i = 0; i < 1000; i++) tr_recent_add(&r, (int32_t)(i % 2));
-    EXPECT(r.count[0] == 500 && r.count[1] == 500 && r.count[2] == 0);
-    tr_recent_close(&r);
-}
+// >>stop texts, hashes, names
 
 static void test_stops(void) {
     tr_buf b;
@@ -1639,7 +1602,6 @@ int main(int argc, char **argv) {
     test_board(argc > 2 && strcmp(argv[1], "--keep") == 0 ? argv[2] : NULL);
     test_signals();
     test_clock();
-    test_penalty();
     test_stops();
     test_names();
     test_only();
