@@ -128,39 +128,14 @@ static double so_far(const run *r) {
     return n ? row_of(&r->train, n - 1)[SECONDS] : 0;
 }
 
-/* Iterates over the members of a JSON object that tr_json_find has checked. */
-typedef struct member {
-    const char *p, *key, *value;
-    size_t n;
-} member;
-
-static int next_member(member *m) {
-    const char *p = tr_json_blank(m->p);
-    if (*p == '{' || *p == ',') p = tr_json_blank(p + 1);
-    if (*p != '"') return 0;
-    m->key = p + 1;
-    p = tr_json_past_string(p);
-    if (!p) return 0;
-    m->n = (size_t)(p - 1 - m->key);
-    p = tr_json_blank(p);
-    if (*p != ':') return 0;
-    m->value = tr_json_blank(p + 1);
-    m->p = tr_json_past_value(m->value);
-    return m->p != NULL;
-}
-
-static int is_key(const member *m, const char *key) {
-    return strlen(key) == m->n && memcmp(m->key, key, m->n) == 0;
-}
-
-static double number_of(const member *m) {
+static double number_of(const tr_json_member *m) {
     double x;
     return svg_read(m->value, &x) == m->p ? x : (double)NAN;
 }
 
 /* Copies a string to `out` without its quotes, and truncates it to fit. Does not decode
    escapes. */
-static void text_of(const member *m, char *out, size_t size) {
+static void text_of(const tr_json_member *m, char *out, size_t size) {
     size_t n = *m->value == '"' ? (size_t)(m->p - m->value) - 2 : 0;
     if (n >= size) n = size - 1;
     memcpy(out, m->value + 1, n);
@@ -170,26 +145,26 @@ static void text_of(const member *m, char *out, size_t size) {
 static void configure(run *r, const char *config) {
     double batch = 0, block = 0, updates = 1;
     char word[40] = "", cell[40] = "";
-    member m = {config, NULL, NULL, 0};
+    tr_json_member m = {config, NULL, NULL, 0};
     int cmem = 0, span = 0;
-    while (next_member(&m)) {
-        if (is_key(&m, "batch-sz"))
+    while (tr_json_next(&m) > 0) {
+        if (tr_json_is_key(&m, "batch-sz"))
             batch = number_of(&m);
-        else if (is_key(&m, "block-sz"))
+        else if (tr_json_is_key(&m, "block-sz"))
             block = number_of(&m);
-        else if (is_key(&m, "update-param-freq"))
+        else if (tr_json_is_key(&m, "update-param-freq"))
             updates = number_of(&m);
-        else if (is_key(&m, "nlayers"))
+        else if (tr_json_is_key(&m, "nlayers"))
             r->layers = number_of(&m) > 0 && number_of(&m) < 1e6 ? (size_t)number_of(&m) : 0;
-        else if (is_key(&m, "memory-layers"))
+        else if (tr_json_is_key(&m, "memory-layers"))
             text_of(&m, r->memories, sizeof r->memories);
-        else if (is_key(&m, "pattern"))
+        else if (tr_json_is_key(&m, "pattern"))
             text_of(&m, word, sizeof word);
-        else if (is_key(&m, "cell"))
+        else if (tr_json_is_key(&m, "cell"))
             text_of(&m, cell, sizeof cell);
-        else if (is_key(&m, "cmem"))
+        else if (tr_json_is_key(&m, "cmem"))
             cmem = 1;
-        else if (is_key(&m, "adapt-span"))
+        else if (tr_json_is_key(&m, "adapt-span"))
             span = *m.value == 't' ? 2 : 1;
     }
     r->per_step = batch * block * updates > 0 ? batch * block * updates : 0;
@@ -244,26 +219,26 @@ static int start_run(runs *all) {
 
 /* Reads a line into *c, and the options and the number of parameters into *r. */
 static void read_record(run *r, const char *line, record *c) {
-    member m = {line, NULL, NULL, 0};
+    tr_json_member m = {line, NULL, NULL, 0};
     int k;
     for (k = 0; k < COLUMNS; k++) c->v[k] = (double)NAN;
     for (k = 0; k < UNITS; k++) c->metric[k] = (double)NAN;
-    while (next_member(&m)) {
-        if (is_key(&m, "config") && *m.value == '{')
+    while (tr_json_next(&m) > 0) {
+        if (tr_json_is_key(&m, "config") && *m.value == '{')
             configure(r, m.value);
-        else if (is_key(&m, "params"))
+        else if (tr_json_is_key(&m, "params"))
             r->params = number_of(&m);
-        else if (is_key(&m, "split"))
+        else if (tr_json_is_key(&m, "split"))
             text_of(&m, c->split, sizeof c->split);
         for (k = 0; k < UNITS; k++)
-            if (is_key(&m, unit[k].key)) {
+            if (tr_json_is_key(&m, unit[k].key)) {
                 c->metric[k] = number_of(&m);
                 c->there[k] = 1;
             }
         for (k = 0; k < COLUMNS; k++)
-            if (column[k] && is_key(&m, column[k])) c->v[k] = number_of(&m);
+            if (column[k] && tr_json_is_key(&m, column[k])) c->v[k] = number_of(&m);
         for (k = 0; k < LISTS; k++)
-            if (is_key(&m, list_name[k])) c->list[k] = m.value;
+            if (tr_json_is_key(&m, list_name[k])) c->list[k] = m.value;
     }
     if (!(c->v[SECONDS] >= 0 && c->v[SECONDS] < 1e12)) c->v[SECONDS] = (double)NAN;
 }

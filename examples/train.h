@@ -3,7 +3,8 @@
 
    The training loop is not here: each train_*.c contains its own. The parts can be used
    in other programs. Only train/lm_*.h depend on seqtx.h; they are included only if
-   TR_LM is defined.
+   TR_LM is defined. The others must work without the library's code, as in plot.c.
+   Therefore buffer.h, json.h and files.h have their own UTF-8, JSON and tr_replace.
 
    Use:      #include "train.h"     before all other includes, or define _POSIX_C_SOURCE
                                     as 200809L yourself

@@ -23,21 +23,14 @@ TR_DEF void tr_number(char out[32], double x) {
    in RFC 3629, overlong forms and surrogates are invalid. s must be zero-terminated:
    no continuation byte is zero, so nothing is read beyond the end. */
 TR_DEF size_t tr_utf8(const unsigned char *s) {
+    size_t n = 1 + (size_t)(s[0] >= 0xC2) + (s[0] >= 0xE0) + (s[0] >= 0xF0), i;
     if (s[0] < 0x80) return 1;
-    if (s[0] >= 0xC2 && s[0] <= 0xDF) return (s[1] & 0xC0) == 0x80 ? 2 : 0;
-    if (s[0] >= 0xE0 && s[0] <= 0xEF) {
-        if ((s[1] & 0xC0) != 0x80 || (s[2] & 0xC0) != 0x80) return 0;
-        if (s[0] == 0xE0 && s[1] < 0xA0) return 0;
-        if (s[0] == 0xED && s[1] > 0x9F) return 0;
-        return 3;
-    }
-    if (s[0] >= 0xF0 && s[0] <= 0xF4) {
-        if ((s[1] & 0xC0) != 0x80 || (s[2] & 0xC0) != 0x80 || (s[3] & 0xC0) != 0x80) return 0;
-        if (s[0] == 0xF0 && s[1] < 0x90) return 0;
-        if (s[0] == 0xF4 && s[1] > 0x8F) return 0;
-        return 4;
-    }
-    return 0;
+    if (n == 1 || s[0] > 0xF4) return 0;
+    for (i = 1; i < n; i++)
+        if ((s[i] & 0xC0) != 0x80) return 0;
+    if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F)) return 0;
+    if ((s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F)) return 0;
+    return n;
 }
 
 /* Appends text as a quoted JSON string, or null if text is NULL. A path can contain
@@ -120,21 +113,11 @@ TR_DEF int tr_json_hex4(const char *p, unsigned long *out) {
 
 /* Encodes the code point c as UTF-8 in `out` and returns the length in bytes. */
 TR_DEF size_t tr_utf8_encode(unsigned long c, char out[4]) {
-    size_t len = 1, i;
-    if (c < 0x80) {
-        out[0] = (char)c;
-    } else if (c < 0x800) {
-        out[0] = (char)(0xC0 | (c >> 6));
-        len = 2;
-    } else if (c < 0x10000) {
-        out[0] = (char)(0xE0 | (c >> 12));
-        len = 3;
-    } else {
-        out[0] = (char)(0xF0 | (c >> 18));
-        len = 4;
-    }
-    for (i = 1; i < len; i++) out[i] = (char)(0x80 | ((c >> (6 * (len - 1 - i))) & 0x3F));
-    return len;
+    static const unsigned char first[4] = {0, 0xC0, 0xE0, 0xF0};
+    size_t more = (size_t)(c >= 0x80) + (c >= 0x800) + (c >= 0x10000), i;
+    out[0] = (char)(first[more] | c >> 6 * more);
+    for (i = 1; i <= more; i++) out[i] = (char)(0x80 | (c >> 6 * (more - i) & 0x3F));
+    return more + 1;
 }
 
 /* Decodes an escape sequence. p points just after its backslash. Stores the bytes in
@@ -181,43 +164,62 @@ TR_DEF int tr_json_unescape(const char *p, const char *end, char *out, size_t si
     return 1;
 }
 
+/* A member of a JSON object. To iterate over the members, initialise with {object, NULL,
+   NULL, 0} and call tr_json_next. */
+typedef struct {
+    const char *p;              /* position after the value */
+    const char *key, *value;    /* key: its first character, after the quote */
+    size_t      key_len;
+} tr_json_member;
+
+/* Moves to the next member. Returns 1; or 0 after the last member, with m->p after the
+   closing bracket; or -1 if the object is malformed. */
+TR_DEF int tr_json_next(tr_json_member *m) {
+    const char *p = tr_json_blank(m->p);
+    const int first = m->key == NULL;
+    if (first && *p++ != '{') return -1;
+    p = tr_json_blank(p);
+    if (*p == '}') {
+        m->p = p + 1;
+        return 0;
+    }
+    if (!first && *p++ != ',') return -1;
+    p = tr_json_blank(p);
+    if (*p != '"') return -1;
+    m->key = p + 1;
+    p = tr_json_past_string(p);
+    if (p == NULL) return -1;
+    m->key_len = (size_t)(p - 1 - m->key);
+    p = tr_json_blank(p);
+    if (*p != ':') return -1;
+    m->value = tr_json_blank(p + 1);
+    m->p = tr_json_past_value(m->value);
+    return m->p != NULL ? 1 : -1;
+}
+
+TR_DEF int tr_json_is_key(const tr_json_member *m, const char *key) {
+    return strlen(key) == m->key_len && memcmp(m->key, key, m->key_len) == 0;
+}
+
 /* Looks up a key among the top-level members of a JSON object and copies its value to
    out: a string without its quotes and with escapes decoded, any other value as
    written. If a key occurs twice, the first one counts. The whole object is always
    scanned. Returns 1 if the key was found, 0 if it is absent, and -1 if the object is
    malformed or the value does not fit. */
 TR_DEF int tr_json_find(const char *json, const char *key, char *out, size_t size) {
-    const char *p = tr_json_blank(json), *name, *value, *end;
-    size_t key_len = strlen(key);
-    int found = 0;
-    if (*p++ != '{') return -1;
-    p = tr_json_blank(p);
-    if (*p == '}') return *tr_json_blank(p + 1) == 0 ? 0 : -1;
-
-    for (;;) {
-        p = tr_json_blank(p);
-        if (*p != '"') return -1;
-        name = p + 1;
-        end = tr_json_past_string(p);
-        if (end == NULL) return -1;
-        p = tr_json_blank(end);
-        if (*p != ':') return -1;
-        value = tr_json_blank(p + 1);
-        p = tr_json_past_value(value);
-        if (p == NULL) return -1;
-        if (!found && (size_t)(end - 1 - name) == key_len && memcmp(name, key, key_len) == 0) {
-            found = 1;
-            if (*value == '"') {
-                if (!tr_json_unescape(value + 1, p - 1, out, size)) return -1;
-            } else {
-                if ((size_t)(p - value) >= size) return -1;
-                memcpy(out, value, (size_t)(p - value));
-                out[p - value] = 0;
-            }
+    tr_json_member m = {json, NULL, NULL, 0};
+    int found = 0, more;
+    while ((more = tr_json_next(&m)) > 0) {
+        const size_t n = (size_t)(m.p - m.value);
+        if (found || !tr_json_is_key(&m, key)) continue;
+        found = 1;
+        if (*m.value == '"') {
+            if (!tr_json_unescape(m.value + 1, m.p - 1, out, size)) return -1;
+            continue;
         }
-
-        p = tr_json_blank(p);
-        if (*p == '}') return *tr_json_blank(p + 1) == 0 ? found : -1;
-        if (*p++ != ',') return -1;
+        if (n >= size) return -1;
+        memcpy(out, m.value, n);
+        out[n] = 0;
     }
+    return more < 0 || *tr_json_blank(m.p) != 0 ? -1 : found;
 }

@@ -1,7 +1,6 @@
 #pragma once
 #include "base.h"
 #include "buffer.h"
-#include "json.h"
 #include "options.h"
 #include "terminal.h"
 #include "lm.h"
@@ -37,12 +36,13 @@ TR_DEF uint64_t tr_lm_sampling_seed(tr_lm *t) {
 TR_DEF size_t tr_lm_unit_length(const tr_lm *t, const char *text, size_t len) {
     static const char space[] = " \t\r\n\v\f";      /* a zero byte also counts as a space */
     const int kind = stx_vocab_kind(t->vocab);
+    uint32_t c;
     size_t n = 0;
     if (kind == STX_TOK_WORDS)
         while (n < len && !memchr(space, text[n], sizeof space)) n++;
     else if (kind != STX_TOK_BYTES)
-        n = tr_utf8((const unsigned char *)text);
-    return n == 0 || n > len ? 1 : n;
+        n = stx_utf8(text, len, &c);
+    return n == 0 ? 1 : n;
 }
 
 /* Reports up to eight words or characters of a text that were encoded as <unk>. */

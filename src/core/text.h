@@ -87,26 +87,12 @@ STX_DEF size_t stx_utf8(const void *text, size_t n, uint32_t *cp) {
 
 /* Writes code point c to o as UTF-8 and returns its length, 1 to 4. */
 static size_t stx__utf8_put(char *o, uint32_t c) {
-    if (c < 0x80) {
-        o[0] = (char)c;
-        return 1;
-    }
-    if (c < 0x800) {
-        o[0] = (char)(0xC0 | c >> 6);
-        o[1] = (char)(0x80 | (c & 0x3F));
-        return 2;
-    }
-    if (c < 0x10000) {
-        o[0] = (char)(0xE0 | c >> 12);
-        o[1] = (char)(0x80 | (c >> 6 & 0x3F));
-        o[2] = (char)(0x80 | (c & 0x3F));
-        return 3;
-    }
-    o[0] = (char)(0xF0 | c >> 18);
-    o[1] = (char)(0x80 | (c >> 12 & 0x3F));
-    o[2] = (char)(0x80 | (c >> 6 & 0x3F));
-    o[3] = (char)(0x80 | (c & 0x3F));
-    return 4;
+    static const unsigned char first[4] = {0, 0xC0, 0xE0, 0xF0};
+    const size_t more = (size_t)(c >= 0x80) + (c >= 0x800) + (c >= 0x10000);
+    size_t i;
+    o[0] = (char)(first[more] | c >> 6 * more);
+    for (i = 1; i <= more; i++) o[i] = (char)(0x80 | (c >> 6 * (more - i) & 0x3F));
+    return more + 1;
 }
 
 static int stx__utf8_valid(const char *s) {
