@@ -1262,23 +1262,16 @@ static int may_write(const char *path, char **in, size_t n, char err[TR_ERR]) {
     struct stat a, b;
     char first[6] = "";
     size_t i;
-    FILE *f;
     if (strcmp(path, "-") == 0 || stat(path, &a) != 0 || !S_ISREG(a.st_mode)) return 1;
     for (i = 0; i < n; i++)
         if (strcmp(in[i], "-") && stat(in[i], &b) == 0 && a.st_dev == b.st_dev
             && a.st_ino == b.st_ino)
             return tr_fail(err, TR_ERR, "--out: expected a file other than the log, got %.300s",
                            path);
-    f = a.st_size ? fopen(path, "rb") : NULL;
-    if (f) {
-        i = fread(first, 1, 5, f);
-        fclose(f);
-        if (memcmp(first, "<svg", 4) && memcmp(first, "<?xml", 5))
-            return tr_fail(err, TR_ERR,
-                           "--out: expected a new file or an SVG file, got %.300s: choose another "
-                           "name",
-                           path);
-    }
+    if (tr_first_bytes(path, first, 5) && memcmp(first, "<svg", 4) && memcmp(first, "<?xml", 5))
+        return tr_fail(err, TR_ERR,
+                       "--out: expected a new file or an SVG file, got %.300s: choose another name",
+                       path);
     return 1;
 }
 

@@ -103,37 +103,31 @@ TR_DEF char *tr_path_next_to(const char *path, const char *mark) {
    The caller frees it. Returns NULL with errno set on failure. (realpath is not in base
    POSIX.) */
 TR_DEF char *tr_resolve_links(const char *path) {
-    size_t capacity = strlen(path) + 4097, dir;
-    char *here = (char *)malloc(capacity), *next;
-    char link[4096];
+    char link[4096], *here = strdup(path), *next;
+    size_t dir;
     ssize_t n;
-    int hops;
-    if (here == NULL) return NULL;
-    strcpy(here, path);
-    for (hops = 0; hops < 40; hops++) {
-        n = readlink(here, link, sizeof link - 1);
+    int hops = 0, why;
+    while (here != NULL) {
+        n = readlink(here, link, sizeof link);
         if (n < 0 && (errno == EINVAL || errno == ENOENT)) return here;     /* not a link */
-        if (n < 0) {
+        if (n < 0 || ++hops == 40) {
+            why = n < 0 ? errno : ELOOP;
             free(here);
+            errno = why;
             return NULL;
         }
 
         /* a relative target starts from the directory of the link */
-        link[n] = 0;
         dir = link[0] != '/' ? (size_t)(tr_name_of(here) - here) : 0;
-        if (dir + (size_t)n >= capacity) {
-            next = (char *)realloc(here, dir + sizeof link);
-            if (next == NULL) {
-                free(here);
-                return NULL;
-            }
-            here = next;
-            capacity = dir + sizeof link;
+        next = (char *)malloc(dir + (size_t)n + 1);
+        if (next != NULL) {
+            memcpy(next, here, dir);
+            memcpy(next + dir, link, (size_t)n);
+            next[dir + (size_t)n] = 0;
         }
-        memcpy(here + dir, link, (size_t)n + 1);
+        free(here);
+        here = next;
     }
-    free(here);
-    errno = ELOOP;
     return NULL;
 }
 
@@ -420,6 +414,17 @@ TR_DEF void tr_claim_close(tr_claim *c) {
     free(c->path);
     c->path = NULL;
     c->fd = -1;
+}
+
+/* Reads up to `size` bytes from the start of a file. Returns their number, or 0 if the file
+   cannot be read. */
+TR_DEF size_t tr_first_bytes(const char *path, char *out, size_t size) {
+    FILE *f = fopen(path, "rb");
+    size_t n;
+    if (f == NULL) return 0;
+    n = fread(out, 1, size, f);
+    fclose(f);
+    return n;
 }
 
 /* Creates a directory and its missing parents. */

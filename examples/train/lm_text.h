@@ -2,6 +2,7 @@
 #include "base.h"
 #include "buffer.h"
 #include "options.h"
+#include "files.h"
 #include "signals.h"
 #include "lm.h"
 #include "lm_errors.h"
@@ -29,15 +30,10 @@ TR_DEF uint64_t tr_lm_fingerprint(const stx_corpus *c) {
 TR_DEF int tr_lm_check_encoding(tr_lm *t, const char *path) {
     const tr_lm_opt *o = t->opt;
     char first[4096];
-    const char *wide = NULL;
-    FILE *f;
+    const char *wide;
     if (o->tokens > TR_COMPACT || tr_given(t->options, "tokens")) return 1;
     if (t->vocab && !o->init_from) return 1;        /* the run began with this text */
-    f = fopen(path, "rb");
-    if (f) {
-        wide = stx_text_encoding(first, fread(first, 1, sizeof first, f));
-        fclose(f);
-    }
+    wide = stx_text_encoding(first, tr_first_bytes(path, first, sizeof first));
     if (!wide) return 1;
     return tr_fail(t->err, TR_ERR, "--data %.1000s: expected UTF-8, got %s: convert it with "
                    "iconv -f %s -t UTF-8 OLD > NEW, or read its bytes unchanged with --tokens %s",

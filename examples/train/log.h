@@ -77,16 +77,11 @@ TR_DEF int tr_log_here(const char *path, char *err, size_t size) {
     static const char begin[] = "{\"event\":\"";
     char first[sizeof begin - 1];
     struct stat st;
-    FILE *f = NULL;
-    int is;
-    if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0) f = fopen(path, "rb");
-    if (f == NULL) return 1;
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) return 1;
     /* a short file may be the start of a log */
-    is = memcmp(first, begin, fread(first, 1, sizeof first, f)) == 0;
-    fclose(f);
-    return is ? 1
-              : tr_fail(err, size, "--log %s: expected a new file or the log of a run, got a file "
-                        "that is not a log: choose another name", path);
+    if (memcmp(first, begin, tr_first_bytes(path, first, sizeof first)) == 0) return 1;
+    return tr_fail(err, size, "--log %s: expected a new file or the log of a run, got a file that "
+                   "is not a log: choose another name", path);
 }
 
 /* Opens a log for appending. If path is NULL, nothing is logged. resume_step is the
