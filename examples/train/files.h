@@ -416,8 +416,8 @@ TR_DEF void tr_claim_close(tr_claim *c) {
     c->fd = -1;
 }
 
-/* Reads up to `size` bytes from the start of a file. Returns their number, or 0 if the file
-   cannot be read. */
+/* Reads up to `size` bytes from the start of a file. Returns their number, or 0 if the
+   file cannot be read. */
 TR_DEF size_t tr_first_bytes(const char *path, char *out, size_t size) {
     FILE *f = fopen(path, "rb");
     size_t n;
