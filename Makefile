@@ -361,8 +361,8 @@ $(BUILD)/cuda/arch: FORCE | $(BUILD)/cuda
 	@sh tests/cuda/cuda_arch.sh "$(NVCC)" $(CUDA_ARCH)
 	@echo '$(NVCC) $(CUDA_ARCH) $(CUDA_NCCL) $(CUDA_LIBS)' | cmp -s - $@ || \
 		echo '$(NVCC) $(CUDA_ARCH) $(CUDA_NCCL) $(CUDA_LIBS)' > $@
-$(BUILD)/cuda/seqtx_cuda.o: tests/inner/seqtx_cuda.cu tests/inner/inner.h seqtx_cuda.cu $(PARTS:%=%.h) \
-		$(BUILD)/cuda/arch
+$(BUILD)/cuda/seqtx_cuda.o: tests/inner/seqtx_cuda.cu tests/inner/inner.h seqtx_cuda.cu \
+		$(PARTS:%=%.h) $(BUILD)/cuda/arch
 	$(NVCC) -O3 -std=c++17 $(GENCODE) $(CUDA_NCCL) -Xcompiler -Wall,-Wextra -c $< -o $@
 GPU_F32 = $(F32) -DSEQTX_CUDA $(if $(NCCL),-DSEQTX_NCCL)
 $(eval $(call library,gpu,$$(GPU_F32)))

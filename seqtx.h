@@ -2121,8 +2121,8 @@ typedef struct stx_sampling {
    them has no effect. The result depends on the arguments only, so pass a different
    counter for each token. If s is NULL, returns the most likely token. work is scratch
    memory of V elements, not needed at temperature 0 without a penalty. Returns -1 if V is
-   0, if logits is NULL or contains NaN or +infinity, if work is NULL and needed, or if an
-   id in s->recent is out of range. Logits of -infinity have probability 0. */
+   0, if logits is NULL or contains NaN or +infinity, if work is NULL and needed, or if the
+   penalty is on and s->recent is NULL or contains an id out of range. Logits of -infinity have probability 0. */
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits,
                            size_t V, stx_real *work);
 
@@ -20651,7 +20651,7 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
     stx_real least = 0;
     if (!logits || !V || V > INT32_MAX) return -1;
     if (s && s->recent_count && s->repetition_penalty > 0 && s->repetition_penalty != 1) {
-        if (!work || !stx__penalise(s, logits, V, work)) return -1;
+        if (!work || !s->recent || !stx__penalise(s, logits, V, work)) return -1;
         logits = work;
     }
     token = stx__best_token(logits, V);

@@ -36,7 +36,8 @@ for a in "$@"; do
     --help)
         echo "sh bench/run.sh [--record] [options]; --record writes" \
             "bench/results/DATE-MACHINE.md, and -sru.md, -comp.md, -par.md"
-        for f in bench.c bench_sru.c bench_comp.c bench_par.c lm.h cpu.h; do
+        for f in ops/bench.c models/bench_sru.c models/bench_comp.c models/bench_par.c lm.h cpu.h
+        do
             sh bench/usage.sh bench/$f
         done
         exit 0 ;;

@@ -23,9 +23,10 @@ data=${DATA:-$work/demo.txt}
 
 for side in here base; do
     from=.; [ $side = here ] || from=$work/tree
-    for p in bench/bench bench/bench_sru examples/train_attn_span examples/train_sru \
-        examples/train_compressive examples/train_par; do
-        $CC $flags -pthread "$from/$p.c" -o "$work/$side/${p#*/}" -lm
+    for p in bench bench_sru train_attn_span train_sru train_compressive train_par; do
+        # in bench/ or, in later commits, in a folder of it
+        source=$(ls "$from"/bench/$p.c "$from"/bench/*/$p.c "$from"/examples/$p.c 2> /dev/null)
+        $CC $flags -pthread "$source" -o "$work/$side/$p" -lm
     done
 done
 

@@ -189,7 +189,8 @@ run-arm:
 	else sh tests/run.sh --skip arm 'no aarch64-linux-gnu-gcc, or no qemu-aarch64'; fi
 RUNS += $(if $(FULL),platforms)
 run-platforms:
-	@if sh tests/build/platforms.sh --probe; then sh tests/run.sh platforms sh tests/build/platforms.sh; \
+	@if sh tests/build/platforms.sh --probe; then \
+		sh tests/run.sh platforms sh tests/build/platforms.sh; \
 	else sh tests/run.sh --skip platforms 'no clang, MinGW, zig or riscv64-linux-gnu-gcc'; fi
 RUNS += convert
 run-convert: $(TRAINERS)

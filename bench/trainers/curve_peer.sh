@@ -5,11 +5,11 @@
 CC=${CC:-cc}
 work=build/bench
 mkdir -p "$work"
-record= steps=2000 every=100 command="sh bench/curve_$name.sh" extra=
+record= steps=2000 every=100 command="sh bench/trainers/curve_$name.sh" extra=
 while [ $# -gt 0 ]; do
     command="$command $1"
     case $1 in
-    --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' "bench/curve_$name.sh"; exit 0 ;;
+    --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' "bench/trainers/curve_$name.sh"; exit 0 ;;
     --record) record=1 ;;
     --quick) steps=120 every=20 ;;
     --steps|--every)
@@ -28,7 +28,7 @@ done
 
 bin=$work/bench_$name
 flags="-std=c99 ${CFLAGS:--O3}"
-$CC $flags -pthread "bench/bench_$name.c" -o "$bin" -lm
+$CC $flags -pthread "bench/models/bench_$name.c" -o "$bin" -lm
 data=${DATA:-build/demo.txt}
 if [ -z "${DATA:-}" ] && [ ! -s "$data" ]; then sh examples/demo_data.sh "$data"; fi
 [ -r "$data" ] || { echo "curve_$name.sh: DATA=$data cannot be read" >&2; exit 2; }

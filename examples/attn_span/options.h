@@ -125,7 +125,7 @@ static tr_opt table[] = {
     TR_END
 };
 
-/* The defaults without --preset: the demo's model and optimiser, which kind.sized below
+/* The defaults without --preset: the demo's model and optimiser, which kind.sized in train_attn_span.c
    scales to the size of the text. */
 #define DEMO \
     "tokens=bytes nlayers=3 hid-sz=128 inner-hid-sz=512 nheads=4 attn-span=256 " \

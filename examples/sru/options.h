@@ -175,7 +175,7 @@ static tr_opt table[] = {
 };
 
 /* DEMO contains the defaults without --preset: the demo's model and optimiser, which
-   kind.sized below scales to the size of the text. */
+   kind.sized in train_sru.c scales to the size of the text. */
 #define CELL \
     "cell=sru++ nheads=1 skip attention attn-norm adapt-io-divval=4 lr-decay=1 batch-split=1 " \
     "update-param-freq=1 "

@@ -101,7 +101,7 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
     stx_real least = 0;
     if (!logits || !V || V > INT32_MAX) return -1;
     if (s && s->recent_count && s->repetition_penalty > 0 && s->repetition_penalty != 1) {
-        if (!work || !stx__penalise(s, logits, V, work)) return -1;
+        if (!work || !s->recent || !stx__penalise(s, logits, V, work)) return -1;
         logits = work;
     }
     token = stx__best_token(logits, V);

@@ -58,6 +58,15 @@ commands() {
         line ~ /\\$/ { sub(/ *\\$/, "", line); more = 1; next }
         { sub(/   *#.*/, "", line); print line; line = "" }' "$1"
 }
+# the benchmarks' scripts: their --help, and the sources that they compile
+for script in run run_cuda trainers/compress trainers/curve trainers/curve_comp \
+    trainers/curve_sru trainers/par trainers/wikitext2; do
+    check "bench/$script.sh --help" \
+        sh -c "said=\$(sh bench/$script.sh --help 2>&1) && [ \${#said} -gt 200 ]"
+done
+for source in $(grep -oh 'bench/[a-z_/]*\.[ch]' bench/*.sh bench/*/*.sh | sort -u); do
+    check "$source, which a script of bench/ names" [ -f "$source" ]
+done
 count=0
 for page in $pages; do
     commands "$page" > "$work/commands"

@@ -108,7 +108,8 @@ if there python3 "Python by ctypes"; then
         grep -q '^step 3: [4-8]\.[0-9]* bits per byte' ../out && [ \$(wc -c < ../out) -gt 45 ]"
     if python3 -c 'import ziglang' 2> /dev/null; then
         printf '#!/bin/sh\n' > "$work/bin/pip"; chmod +x "$work/bin/pip"        # it is installed
-        sh tests/build/cookbook.sh --print tests/build/embed.sh 3 | sed 's/-O2/-O0/' > "$work/by_zig"
+        sh tests/build/cookbook.sh --print tests/build/embed.sh 3 |
+            sed 's/-O2/-O0/' > "$work/by_zig"
         check "Python by ctypes, the library by zig" \
             "cp -R tree zig && cp $root/seqtx_*.h zig && rm -rf zig/build && cd zig &&
             PATH='$work/bin:$PATH' STEPS=3 sh -e ../by_zig > ../out &&

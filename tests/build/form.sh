@@ -286,7 +286,8 @@ tests() {
     n=0
     for op in $(sed -n '/^\/\/ >>api: ops$/,/^\/\/ >>api: optimisers/p' seqtx.h |
         sed -n 's/^STX_DEF stx_tensor \*\(stx_[a-z0-9_]*\)(.*/\1/p'); do
-        job pass "test_grad.c has no row for $op" "grep -q '{\"$op\", row_' $root/tests/ops/test_grad.c"
+        job pass "test_grad.c has no row for $op" \
+            "grep -q '{\"$op\", row_' $root/tests/ops/test_grad.c"
         n=$((n + 1))
     done
     job pass "expected at least 27 ops in seqtx.h, got $n" \
@@ -316,7 +317,7 @@ tests() {
 # Layout and English of all files: no violation of a limit of tools/style.sh, and none of
 # the terms in tools/words.txt.
 SOURCES=$(ls seqtx*.h seqtx_cuda.cu examples/*.[ch] examples/*/*.[ch] tests/*.[ch] \
-    tests/*/*.[ch] tests/*/*.cu tests/*/*.cpp bench/*.[ch] bench/*/*.[ch])
+    tests/*/*.[ch] tests/*/*/*.[ch] tests/*/*.cu tests/*/*.cpp bench/*.[ch] bench/*/*.[ch])
 TEXTS="README.md CHANGELOG.md CONTRIBUTING.md bench/README.md docs/cookbook.md docs/cuda.md \
     docs/convert.md docs/design.md docs/distributed.md docs/results.md docs/speed.md \
     docs/trainers.md tests/README.md tests/cuda_host/README.md tests/golden/README*.md \

@@ -1,6 +1,6 @@
 #!/bin/sh
-# parts.sh [--graph] - tests the parts in src/, what tools/single.sh makes of them, the parts
-# of examples/train.h, and the parts of trainers, such as those of train_sru.c in
+# parts.sh [--graph] - tests the parts in src/, what tools/single.sh makes of them, the
+# parts of examples/train.h, and the parts of trainers, such as those of train_sru.c in
 # examples/sru/:
 #
 #   - seqtx.h and seqtx_cuda.cu are up to date
@@ -8,7 +8,7 @@
 #   - no folder uses a folder above it (`may` below), and no parts include each other
 #   - every part compiles alone, in C or, for CUDA, as C++ with tests/cuda_host. With gcc,
 #     src/cuda/common.cuh is precompiled and included first: a third of the time
-#   - no part has more than 800 lines, and no trainer with parts more than 250
+#   - no part has more than 800 lines, and no trainer more than 250
 #
 # Then breaks each rule in a copy, which must be detected. --graph only prints the folders,
 # their sizes, and the number of includes from folder to folder.

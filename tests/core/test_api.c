@@ -4504,6 +4504,11 @@ static void sampling_penalty(void) {
     s.recent_count = 5;
     CHECK(stx_sample(&s, 0, l, V7, NULL) == -1, "a penalty without scratch");
     CHECK(stx_sample(&s, 0, l, 5, work) == -1, "a recent id out of range");
+    s.recent = negative_ids;
+    s.recent_count = 3;
+    CHECK(stx_sample(&s, 0, l, V7, work) == -1, "a negative recent id");
+    s.recent = NULL;
+    CHECK(stx_sample(&s, 0, l, V7, work) == -1, "recent ids are NULL");
 }
 
 /* A draw must depend only on the seed and the counter. */

@@ -65,7 +65,8 @@ if [ "$1" = --table ]; then
     mkdir -p "$out"
     [ -r "$measured" ] || { echo "cuda_regs.sh: cannot read $measured" >&2; exit 2; }
     sh tests/cuda/cuda_regs.sh --count > "$out/count" || exit 1
-    ${MAKE:-make} -s "$build/test_cuda_attention" > "$out/log" 2>&1 || { cat "$out/log" >&2; exit 1; }
+    ${MAKE:-make} -s "$build/test_cuda_attention" > "$out/log" 2>&1 ||
+        { cat "$out/log" >&2; exit 1; }
     "$build/test_cuda_attention" kernels > "$out/kernels" || exit 1
     ${CC:-cc} -std=c99 -O2 bench/cuda/count_cuda.c -o "$out/count_cuda" -lm &&
         "$out/count_cuda" --sweeps > "$out/sweeps" || exit 1
@@ -202,7 +203,8 @@ fi
 sort "$out/now.txt" -o "$out/now.txt"
 if [ -n "$record" ]; then
     { echo "# architecture, kernel, registers, stack, spill stores, spill loads, static shared" \
-        "memory (bytes) and launch bound (threads) by nvcc $version; tests/cuda/cuda_regs.sh --record"
+        "memory (bytes) and launch bound (threads) by nvcc $version;" \
+        "tests/cuda/cuda_regs.sh --record"
       cat "$out/now.txt"; } > "$table"
 fi
 if [ -n "$known" ]; then echo "registers are those of $table, which is of the same code and nvcc"

@@ -39,13 +39,9 @@ static int skipped;
    `part`. Clears the error. */
 static int check_error(stx_ctx *x, int code, const char *part, int line) {
     int ok = !stx_ok(x) && stx_error_code(x) == code && strstr(stx_error(x), part) != NULL;
-    if (!ok)
-        printf("%s:%d: expected error %d [..%s..]\n  got %d [%s]\n", __FILE__, line, code, part,
-               stx_error_code(x), stx_error(x));
-    if (ok)
-        test_passed++;
-    else
-        test_failed++;
+    if (!test_check(ok, "another error", __FILE__, line))
+        printf("  expected error %d [..%s..]\n  got %d [%s]\n", code, part, stx_error_code(x),
+               stx_error(x));
     stx_clear_error(x);
     return ok;
 }
@@ -54,12 +50,8 @@ static int check_error(stx_ctx *x, int code, const char *part, int line) {
 #define FINE()            check_fine(x, __LINE__)
 
 static void check_fine(stx_ctx *x, int line) {
-    if (stx_ok(x)) {
-        test_passed++;
-        return;
-    }
-    test_failed++;
-    printf("%s:%d: unexpected error: %s\n", __FILE__, line, stx_error(x));
+    if (!test_check(stx_ok(x), "unexpected error", __FILE__, line))
+        printf("  %s\n", stx_error(x));
     stx_clear_error(x);
 }
 
@@ -524,20 +516,16 @@ static const struct {
 
 static void good_header(const char *header, size_t bytes, size_t entries) {
     stx_file *f = stx_file_open(x, put_header(header, strlen(header), bytes));
-    if (!f || stx_file_count(f) != entries) {
-        test_failed++;
-        printf("%s: refused: %s: %s\n", __FILE__, header, stx_error(x));
-    } else
-        test_passed++;
+    if (!EXPECT(f && stx_file_count(f) == entries))
+        printf("  refused: %s: %s\n", header, stx_error(x));
     stx_file_close(f);
     stx_clear_error(x);
 }
 
 static void bad_header(const char *header, size_t bytes, const char *part) {
     stx_file *f = stx_file_open(x, put_header(header, strlen(header), bytes));
-    if (f) {
-        test_failed++;
-        printf("%s: accepted: %s\n", __FILE__, header);
+    if (!EXPECT(!f)) {
+        printf("  accepted: %s\n", header);
         stx_file_close(f);
         return;
     }

@@ -33,13 +33,9 @@ static int counting_fsync(int fd) {
 #include "../files.h"
 
 static void check_holds(const char *got, const char *part, int line) {
-    if (got != NULL && strstr(got, part) != NULL) {
-        test_passed++;
-        return;
-    }
-    test_failed++;
-    printf("%s:%d: expected a text with [%s]\n  got [%s]\n", __FILE__, line, part,
-           got != NULL ? got : "(null)");
+    const int holds = got != NULL && strstr(got, part) != NULL;
+    if (!test_check(holds, "another text", __FILE__, line))
+        printf("  expected a text with [%s]\n  got [%s]\n", part, got ? got : "(null)");
 }
 
 #define HOLDS(got, part) check_holds(got, part, __LINE__)

@@ -1699,6 +1699,12 @@ check "a window of one: not twice in a row: $(cat t2)" \
     [ -z "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | uniq -d)" ]
 check "but repeated later" \
     [ -n "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | sort | uniq -d)" ]
+sample t2 --temperature 0 --prompt "the" --generate 60 --repetition-penalty 100 \
+    --repetition-window 3
+check "a window of three: no byte is one of the three before it: $(cat t2)" \
+    [ "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | awk '
+        $1 == a || $1 == b || $1 == c { bad++ } { c = b; b = a; a = $1 }
+        END { print bad + 0, NR }')" = "0 63" ]
 sample t1 --temperature 0 --prompt "the" --repetition-penalty 1
 sample t2 --temperature 0 --prompt "the"
 check "a penalty of 1 has no effect" cmp t1 t2
