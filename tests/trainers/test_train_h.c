@@ -678,6 +678,26 @@ static void test_json_write(void) {
     tr_buf_free(&b);
 }
 
+static void test_utf8(void) {
+    static const char *const good[] = {"\x7F", "\xC2\x80", "\xDF\xBF", "\xE0\xA0\x80",
+                                       "\xED\x9F\xBF", "\xEE\x80\x80", "\xEF\xBF\xBF",
+                                       "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF"};
+    static const unsigned long point[] = {0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000,
+                                          0x10FFFF};
+    static const char *const bad[] = {"\x80", "\xC1\xBF", "\xC2", "\xE0\x9F\xBF", "\xE1\x80",
+                                      "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80",
+                                      "\xF5\x80\x80\x80", "\xF1\x80\x80"};
+    char out[5];
+    size_t i;
+    for (i = 0; i < sizeof good / sizeof *good; i++) {
+        EXPECT(tr_utf8((const unsigned char *)good[i]) == strlen(good[i]));
+        out[tr_utf8_encode(point[i], out)] = 0;
+        SAME(out, good[i]);
+    }
+    for (i = 0; i < sizeof bad / sizeof *bad; i++)
+        EXPECT(tr_utf8((const unsigned char *)bad[i]) == 0);
+}
+
 static void test_json_read(void) {
     static const char *const broken[] = {
         "", "x", "{", "{\"a\"", "{\"a\":", "{\"a\":}", "{\"a\" 1}", "{\"a\":1", "{\"a\":1}x",
@@ -690,6 +710,9 @@ static void test_json_read(void) {
     EXPECT(tr_json_find(" { \"x\" : {\"a\":9,\"s\":\"}\"} , \"a\" : -1.5e3 }", "a", out, sizeof out)
            == 1);
     SAME(out, "-1.5e3");
+    EXPECT(tr_json_find("{\"ab\":1,\"a\":2,\"a\":3}", "a", out, sizeof out) == 1);
+    SAME(out, "2");
+    EXPECT(tr_json_find("{\"ab\":1}", "a", out, sizeof out) == 0);
     EXPECT(tr_json_find("{\"l\":[1,{\"k\":\"]\"}],\"a\":true}", "l", out, sizeof out) == 1);
     SAME(out, "[1,{\"k\":\"]\"}]");
     EXPECT(tr_json_find("{\"a\":\"\\u20ac\\ud83d\\ude00\\/\\b\\u00e9\"}", "a", out, sizeof out)
@@ -891,6 +914,32 @@ static void test_leftovers(void) {
 
 /* Files with names of the maximum length, and links to files that do not exist, must be
    writable. Other targets must be refused with a reason. */
+static void test_first_bytes(void) {
+    const char *path = in_dir("bytes");
+    char out[8];
+    put_file(path, "abcd", 4);
+    EXPECT(tr_first_bytes(path, out, 3) == 3 && memcmp(out, "abc", 3) == 0);
+    EXPECT(tr_first_bytes(path, out, 8) == 4 && memcmp(out, "abcd", 4) == 0);
+    EXPECT(tr_first_bytes(in_dir("nothing"), out, 8) == 0);
+}
+
+/* A chain of links, the last of which names a file that does not exist; then a circle. */
+static void test_links(void) {
+    char name[20], next[20], *end;
+    int i;
+    for (i = 0; i < 5; i++) {
+        snprintf(name, sizeof name, "link%d", i);
+        snprintf(next, sizeof next, i < 4 ? "link%d" : "end", i + 1);
+        EXPECT(symlink(next, in_dir(name)) == 0);
+    }
+    end = tr_resolve_links(in_dir("link0"));
+    SAME(end, in_dir("end"));
+    free(end);
+    EXPECT(symlink("circle", in_dir("circle")) == 0);
+    errno = 0;
+    EXPECT(tr_resolve_links(in_dir("circle")) == NULL && errno == ELOOP);
+}
+
 static void test_targets(void) {
     char name[300];
     const char *path;
@@ -1580,12 +1629,15 @@ int main(int argc, char **argv) {
     test_set_adopted();
     test_set_help();
     test_json_write();
+    test_utf8();
     test_json_read();
     test_log();
     test_log_resumed();
     test_log_errors();
     test_replace();
     test_leftovers();
+    test_first_bytes();
+    test_links();
     test_targets();
     test_claims();
     test_streams();
