@@ -2120,9 +2120,10 @@ typedef struct stx_sampling {
 /* Samples a token from logits or log-probabilities (V); adding a constant to all of
    them has no effect. The result depends on the arguments only, so pass a different
    counter for each token. If s is NULL, returns the most likely token. work is scratch
-   memory of V elements, not needed at temperature 0 without a penalty. Returns -1 if V is
-   0, if logits is NULL or contains NaN or +infinity, if work is NULL and needed, or if the
-   penalty is on and s->recent is NULL or contains an id out of range. Logits of -infinity have probability 0. */
+   memory of V elements, not needed at temperature 0 without a penalty. Logits of
+   -infinity have probability 0. Returns -1 if V is 0, if logits is NULL or contains NaN
+   or +infinity, if work is NULL and needed, or if the penalty is on and s->recent is NULL
+   or contains an id out of range. */
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits,
                            size_t V, stx_real *work);
 

@@ -125,8 +125,8 @@ static tr_opt table[] = {
     TR_END
 };
 
-/* The defaults without --preset: the demo's model and optimiser, which kind.sized in train_attn_span.c
-   scales to the size of the text. */
+/* The defaults without --preset: the demo's model and optimiser, which
+   kind.sized in train_attn_span.c scales to the size of the text. */
 #define DEMO \
     "tokens=bytes nlayers=3 hid-sz=128 inner-hid-sz=512 nheads=4 attn-span=256 " \
     "adapt-span adapt-span-cache adapt-span-ramp=32 adapt-span-loss=0.000002 " \

@@ -174,8 +174,8 @@ static tr_opt table[] = {
     "memory-layers=all ratio=4 positions=learned recurrence=none no-final-norm aux-weight=1 " \
     "optim=adam batch-split=1 update-every=1 eval-mem=-1 eval-cmem=-1 "
 
-/* The defaults without --preset: the demo's model and optimiser, which kind.sized in train_compressive.c
-   scales to the size of the text. */
+/* The defaults without --preset: the demo's model and optimiser, which
+   kind.sized in train_compressive.c scales to the size of the text. */
 #define DEMO \
     BASE "tokens=bytes nlayers=3 hid-sz=128 nheads=4 block-sz=64 mem=64 cmem=32 " \
     "positions=xl norm-after lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 batch-sz=16 "
