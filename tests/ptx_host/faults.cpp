@@ -1,0 +1,99 @@
+/* faults.cpp - the list of faults, and their texts. */
+#include "machine.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+namespace ptx {
+
+static std::vector<ptx_fault> &list() {
+    static std::vector<ptx_fault> faults;
+    return faults;
+}
+
+/* Returns a copy of a string that lives as long as the program. */
+static const char *keep(const std::string &s) {
+    static std::set<std::string> strings;
+    return strings.insert(s).first->c_str();
+}
+
+static std::string file_name(const ptx_kernel &k, int file) {
+    auto found = k.module->files.find(file);
+    return found == k.module->files.end() ? "" : found->second;
+}
+
+std::string line_text(const ptx_kernel &k, size_t pc) {
+    const instruction &i = k.code[pc];
+    const location &l = k.locations[i.location];
+    char text[200];
+    int n = snprintf(text, sizeof text, "PTX line %u", i.line);
+    if (l.line)
+        snprintf(text + n, sizeof text - (size_t)n, " (%s:%d)", file_name(k, l.file).c_str(), l.line);
+    return text;
+}
+
+/* Records a fault unless the launch has had one of this kind at this instruction. */
+static void record(machine &m, ptx_fault_kind kind, place p, const char *format, va_list args) {
+    const ptx_kernel &k = *m.kernel;
+    size_t pc = p.i ? (size_t)(p.i - k.code.data()) : k.code.size();
+    if (!m.reported.insert((uint64_t)pc << 8 | kind).second) return;
+
+    ptx_fault f = {};
+    f.kind = kind;
+    f.kernel = keep(k.name);
+    f.source = "";
+    memcpy(f.block, m.block, sizeof f.block);
+    f.thread = p.thread;
+    if (p.i) {
+        const location &l = k.locations[p.i->location];
+        f.ptx_line = (int)p.i->line;
+        f.source_line = l.line;
+        f.source = keep(file_name(k, l.file));
+    }
+
+    int n = vsnprintf(f.text, sizeof f.text, format, args);
+    size_t used = n < 0 ? 0 : std::min((size_t)n, sizeof f.text - 1);
+    if (p.i) {
+        const location &l = k.locations[p.i->location];
+        std::string where = "; at " + line_text(k, pc);
+        if (l.caller_line)
+            where += ", inlined at " + file_name(k, l.caller_file) + ":" +
+                     std::to_string(l.caller_line);
+        where += ": " + p.i->form->text;
+        snprintf(f.text + used, sizeof f.text - used, "%s", where.c_str());
+    }
+    list().push_back(f);
+    m.faults++;
+}
+
+void fault(machine &m, ptx_fault_kind kind, place p, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    record(m, kind, p, format, args);
+    va_end(args);
+}
+
+void fatal(machine &m, ptx_fault_kind kind, place p, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    record(m, kind, p, format, args);
+    va_end(args);
+    m.stop = true;
+}
+
+} // namespace ptx
+
+
+// >>the API
+
+size_t ptx_fault_count(void) { return ptx::list().size(); }
+const ptx_fault *ptx_fault_at(size_t i) { return &ptx::list()[i]; }
+void ptx_faults_clear(void) { ptx::list().clear(); }
+
+const char *ptx_fault_name(ptx_fault_kind kind) {
+    static const char *names[PTX_FAULT_KINDS] = {
+        "shared race", "global race", "unwritten shared memory", "unwritten global memory",
+        "unwritten register", "out of bounds", "misaligned", "diverged", "deadlock",
+        "copy not awaited", "launch"};
+    return kind < PTX_FAULT_KINDS ? names[kind] : "?";
+}

@@ -1,0 +1,60 @@
+/* race.h - whether accesses to memory are ordered.
+
+   The machine has a clock that advances whenever threads synchronise: at a barrier and at
+   a bar.warp.sync. Each access is stamped with the clock. Two accesses of different
+   threads are ordered if the later one knows that the earlier one came before a
+   synchronisation of both threads:
+
+     same thread                     always
+     same warp                       stamp < warp.floor (the warp's last synchronisation),
+                                     or < warp.known[..] if only some lanes synchronised
+     same block                      stamp < block_floor (the block's last barrier),
+                                     or < known[..] if only some warps took part
+     different blocks of a launch    never
+     different launches              always: the stamp is before launch_start
+
+   The clock runs on from block to block and from launch to launch. So cells with old
+   stamps count as never accessed, and nothing has to be cleared. */
+#ifndef PTX_RACE_H
+#define PTX_RACE_H
+#include "machine.h"
+
+namespace ptx {
+
+/* A range of bytes that one lane accesses. */
+struct range {
+    ptx::space space;           /* GLOBAL or SHARED */
+    ptx::shadow *shadow;
+    size_t at;                  /* offset in the shadow */
+    size_t size;
+    uint64_t address;           /* for messages */
+    const unsigned char *bytes; /* the memory */
+    bool collective = false;    /* all lanes get the data, as by ldmatrix */
+};
+
+/* The addresses and values of a store, to recognise lanes of one instruction that write
+   the same value to the same place. */
+struct lane_values {
+    const uint64_t *address;
+    const unsigned char *value; /* of lane 0 */
+    size_t stride;
+    uint32_t active;
+};
+
+/* Record an access of a lane and report it if it races with earlier ones. The atomic
+   flag is for atom and red; `values` may be NULL. A read of shared memory also reports
+   bytes that were not written. */
+void note_read(machine &m, const instruction &i, int lane, const range &r);
+void note_write(machine &m, const instruction &i, int lane, const range &r, bool atomic,
+                const lane_values *values);
+/* A cp.async begins to write, and its data has landed. */
+void note_copy_begin(machine &m, const instruction &i, int lane, const range &r);
+void note_copy_end(machine &m, const copy &c);
+
+/* All threads of the block, some warps, or some lanes of the current warp synchronise. */
+void synchronise_block(machine &m);
+void synchronise_warps(machine &m, uint32_t warps);
+void synchronise_lanes(machine &m, uint32_t lanes);
+
+} // namespace ptx
+#endif
