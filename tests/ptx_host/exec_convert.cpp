@@ -224,10 +224,12 @@ static execute *frequent_conversion(const form &f) {
 
 // >>decoding of cvt
 
+/* The source of a conversion from a narrow integer may be in a 64-bit register. */
 static const char *convert_operands(type to, type from) {
-    bool wide_to = type_size(to) == 8, wide_from = type_size(from) == 8;
-    if (wide_to) return wide_from ? "Ll" : "Lw";
-    return wide_from ? "Wl" : "Ww";
+    bool wide_to = type_size(to) == 8;
+    if (type_size(from) == 8) return wide_to ? "Ll" : "Wl";
+    if (is_float(from)) return wide_to ? "Lw" : "Ww";
+    return wide_to ? "Lx" : "Wx";
 }
 
 static bool valid_rounding(const form &f) {
@@ -271,6 +273,7 @@ bool decode_convert(opcode &o, form &f) {
     f.run = frequent_conversion(f);
     if (!f.run && !f.saturate) f.run = integer_to_integer(f.to, f.from);
     if (!f.run) f.run = convert_lanes;
+    f.inner = convert_lanes;
     return true;
 }
 

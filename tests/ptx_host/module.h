@@ -97,7 +97,8 @@ struct form {
     bool copies = false;                /* mov: passes on undefined values */
     bool selects = false;               /* selp: uses only one of operands 1 and 2 */
     uint8_t variant = 0;                /* meaning depends on the instruction */
-    execute *inner = nullptr;           /* called by run, with another rounding mode */
+    execute *inner = nullptr;           /* called by run in another rounding mode; of cvt:
+                                           used if the source is in a wider register */
     int mask_operand = -1;              /* operand that holds the membermask */
     std::string text;                   /* opcode with modifiers */
 };

@@ -228,8 +228,8 @@ struct parser : lexer {
     void parse_file();
     void parse_target();
     void parse_module_variable(word directive);
-    void parse_function(word directive, bool prototype_allowed);
-    void parse_parameters(bool append);
+    void parse_function(word directive);
+    void parse_parameters();
     void parse_limits();
     void begin_body();
     void parse_body();
@@ -240,8 +240,9 @@ struct parser : lexer {
     void parse_pragma();
     void parse_instruction();
     void parse_call(instruction &i);
-    void parse_operands(instruction &i, const form &f, const form *original);
-    void parse_operand(char kind, const form &f, type t);
+    void parse_operands(instruction &i, const form &f);
+    bool source_is_wider(const form &f, operand o);
+    void parse_operand(char kind, type t);
     void parse_address();
     void parse_target_label(instruction &i, char kind);
     void parse_label_or_instruction();
@@ -385,7 +386,7 @@ operand parser::parse_register(char kind) {
 }
 
 /* A register, a number, or the address of a variable. */
-void parser::parse_operand(char kind, const form &f, type t) {
+void parser::parse_operand(char kind, type t) {
     bool negated = kind == 'p' && accept('!');
     char c = peek();
     if (kind == 'i') {
@@ -422,7 +423,6 @@ void parser::parse_operand(char kind, const form &f, type t) {
         at = start;
         b->operands.push_back(parse_register(kind) | (negated ? IS_NEGATED : 0));
     }
-    (void)f;
 }
 
 /* [register], [register+number], [variable+number] or [number]. */
@@ -466,7 +466,7 @@ void parser::parse_target_label(instruction &i, char kind) {
     i.target = found->second;
 }
 
-void parser::parse_operands(instruction &i, const form &f, const form *) {
+void parser::parse_operands(instruction &i, const form &f) {
     bool optional = false, first = true;
     for (const char *p = f.operands; *p; p++) {
         if (*p == '?') {
@@ -493,7 +493,7 @@ void parser::parse_operands(instruction &i, const form &f, const form *) {
         if (*p == 'm') parse_address();
         else if (*p == 't' || *p == 'T') parse_target_label(i, *p);
         else if (is_destination(*p)) b->operands.push_back(parse_register(*p));
-        else parse_operand(*p, f, f.from != NO_TYPE ? f.from : f.to);
+        else parse_operand(*p, f.from != NO_TYPE ? f.from : f.to);
     }
 }
 
@@ -522,6 +522,11 @@ bool parser::address_is_local() {
     while (p < end && is_name_character(*p)) p++;
     const variable *v = find_variable(word(start, (size_t)(p - start)));
     return v && v->space == LOCAL;
+}
+
+bool parser::source_is_wider(const form &f, operand o) {
+    if (type_size(f.from) == 8 || o & IS_CONSTANT) return false;
+    return b->registers[o].width == WIDTH_64;
 }
 
 /* The modifiers that this parser adds where operands decide about the form: ".pack2" or
@@ -583,7 +588,9 @@ void parser::parse_instruction() {
     i.control = f->control;
     i.counter = f->counter;
     if (i.control == CALL) parse_call(i);
-    else parse_operands(i, *f, f);
+    else parse_operands(i, *f);
+    if (f->counter == IN_CONVERSION && f->inner && source_is_wider(*f, b->operands.back()))
+        i.run = f->inner;
     expect(';');
     b->code.push_back(i);
 }
@@ -804,7 +811,7 @@ void parser::begin_body() {
 
 /* A list of .param declarations in parentheses. Those of a kernel are in parameter
    memory; those of a function are named by their number. */
-void parser::parse_parameters(bool) {
+void parser::parse_parameters() {
     expect('(');
     while (!accept(')')) {
         word text = dotted();
@@ -859,20 +866,21 @@ void parser::parse_limits() {
     }
 }
 
-void parser::parse_function(word directive, bool) {
+void parser::parse_function(word directive) {
     is_function = directive == ".func";
     std::unique_ptr<ptx_kernel> kernel(new ptx_kernel);
     b = kernel.get();
     begin_body();
-    if (peek() == '(') parse_parameters(false);
+    if (peek() == '(') parse_parameters();
     b->name = std::string(name());
-    if (peek() == '(') parse_parameters(true);
+    if (peek() == '(') parse_parameters();
     parse_limits();
     if (accept(';')) return;        /* a prototype */
 
     parse_body();
     if (is_function) {
-        functions[b->name] = std::unique_ptr<body>(new body(std::move(*b)));
+        std::string function = b->name;
+        functions[function] = std::unique_ptr<body>(new body(std::move(*b)));
         return;
     }
     kernel->module = module;
@@ -957,7 +965,7 @@ void parser::parse_module() {
         else if (text == ".address_size") integer();
         else if (text == ".file") parse_file();
         else if (text == ".visible" || text == ".extern" || text == ".weak") continue;
-        else if (text == ".entry" || text == ".func") parse_function(text, true);
+        else if (text == ".entry" || text == ".func") parse_function(text);
         else if (text == ".global" || text == ".const" || text == ".shared")
             parse_module_variable(text);
         else if (text == ".section") skip_past('}');
