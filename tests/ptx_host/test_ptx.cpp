@@ -118,11 +118,11 @@ void device_memory::fill(unsigned char byte) {
     ptx_memory_written(data, bytes);
 }
 
-test_memory::test_memory() {
-    for (size_t i = 0; i < BYTES / 4; i++) {
+test_memory::test_memory(size_t extra_bytes) : extra(extra_bytes) {
+    for (size_t i = 0; i < BYTES / 4; i++)
         in.as<uint32_t>()[i] = (uint32_t)(i * 2654435761u + 12345);
+    for (size_t i = 0; i < extra_bytes / 4; i++)
         extra.as<uint32_t>()[i] = (uint32_t)(i * 2246822519u + 54321);
-    }
 }
 
 size_t test_memory::run(const test_module &m, const launch_shape &s) {
@@ -159,6 +159,79 @@ void runs_clean(const char *what, const std::string &text, launch_shape s, test_
         check();
     }
 }
+
+template <class T> static bool contains(const std::vector<T> &list, T x) {
+    return std::find(list.begin(), list.end(), x) != list.end();
+}
+
+/* Checks the faults that one launch reported. */
+static void check_faults(const faulty &f, size_t order, size_t returned,
+                         const std::vector<int> &lines) {
+    CHECK(ptx_fault_count() > 0, "%s, order %zu: no fault", f.what, order);
+    CHECK(returned == ptx_fault_count(), "%s: returned %zu, recorded %zu", f.what, returned,
+          ptx_fault_count());
+    for (size_t i = 0; i < ptx_fault_count() && i < 8; i++) {
+        const ptx_fault *x = ptx_fault_at(i);
+        CHECK(contains(f.kinds, x->kind), "%s, order %zu: expected %s, got %s: %s", f.what, order,
+              ptx_fault_name(f.kinds[0]), ptx_fault_name(x->kind), x->text);
+        CHECK(lines.empty() || contains(lines, x->ptx_line),
+              "%s, order %zu: expected line %d, got %d: %s", f.what, order, lines[0], x->ptx_line,
+              x->text);
+        CHECK(f.threads.empty() || contains(f.threads, x->thread),
+              "%s, order %zu: expected thread %u, got %u: %s", f.what, order, f.threads[0],
+              x->thread, x->text);
+        CHECK(f.blocks.empty() || contains(f.blocks, x->block[0]),
+              "%s, order %zu: expected block %u, got %u: %s", f.what, order, f.blocks[0],
+              x->block[0], x->text);
+        CHECK(x->kernel && !strcmp(x->kernel, "k"), "%s: kernel", f.what);
+        CHECK(x->source && x->text[0] && memchr(x->text, 0, sizeof x->text),
+              "%s: text of the fault", f.what);
+    }
+}
+
+void reports(const faulty &f) {
+    static const ptx_order orders[] = {PTX_ASCENDING, PTX_DESCENDING, PTX_RANDOM, PTX_RANDOM};
+    for (bool bad : {true, false}) {
+        std::string text = ptx_program(alternative(f.body, bad), f.globals, f.directives);
+        if (f.optional) {
+            char error[512] = "";
+            ptx_module *p = ptx_load(text.c_str(), text.size(), error, sizeof error);
+            CHECK(p || error[0], "%s: %s", f.what, error);
+            if (!p) continue;
+            ptx_unload(p);
+        }
+        test_module m(text);
+        if (!m.kernel) return;
+        for (size_t i = 0; i < 4; i++) {
+            test_memory memory(f.extra_bytes);
+            launch_shape s = f.shape;
+            s.order = orders[i];
+            s.seed = 7 * i + 3;
+            if (f.prepare) f.prepare(memory);
+            ptx_faults_clear();
+            size_t returned = memory.run(m, s);
+            if (bad) {
+                check_faults(f, i, returned, marked_lines(text));
+                ptx_faults_clear();
+            } else {
+                CHECK(returned == 0 && ptx_fault_count() == 0, "%s, twin, order %zu: %zu faults",
+                      f.what, i, returned);
+                print_faults(f.what);
+            }
+        }
+    }
+}
+
+const char SHARED_4096[] = ".shared .align 16 .b8 sh[4096];";
+
+const char PLACES[] =
+    "    mul.wide.u32 %rd20, %r2, 4;\n"
+    "    add.s64 %rd21, %rd2, %rd20;\n"
+    "    add.s64 %rd22, %rd3, %rd20;\n"
+    "    add.s64 %rd20, %rd1, %rd20;\n"
+    "    mov.u32 %r20, sh;\n"
+    "    shl.b32 %r21, %r2, 2;\n"
+    "    add.s32 %r20, %r20, %r21;\n";
 
 
 // >>forms

@@ -90,10 +90,10 @@ struct launch_shape {
 /* The memory of a program's interface. */
 struct test_memory {
     static constexpr size_t BYTES = 65536;
-    device_memory out{BYTES, false}, in{BYTES}, extra{BYTES};
+    device_memory out{BYTES, false}, in{BYTES}, extra;
     uint32_t n = 0;
 
-    test_memory();
+    explicit test_memory(size_t extra_bytes = BYTES);
     size_t run(const test_module &m, const launch_shape &s);
 };
 
@@ -101,6 +101,29 @@ struct test_memory {
    orders. `check` runs after each launch. */
 void runs_clean(const char *what, const std::string &text, launch_shape s, test_memory &memory,
                 const std::function<void()> &check);
+
+/* A program that must report a fault, and its twin that must not. The body contains
+   "<<A||B>>" at the difference: A has the fault, B does not. Lines that end in "//!" are
+   those that may be reported. Both run in all orders. */
+struct faulty {
+    const char *what;
+    std::vector<ptx_fault_kind> kinds;  /* one of these, and no others */
+    std::string body;
+    launch_shape shape = {};
+    std::vector<unsigned> threads = {}; /* those that may be reported; none: all */
+    std::vector<unsigned> blocks = {};
+    std::string globals = "", directives = "";
+    std::function<void(test_memory &)> prepare = nullptr;
+    size_t extra_bytes = test_memory::BYTES;
+    bool optional = false;              /* the interpreter may refuse to load it */
+};
+
+void reports(const faulty &f);
+
+/* The program in `globals` and `body`, whose shared memory `sh` holds 4096 bytes. These
+   registers are set: %rd20, %rd21, %rd22 are out, in and extra plus 4 %tid.x; %r20 is the
+   address of sh plus 4 %tid.x. */
+extern const char PLACES[], SHARED_4096[];
 
 /* Prints all faults that have been recorded and clears them. */
 void print_faults(const char *what);
