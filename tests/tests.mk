@@ -99,6 +99,23 @@ $(BUILD)/test_shim_san.o: tests/cuda_host/test_shim.cpp $(BUILD)/flags
 		$(DEPS) -c $< -o $@
 $(BUILD)/test_shim_san: $(BUILD)/test_shim_san.o $(SHIM_SAN)
 	$(call say,LD)$(LINK_SAN)
+# tests/ptx_host: the kernels as nvcc compiles them, run by an interpreter of PTX. It is
+# written for processors with 256-bit vectors, and works without them.
+V3        := $(if $(FMA),$(shell echo 'int main(void){return 0;}' | $(CXX) -march=x86-64-v3 -x c++ - \
+	-o /dev/null 2>/dev/null && echo -march=x86-64-v3) -ffp-contract=off)
+PTX_OF     = $(patsubst tests/ptx_host/%.cpp,$(BUILD)/ptx_host/%.o,$(1))
+PTX_TESTS  = $(call PTX_OF,$(wildcard tests/ptx_host/test_*.cpp))
+PTX_HOST   = $(filter-out $(PTX_TESTS),$(call PTX_OF,$(wildcard tests/ptx_host/*.cpp)))
+$(PTX_TESTS) $(PTX_HOST): $(BUILD)/ptx_host/%.o: tests/ptx_host/%.cpp $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(call say,CXX)$(T) $(call host,-O$(if $(filter test_%,$*),0,3) $(V3)) $(DEPS) -c $< -o $@
+$(BUILD)/test_ptx: $(PTX_TESTS) $(filter-out %/executor.o %/symbols.o,$(PTX_HOST))
+	$(call say,LD)$(T) $(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@
+$(TESTS_CUDA:%=$(BUILD)/test_cuda_%_ptx): $(BUILD)/test_cuda_%_ptx: $(BUILD)/test_cuda_%.o \
+		$(SHIM) $(PTX_HOST)
+	$(call say,LD)$(LINK_SHIM)
+$(BUILD)/seqtx_cuda_%.ptx: seqtx_cuda.cu $(PARTS:%=%.h) $(BUILD)/flags
+	$(call say,NVCC)$(T) $(NVCC) -ptx -std=c++17 -O3 -lineinfo -arch=$* -I. $< -o $@
 # the trainers with CUDA on the host
 $(TRAINERS:%=%_shim.o): $(BUILD)/%_shim.o: examples/%.c $(BUILD)/flags
 	$(call say,CC)$(T) $(CUDA_F32) $(DONE) $(DEPS) -c $< -o $@

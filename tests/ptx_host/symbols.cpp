@@ -63,11 +63,17 @@ std::string symbol_demangle(const char *mangled) {
     if (status != 0 || !text) return "";
     std::string name = text;
     free(text);
-    /* Functions that are instances of templates have a return type. The host's kernels
-       return "void const volatile" and similar types, which encode their launch bounds
-       (cuda_runtime.h). */
-    for (const char *word : {"void ", "const ", "volatile ", "const*", "volatile*"})
-        for (size_t n = strlen(word); !name.compare(0, n, word);) name.erase(0, n);
+    /* Functions that are instances of templates have a return type, such as "void ". That
+       of the host's kernels encodes their launch bounds (cuda_runtime.h). The name begins
+       after the last blank outside of brackets before the parameters. */
+    size_t start = 0;
+    int depth = 0;
+    for (size_t i = 0; i < name.size() && (depth || name[i] != '('); i++) {
+        if (strchr("<([{", name[i])) depth++;
+        if (strchr(">)]}", name[i])) depth--;
+        if (!depth && name[i] == ' ') start = i + 1;
+    }
+    name.erase(0, start);
     return name;
 }
 
