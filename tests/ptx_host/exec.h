@@ -68,7 +68,8 @@ inline float to_float(bfloat b) { return bits_to_float((uint32_t)b.bits << 16); 
 
 /* The word that holds a value of type T in a row: 32 bits unless T has 64. Smaller values
    are zero-extended. */
-template <class T> using word_of = typename std::conditional<sizeof(T) == 8, uint64_t, uint32_t>::type;
+template <class T>
+using word_of = typename std::conditional<sizeof(T) == 8, uint64_t, uint32_t>::type;
 
 template <class T> inline T from_word(word_of<T> w) {
     T value;

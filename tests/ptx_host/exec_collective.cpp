@@ -145,7 +145,9 @@ bool decode_match(opcode &o, form &f) {
     return o.take("sync") && (f.to == B32 || wide);
 }
 
-enum reduce_operation : uint8_t { REDUCE_ADD, REDUCE_MIN, REDUCE_MAX, REDUCE_AND, REDUCE_OR, REDUCE_XOR };
+enum reduce_operation : uint8_t {
+    REDUCE_ADD, REDUCE_MIN, REDUCE_MAX, REDUCE_AND, REDUCE_OR, REDUCE_XOR
+};
 
 static uint32_t reduced(uint32_t a, uint32_t b, const form &f) {
     bool is_less = f.to == S32 ? (int32_t)a < (int32_t)b : a < b;

@@ -122,11 +122,15 @@ static uint64_t float_to_integer(double d, type t, type from) {
     return (uint64_t)(int128)d;
 }
 
+/* Rounds an integer of 64 bits, signed or not. */
+template <class T> static T round_integer(int128 v, rounding r) {
+    return v < 0 ? round_now<T>((int64_t)v, r) : round_now<T>((uint64_t)v, r);
+}
+
 static uint64_t integer_to_float(int128 v, type t, rounding r) {
     switch (t) {
-    case F64: return to_word(v < 0 ? round_now<double>((int64_t)v, r) : round_now<double>((uint64_t)v, r));
-    case F32:
-        return float_bits(v < 0 ? round_now<float>((int64_t)v, r) : round_now<float>((uint64_t)v, r));
+    case F64: return to_word(round_integer<double>(v, r));
+    case F32: return float_bits(round_integer<float>(v, r));
     case F16: return to_half((double)v, r).bits;
     default: return to_bfloat((double)v, r).bits;
     }
@@ -308,7 +312,8 @@ template <compare C, class T> static inline bool compared(T a, T b) {
 }
 
 /* One bit for each lane. */
-template <compare C, class T> static uint32_t compare_rows(const word_of<T> *a, const word_of<T> *b) {
+template <compare C, class T>
+static uint32_t compare_rows(const word_of<T> *a, const word_of<T> *b) {
     uint32_t each[LANES];
     LANES_INDEPENDENT
     for (int l = 0; l < LANES; l++)
@@ -342,7 +347,8 @@ template <compare C, class T> static void setp(machine &m, const instruction &i,
 }
 
 /* set d, a, b: all ones, or 1.0f, if the comparison holds. */
-template <compare C, class T> static void set_value(machine &m, const instruction &i, uint32_t active) {
+template <compare C, class T>
+static void set_value(machine &m, const instruction &i, uint32_t active) {
     uint32_t result = compare_rows<C, T>(row<T>(m, i.o[1]), row<T>(m, i.o[2]));
     uint32_t *d = row32(m, i.o[0]), yes = i.form->to == F32 ? 0x3f800000u : 0xffffffffu;
     for (int l : lanes{active}) d[l] = result >> l & 1 ? yes : 0;
@@ -459,9 +465,11 @@ bool decode_select(opcode &o, form &f) {
     f.from = o.take_type();
     f.operands = wide ? "Lllw" : "Wwww";
     if (f.from == S32)
-        f.run = wide ? map<select_by_sign<uint64_t, int32_t>> : map<select_by_sign<uint32_t, int32_t>>;
+        f.run = wide ? map<select_by_sign<uint64_t, int32_t>>
+                     : map<select_by_sign<uint32_t, int32_t>>;
     if (f.from == F32)
-        f.run = wide ? map<select_by_sign<uint64_t, float>> : map<select_by_sign<uint32_t, float>>;
+        f.run = wide ? map<select_by_sign<uint64_t, float>>
+                     : map<select_by_sign<uint32_t, float>>;
     return true;
 }
 
@@ -496,7 +504,13 @@ static void unpack(machine &m, const instruction &i, uint32_t active) {
 
 /* The parser appends ".pack2" or ".unpack2" if an operand is a vector of 2. */
 static bool decode_vector_move(opcode &o, form &f) {
-    static const struct { const char *name; uint8_t count; bool packs; const char *narrow, *wide; } rows[] = {
+    struct vector_move {
+        const char *name;
+        uint8_t count;
+        bool packs;
+        const char *narrow, *wide;      /* operands for 32 and 64 bits */
+    };
+    static const vector_move rows[] = {
         {"pack2", 2, true, "W{hh}", "L{ww}"},
         {"pack4", 4, true, "W{hhhh}", "L{hhhh}"},
         {"unpack2", 2, false, "{HH}w", "{WW}l"},

@@ -129,11 +129,15 @@ template <class T, bool FLUSH> struct float_max {
 
 /* min.NaN and max.NaN return NaN if one operand is NaN. */
 template <class T, bool FLUSH> struct float_min_nan {
-    static T of(T a, T b) { return a != a || b != b ? canonical(a + b) : float_min<T, FLUSH>::of(a, b); }
+    static T of(T a, T b) {
+        return a != a || b != b ? canonical(a + b) : float_min<T, FLUSH>::of(a, b);
+    }
 };
 
 template <class T, bool FLUSH> struct float_max_nan {
-    static T of(T a, T b) { return a != a || b != b ? canonical(a + b) : float_max<T, FLUSH>::of(a, b); }
+    static T of(T a, T b) {
+        return a != a || b != b ? canonical(a + b) : float_max<T, FLUSH>::of(a, b);
+    }
 };
 
 template <class T, bool FLUSH> struct float_abs {
@@ -248,7 +252,8 @@ template <bool FLUSH> struct approximate_div {
     static float of(float a, float b) {
         float q = float_div<float, FLUSH>::of(a, b);
         if (!approximate() || !isfinite(q)) return q;
-        return flushed<FLUSH>((float)((double)q * (1 + deviation(float_bits(a) ^ float_bits(b)) * 0x1p-22)));
+        double error = (double)deviation(float_bits(a) ^ float_bits(b)) * 0x1p-22;
+        return flushed<FLUSH>((float)((double)q * (1 + error)));
     }
 };
 
@@ -325,7 +330,8 @@ bool decode_float(opcode &o, form &f) {
     if (!is_float(f.to) || f.to == TF32 || (f.saturate && f.to != F32)) return false;
 
     const std::string &n = o.name;
-    f.operands = same_operands(f.to, n == "abs" || n == "neg" ? 1 : n == "fma" || n == "mad" ? 3 : 2);
+    bool one = n == "abs" || n == "neg", three = n == "fma" || n == "mad";
+    f.operands = same_operands(f.to, one ? 1 : three ? 3 : 2);
     if (n == "copysign") {
         f.run = f.to == F64 ? map<copy_sign64> : f.to == F32 ? map<copy_sign32> : nullptr;
         return true;
@@ -335,14 +341,16 @@ bool decode_float(opcode &o, form &f) {
     if (n == "min" || n == "max") return decode_min_max(o, f);
     if (n == "abs") f.run = unary<float_abs>(f.to, f.flush);
     if (n == "neg") f.run = unary<float_neg>(f.to, f.flush);
-    if (n == "fma" || n == "mad")
-        f.run = f.saturate ? ternary<float_fma_sat>(f.to, f.flush) : ternary<float_fma>(f.to, f.flush);
-    if (n == "add")
-        f.run = f.saturate ? binary<float_add_sat>(f.to, f.flush) : binary<float_add>(f.to, f.flush);
-    if (n == "sub")
-        f.run = f.saturate ? binary<float_sub_sat>(f.to, f.flush) : binary<float_sub>(f.to, f.flush);
-    if (n == "mul")
-        f.run = f.saturate ? binary<float_mul_sat>(f.to, f.flush) : binary<float_mul>(f.to, f.flush);
+    if (three) f.run = ternary<float_fma>(f.to, f.flush);
+    if (n == "add") f.run = binary<float_add>(f.to, f.flush);
+    if (n == "sub") f.run = binary<float_sub>(f.to, f.flush);
+    if (n == "mul") f.run = binary<float_mul>(f.to, f.flush);
+    if (f.saturate) {
+        if (three) f.run = ternary<float_fma_sat>(f.to, f.flush);
+        if (n == "add") f.run = binary<float_add_sat>(f.to, f.flush);
+        if (n == "sub") f.run = binary<float_sub_sat>(f.to, f.flush);
+        if (n == "mul") f.run = binary<float_mul_sat>(f.to, f.flush);
+    }
     return f.run && apply_rounding(f);
 }
 
@@ -370,7 +378,8 @@ float deviation(uint32_t input) {
 /* Rounds the exact result of an .approx instruction, or deviates by up to the documented
    relative error. */
 static float approximated(double exact, float input, double error) {
-    if (approximations && isfinite(exact)) exact *= 1 + (double)deviation(float_bits(input)) * error;
+    if (approximations && isfinite(exact))
+        exact *= 1 + (double)deviation(float_bits(input)) * error;
     return canonical((float)exact);
 }
 

@@ -106,7 +106,10 @@ template <template <class> class Op> static execute *for_widening(type t) {
 }
 
 static int32_t signed24(int32_t a) { return (int32_t)((uint32_t)a << 8) >> 8; }
-static uint32_t mul24_lo_unsigned(uint32_t a, uint32_t b) { return (a & 0xffffff) * (b & 0xffffff); }
+
+static uint32_t mul24_lo_unsigned(uint32_t a, uint32_t b) {
+    return (a & 0xffffff) * (b & 0xffffff);
+}
 
 static int32_t mul24_lo_signed(int32_t a, int32_t b) {
     return (int32_t)((int64_t)signed24(a) * signed24(b));
@@ -336,13 +339,20 @@ static uint32_t permute(uint32_t a, uint32_t b, uint32_t selectors) {
     return r;
 }
 
+template <bool SHIFT> static execute *find_bit_of(type t) {
+    switch (t) {
+    case U32: return map<find_bit<uint32_t, SHIFT>::of>;
+    case S32: return map<find_bit<int32_t, SHIFT>::of>;
+    case U64: return map<find_bit<uint64_t, SHIFT>::of>;
+    case S64: return map<find_bit<int64_t, SHIFT>::of>;
+    default: return nullptr;
+    }
+}
+
 static bool decode_find_bit(opcode &o, form &f) {
     bool shift = o.take("shiftamt");
     f.operands = type_size(f.to) == 8 ? "Wl" : "Ww";
-    if (f.to == U32) f.run = shift ? map<find_bit<uint32_t, true>::of> : map<find_bit<uint32_t, false>::of>;
-    if (f.to == S32) f.run = shift ? map<find_bit<int32_t, true>::of> : map<find_bit<int32_t, false>::of>;
-    if (f.to == U64) f.run = shift ? map<find_bit<uint64_t, true>::of> : map<find_bit<uint64_t, false>::of>;
-    if (f.to == S64) f.run = shift ? map<find_bit<int64_t, true>::of> : map<find_bit<int64_t, false>::of>;
+    f.run = shift ? find_bit_of<true>(f.to) : find_bit_of<false>(f.to);
     return true;
 }
 

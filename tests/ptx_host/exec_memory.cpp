@@ -427,14 +427,24 @@ static bool decode_access(opcode &o, form &f) {
 bool decode_load(opcode &o, form &f) {
     if (!decode_access(o, f)) return false;
     f.run = load;
-    f.operands = f.count == 8 ? "{XXXXXXXX}m" : f.count == 4 ? "{XXXX}m" : f.count == 2 ? "{XX}m" : "Xm";
+    switch (f.count) {
+    case 8: f.operands = "{XXXXXXXX}m"; break;
+    case 4: f.operands = "{XXXX}m"; break;
+    case 2: f.operands = "{XX}m"; break;
+    default: f.operands = "Xm"; break;
+    }
     return true;
 }
 
 bool decode_store(opcode &o, form &f) {
     if (!decode_access(o, f) || f.space == CONST) return false;
     f.run = store;
-    f.operands = f.count == 8 ? "m{xxxxxxxx}" : f.count == 4 ? "m{xxxx}" : f.count == 2 ? "m{xx}" : "mx";
+    switch (f.count) {
+    case 8: f.operands = "m{xxxxxxxx}"; break;
+    case 4: f.operands = "m{xxxx}"; break;
+    case 2: f.operands = "m{xx}"; break;
+    default: f.operands = "mx"; break;
+    }
     return true;
 }
 
@@ -578,7 +588,10 @@ static void convert_address(machine &m, const instruction &i, uint32_t active) {
     uint64_t *d = row64(m, i.o[0]);
     const uint64_t *a = row64(m, i.o[1]);
     bool from_generic = i.form->variant;
-    for (int l : lanes{active}) d[l] = !window ? a[l] : from_generic ? a[l] & ~WINDOW_MASK : a[l] | window;
+    for (int l : lanes{active}) {
+        if (!window) d[l] = a[l];
+        else d[l] = from_generic ? a[l] & ~WINDOW_MASK : a[l] | window;
+    }
 }
 
 static void is_space(machine &m, const instruction &i, uint32_t active) {

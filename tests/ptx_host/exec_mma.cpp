@@ -65,6 +65,10 @@ static float rounded_sum(double sum) {
     return away ? bits_to_float(float_bits(f) - 1) : f == f ? f : bits_to_float(0x7fffffff);
 }
 
+static double &c_element(matrices &x, int lane, int r) {
+    return x.c[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2];
+}
+
 /* mma {d0..d3}, {a..}, {b..}, {c0..c3}; count holds the depth K. */
 static void mma(machine &m, const instruction &i, uint32_t) {
     const form &f = *i.form;
@@ -77,7 +81,7 @@ static void mma(machine &m, const instruction &i, uint32_t) {
     for (int r = 0; r < 4; r++) {
         const uint32_t *words = row32(m, c[r]);
         for (int lane = 0; lane < LANES; lane++)
-            x.c[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2] = (double)bits_to_float(words[lane]);
+            c_element(x, lane, r) = (double)bits_to_float(words[lane]);
     }
     for (int row = 0; row < ROWS; row++)
         for (int k = 0; k < depth; k++)
@@ -87,13 +91,19 @@ static void mma(machine &m, const instruction &i, uint32_t) {
     for (int r = 0; r < 4; r++) {
         uint32_t *words = row32(m, i.o[r]);
         for (int lane = 0; lane < LANES; lane++)
-            words[lane] = float_bits(rounded_sum(x.c[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2]));
+            words[lane] = float_bits(rounded_sum(c_element(x, lane, r)));
     }
 }
 
 /* mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 and the like. */
 bool decode_mma(opcode &o, form &f) {
-    static const struct { const char *shape; uint8_t depth; bool tf32; const char *operands; } rows[] = {
+    struct shape_row {
+        const char *shape;
+        uint8_t depth;
+        bool tf32;
+        const char *operands;
+    };
+    static const shape_row rows[] = {
         {"m16n8k16", 16, false, "{WWWW}{wwww}{ww}{wwww}"},
         {"m16n8k8",  8,  false, "{WWWW}{ww}{w}{wwww}"},
         {"m16n8k8",  8,  true,  "{WWWW}{wwww}{ww}{wwww}"},
@@ -142,8 +152,9 @@ static void ldmatrix(machine &m, const instruction &i, uint32_t) {
         uint32_t *d = row32(m, i.o[k]);
         for (int l = 0; l < LANES; l++) {
             int g = l / 4, t = l % 4;
-            uint16_t low = f.variant ? element[8 * k + 2 * t][g] : element[8 * k + g][2 * t];
-            uint16_t high = f.variant ? element[8 * k + 2 * t + 1][g] : element[8 * k + g][2 * t + 1];
+            const uint16_t (*matrix)[8] = element + 8 * k;
+            uint16_t low = f.variant ? matrix[2 * t][g] : matrix[g][2 * t];
+            uint16_t high = f.variant ? matrix[2 * t + 1][g] : matrix[g][2 * t + 1];
             d[l] = (uint32_t)high << 16 | low;
         }
     }

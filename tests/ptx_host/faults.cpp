@@ -28,7 +28,8 @@ std::string line_text(const ptx_kernel &k, size_t pc) {
     char text[200];
     int n = snprintf(text, sizeof text, "PTX line %u", i.line);
     if (l.line)
-        snprintf(text + n, sizeof text - (size_t)n, " (%s:%d)", file_name(k, l.file).c_str(), l.line);
+        snprintf(text + n, sizeof text - (size_t)n, " (%s:%d)", file_name(k, l.file).c_str(),
+                 l.line);
     return text;
 }
 
@@ -59,7 +60,9 @@ static void record(machine &m, ptx_fault_kind kind, place p, const char *format,
         if (l.caller_line)
             where += ", inlined at " + file_name(k, l.caller_file) + ":" +
                      std::to_string(l.caller_line);
-        where += ": " + p.i->form->text;
+        where += ": " + p.i->form->text + ", thread " + std::to_string(p.thread) + " of block " +
+                 std::to_string(m.block[0]) + "," + std::to_string(m.block[1]) + "," +
+                 std::to_string(m.block[2]) + " of " + k.name;
         snprintf(f.text + used, sizeof f.text - used, "%s", where.c_str());
     }
     list().push_back(f);

@@ -298,7 +298,8 @@ template <class F> static void for_uses(const body &b, const instruction &i, F f
     if (i.flags & GUARDED && !(i.guard & IS_CONSTANT)) f(i.guard & ROW_MASK, GUARD_POSITION);
     for_operands(*i.form, [&](uint32_t position, char kind) {
         operand o = b.operands[i.first + position];
-        if (o != NO_OPERAND && !(o & IS_CONSTANT) && !is_destination(kind)) f(o & ROW_MASK, position);
+        bool is_register = o != NO_OPERAND && !(o & IS_CONSTANT);
+        if (is_register && !is_destination(kind)) f(o & ROW_MASK, position);
     });
 }
 
@@ -540,8 +541,10 @@ static void place_registers(ptx_kernel &k, const graph &g, rewriter &rewrite) {
         uint32_t base = w == WIDTH_PRED ? 0 : w == WIDTH_32 ? narrow : wide;
         rewrite.registers[r] = base + rows[r] * words_of(w);
     }
-    for (uint32_t r = 0; r < rows.size(); r++)
-        if (k.registers[r].special != SPECIALS) k.specials.push_back({k.registers[r].special, rewrite(r)});
+    for (uint32_t r = 0; r < rows.size(); r++) {
+        uint8_t special = k.registers[r].special;
+        if (special != SPECIALS) k.specials.push_back({special, rewrite(r)});
+    }
     live.in[0].for_each([&](size_t r) {
         if (k.registers[r].special == SPECIALS) k.entry_rows.push_back(rewrite((operand)r));
     });

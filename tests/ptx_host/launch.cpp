@@ -42,8 +42,8 @@ static bool check_launch(machine &m) {
     uint64_t threads = product(l.block);
     size_t shared = dynamic_start(k) + l.shared_bytes, limit = shared_limit(k.module->architecture);
     if (!threads || threads > 1024 || l.block[2] > 64)
-        fatal(m, PTX_LAUNCH, nowhere, "block of %u x %u x %u threads; the limit is 1024", l.block[0],
-              l.block[1], l.block[2]);
+        fatal(m, PTX_LAUNCH, nowhere, "block of %u x %u x %u threads; the limit is 1024",
+              l.block[0], l.block[1], l.block[2]);
     if (k.max_threads && threads > k.max_threads)
         fatal(m, PTX_LAUNCH, nowhere, "block of %llu threads, but .maxntid is %u",
               (unsigned long long)threads, k.max_threads);
@@ -51,7 +51,8 @@ static bool check_launch(machine &m) {
         fatal(m, PTX_LAUNCH, nowhere, "block of %llu threads, but .reqntid is %u",
               (unsigned long long)threads, k.max_threads);
     if (!product(l.grid) || l.grid[0] > 0x7fffffffu || l.grid[1] > 65535 || l.grid[2] > 65535)
-        fatal(m, PTX_LAUNCH, nowhere, "grid of %u x %u x %u blocks", l.grid[0], l.grid[1], l.grid[2]);
+        fatal(m, PTX_LAUNCH, nowhere, "grid of %u x %u x %u blocks", l.grid[0], l.grid[1],
+              l.grid[2]);
     if (shared > limit)
         fatal(m, PTX_LAUNCH, nowhere, "%zu bytes of shared memory; %s has %zu for a block", shared,
               k.module->target.c_str(), limit);

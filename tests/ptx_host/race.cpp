@@ -30,7 +30,7 @@ static bool ordered_partially(const machine &m, const access &a, unsigned thread
 }
 
 /* Whether all accesses that `a` stands for are ordered before the current one. */
-static bool ordered(const machine &m, const access &a, const accessor &by) {
+static inline bool ordered(const machine &m, const access &a, const accessor &by) {
     if (a.stamp < m.block_start) return false;      /* another block of the launch */
     uint16_t level = a.who & LEVEL_MASK;
     if (level == SOME_BLOCKS) return false;
@@ -45,7 +45,7 @@ static bool ordered(const machine &m, const access &a, const accessor &by) {
 
 /* Adds an access to those that `a` stands for: reads, or atomic accesses. Of accesses
    that are ordered before the new one, only the new one matters. */
-static void add(const machine &m, access &a, const accessor &by, uint16_t flags) {
+static inline void add(const machine &m, access &a, const accessor &by, uint16_t flags) {
     unsigned other = a.who & THREAD_MASK;
     uint16_t level = a.who & LEVEL_MASK;
     if (a.stamp < by.horizon) level = ONE_THREAD;
@@ -127,7 +127,10 @@ static accessor accessor_of(const machine &m, const instruction &i, int lane, co
 
 void note_read(machine &m, const instruction &i, int lane, const range &r) {
     accessor by = accessor_of(m, i, lane, r);
+    const uint16_t who = (uint16_t)(by.thread | (r.collective ? SOME_LANES : ONE_THREAD));
     for_cells(r, [&](cell &c) {
+        /* The same read as before: a write in between would have erased it. */
+        if (c.read.stamp == m.now && c.read.pc == by.pc && c.read.who == who) return;
         if (c.write.stamp >= by.horizon) {
             if (c.write.who & PENDING) report_pending(m, i, lane, r, "read", c.write);
             else if (!ordered(m, c.write, by))
@@ -202,7 +205,8 @@ void synchronise_block(machine &m) {
 
 /* Every member of a group learns what the others know, and that their accesses up to now
    came before. `known` has one row of n floors for each member. */
-static void share_knowledge(std::vector<uint32_t> &known, unsigned n, uint32_t group, uint32_t now) {
+static void share_knowledge(std::vector<uint32_t> &known, unsigned n, uint32_t group,
+                            uint32_t now) {
     if (known.empty()) known.resize(n * n);
     std::vector<uint32_t> all(n);
     for (unsigned k = 0; k < n; k++) {

@@ -290,8 +290,8 @@ static bool arrive_barrier(machine &m, split &s, const instruction &i) {
     }
     barrier &b = m.barriers[o.number];
     if (b.expected && b.expected != expected) {
-        fatal(m, PTX_DIVERGED, here, "barrier %u expects %u threads, but others expect %u", o.number,
-              expected, b.expected);
+        fatal(m, PTX_DIVERGED, here, "barrier %u expects %u threads, but others expect %u",
+              o.number, expected, b.expected);
         return false;
     }
     b.expected = expected;
@@ -450,7 +450,8 @@ static std::string whereabouts(const machine &m, unsigned barrier_number) {
             if (s.state == AT_BARRIER && s.barrier == barrier_number) waiting |= s.mask;
         uint32_t missing = w.exists & ~waiting;
         if (!missing) continue;
-        std::string thread = "thread " + std::to_string(w.number * LANES + (unsigned)lowest(missing));
+        unsigned first = w.number * LANES + (unsigned)lowest(missing);
+        std::string thread = "thread " + std::to_string(first);
         if (!(w.alive >> lowest(missing) & 1)) return thread + " has exited";
         for (const split &s : w.splits)
             if (s.mask >> lowest(missing) & 1)
