@@ -7,13 +7,7 @@ namespace ptx {
 
 // >>types
 
-struct type_row {
-    const char *name;
-    uint8_t size;
-    bool is_signed, is_float;
-};
-
-static const type_row types[TYPES] = {
+const type_row types[TYPES] = {
     /* name    bytes  signed float */
     {"",       0,     false, false},
     {"pred",   0,     false, false},
@@ -37,11 +31,6 @@ static const type_row types[TYPES] = {
     {"f32",    4,     true,  true},
     {"f64",    8,     true,  true},
 };
-
-size_t type_size(type t) { return types[t].size; }
-const char *type_name(type t) { return types[t].name; }
-bool is_signed(type t) { return types[t].is_signed; }
-bool is_float(type t) { return types[t].is_float; }
 
 const char *same_operands(type t, int sources) {
     static const char *h[] = {"H", "Hh", "Hhh", "Hhhh"};

@@ -43,10 +43,18 @@ enum compare : uint8_t { EQ, NE, LT, LE, GT, GE, EQU, NEU, LTU, LEU, GTU, GEU, N
 /* How a comparison is combined with its predicate operand. */
 enum combine : uint8_t { ALONE, AND, OR, XOR };
 
-size_t type_size(type t);           /* bytes; 0 for a predicate */
-const char *type_name(type t);
-bool is_signed(type t);
-bool is_float(type t);
+struct type_row {
+    const char *name;
+    uint8_t size;               /* bytes; 0 for a predicate */
+    bool is_signed, is_float;
+};
+
+extern const type_row types[TYPES];
+
+inline size_t type_size(type t) { return types[t].size; }
+inline const char *type_name(type t) { return types[t].name; }
+inline bool is_signed(type t) { return types[t].is_signed; }
+inline bool is_float(type t) { return types[t].is_float; }
 
 
 // >>forms: what an opcode with its modifiers does
