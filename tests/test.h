@@ -10,7 +10,13 @@
 #include <string.h>
 #include <unistd.h>
 
+/* A program of several files defines TEST_SHARED_COUNTS in all of them, and the counts in
+   one. */
+#ifdef TEST_SHARED_COUNTS
+extern long test_passed, test_failed;
+#else
 static long test_passed, test_failed;
+#endif
 
 #define CHECK(cond, ...) \
   do { \

@@ -17,6 +17,7 @@
 #ifndef TEST_PTX_H
 #define TEST_PTX_H
 #include "ptx.h"
+#define TEST_SHARED_COUNTS
 #include "../test.h"
 #include <functional>
 #include <initializer_list>
@@ -164,15 +165,11 @@ inline float float_of_bf16(uint16_t x) { return float_of((uint32_t)x << 16); }
 
 // >>parts
 
-struct test_counts {
-    long passed, failed;
-};
-
-test_counts test_arithmetic(int argc, char **argv);
-test_counts test_spaces(int argc, char **argv);
-test_counts test_warps(int argc, char **argv);
-test_counts test_mma(int argc, char **argv);
-test_counts test_faults(int argc, char **argv);
-test_counts test_races(int argc, char **argv);
-test_counts test_counters(int argc, char **argv);
+void test_arithmetic(int argc, char **argv);
+void test_spaces(int argc, char **argv);
+void test_warps(int argc, char **argv);
+void test_mma(int argc, char **argv);
+void test_faults(int argc, char **argv);
+void test_races(int argc, char **argv);
+void test_counters(int argc, char **argv);
 #endif
