@@ -165,10 +165,11 @@ enum barrier_variant : uint8_t {
     BARRIER_SYNC, BARRIER_ARRIVE, BARRIER_AND, BARRIER_OR, BARRIER_POPC
 };
 
-/* Whether ptx_approximate is on, and the deviation of a result: a number in -1..1 that
-   depends on the input only. */
+/* Whether ptx_approximate is on. */
 bool approximate();
-float deviation(uint32_t input);
+/* A result that deviates from the exact one such that, after it is rounded to float, the
+   error is at most `units` in its last place. The deviation depends on the input only. */
+double deviated(double exact, uint32_t input, double units);
 
 } // namespace ptx
 #endif

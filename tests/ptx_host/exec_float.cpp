@@ -252,8 +252,8 @@ template <bool FLUSH> struct approximate_div {
     static float of(float a, float b) {
         float q = float_div<float, FLUSH>::of(a, b);
         if (!approximate() || !isfinite(q)) return q;
-        double error = (double)deviation(float_bits(a) ^ float_bits(b)) * 0x1p-22;
-        return flushed<FLUSH>((float)((double)q * (1 + error)));
+        double exact = (double)flushed<FLUSH>(a) / (double)flushed<FLUSH>(b);
+        return flushed<FLUSH>((float)deviated(exact, float_bits(a) ^ float_bits(b), 2));
     }
 };
 
@@ -367,37 +367,43 @@ static bool approximations;
 
 bool approximate() { return approximations; }
 
-float deviation(uint32_t input) {
+/* A number in -1..1. */
+static double noise(uint32_t input) {
     input *= 2654435761u;
     input ^= input >> 15;
     input *= 2246822519u;
     input ^= input >> 13;
-    return (float)(int32_t)input * 0x1p-31f;
+    return (int32_t)input * 0x1p-31;
 }
 
-/* Rounds the exact result of an .approx instruction, or deviates by up to the documented
-   relative error. */
-static float approximated(double exact, float input, double error) {
-    if (approximations && isfinite(exact))
-        exact *= 1 + (double)deviation(float_bits(input)) * error;
+double deviated(double exact, uint32_t input, double units) {
+    if (!isfinite(exact) || exact == 0) return exact;
+    return exact + noise(input) * (units - 0.5) * ldexp(1, ilogb(exact) - 23);
+}
+
+/* Rounds the exact result of an .approx instruction, or deviates by up to `units` in the
+   last place. */
+static float approximated(double exact, float input, double units) {
+    if (approximations) exact = deviated(exact, float_bits(input), units);
     return canonical((float)exact);
 }
 
 static double reciprocal(double x) { return 1 / x; }
 static double reciprocal_root(double x) { return 1 / sqrt(x); }
 
-/* Maximum relative errors by the PTX ISA. Those of lg2, sin and cos are absolute near the
-   zeros of the functions; the relative error here is never larger. */
-template <double (*F)(double), int ERROR_BITS, bool FLUSH> struct approximation {
+/* UNITS is the maximum error by the PTX ISA. Where the ISA has a relative error of
+   2^-n, this is 2^(23 - n) units in the last place, which is never more. The errors of
+   lg2, sin and cos are absolute near the zeros of the functions; those here are smaller. */
+template <double (*F)(double), int UNITS, bool FLUSH> struct approximation {
     static float of(float x) {
         x = flushed<FLUSH>(x);
-        return flushed<FLUSH>(approximated(F((double)x), x, ldexp(1, -ERROR_BITS)));
+        return flushed<FLUSH>(approximated(F((double)x), x, UNITS));
     }
 };
 
-template <double (*F)(double), int ERROR_BITS> static execute *approximate_function(bool flush) {
-    return flush ? map<approximation<F, ERROR_BITS, true>::of>
-                 : map<approximation<F, ERROR_BITS, false>::of>;
+template <double (*F)(double), int UNITS> static execute *approximate_function(bool flush) {
+    return flush ? map<approximation<F, UNITS, true>::of>
+                 : map<approximation<F, UNITS, false>::of>;
 }
 
 /* rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64 use and return the upper 32 bits only. */
@@ -405,6 +411,7 @@ template <double (*F)(double)> struct upper_half {
     static uint64_t of(uint64_t x) {
         double d = from_word<double>(x & 0xffffffff00000000u);
         if (fabs(d) < 0x1p-1022) d = copysign(0, d);
+        if (d != d) return 0x7fffffff00000000u;
         double r = F(d);
         if (fabs(r) < 0x1p-1022) r = copysign(0, r);
         return to_word(r) & 0xffffffff00000000u;
@@ -448,14 +455,14 @@ bool decode_approximate(opcode &o, form &f) {
         return true;
     }
     if (f.to != F32) return false;
-    if (n == "rcp") f.run = approximate_function<reciprocal, 23>(f.flush);
-    if (n == "sqrt") f.run = approximate_function<sqrt, 23>(f.flush);
-    if (n == "rsqrt") f.run = approximate_function<reciprocal_root, 22>(f.flush);
-    if (n == "ex2") f.run = approximate_function<exp2, 22>(f.flush);
-    if (n == "lg2") f.run = approximate_function<log2, 22>(f.flush);
-    if (n == "sin") f.run = approximate_function<sin, 21>(f.flush);
-    if (n == "cos") f.run = approximate_function<cos, 21>(f.flush);
-    if (n == "tanh") f.run = approximate_function<tanh, 11>(f.flush);
+    if (n == "rcp") f.run = approximate_function<reciprocal, 1>(f.flush);
+    if (n == "sqrt") f.run = approximate_function<sqrt, 1>(f.flush);
+    if (n == "rsqrt") f.run = approximate_function<reciprocal_root, 2>(f.flush);
+    if (n == "ex2") f.run = approximate_function<exp2, 2>(f.flush);
+    if (n == "lg2") f.run = approximate_function<log2, 2>(f.flush);
+    if (n == "sin") f.run = approximate_function<sin, 4>(f.flush);
+    if (n == "cos") f.run = approximate_function<cos, 4>(f.flush);
+    if (n == "tanh") f.run = approximate_function<tanh, 4096>(f.flush);
     return true;
 }
 
