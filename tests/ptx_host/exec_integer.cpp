@@ -138,6 +138,7 @@ static bool decode_mul24(opcode &o, form &f) {
 
 bool decode_integer(opcode &o, form &f) {
     type t = f.to;
+    if (t < U8) return false;           /* .pred and .b32 are not types of arithmetic */
     if (o.name == "mul" || o.name == "mad") return decode_multiply(o, f, o.name == "mad");
     if (o.name == "mul24") return decode_mul24(o, f);
     bool one = o.name == "abs" || o.name == "neg";
