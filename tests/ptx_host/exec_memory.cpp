@@ -55,7 +55,7 @@ static bool out_of_bounds(machine &m, const instruction &i, int lane, ptx::space
 /* Finds the memory of a lane's access. Returns false after a fault. */
 static bool locate_global(machine &m, const instruction &i, int lane, uint64_t address,
                           size_t size, size_t align, range *r, allocation **a) {
-    allocation *&hint = m.hint[pc_of(m, i) % 256];
+    allocation *&hint = m.hint[pc_of(i) % 256];
     uint64_t at = hint ? address - (uint64_t)(uintptr_t)hint->base : 0;
     if (!hint || at >= hint->bytes) {
         hint = find_allocation(address);
@@ -237,7 +237,7 @@ static void load_global(machine &m, const instruction &i, uint32_t active, const
     m.count.sectors_read += count_sectors(address, active, size);
     for (int l : lanes{active}) {
         range whole;
-        allocation *a;
+        allocation *a = nullptr;
         if (!locate_global(m, i, l, address[l], size, size, &whole, &a)) return;
         for_used(i, whole, [&](const range &r) {
             if (!a->all_written(r.at, r.size)) report_unwritten_global(m, i, l, r);
@@ -346,7 +346,7 @@ static void store_global(machine &m, const instruction &i, uint32_t active, cons
     lane_values values = {s.address, s.value[0], MAX_VECTOR, active};
     for (int l : lanes{active}) {
         range r;
-        allocation *a;
+        allocation *a = nullptr;
         if (!locate_global(m, i, l, s.address[l], s.size, s.size, &r, &a)) return;
         note_write(m, i, l, r, false, &values);
         a->set_written(r.at, s.size, true);
@@ -499,7 +499,7 @@ static unsigned char *locate_atomic(machine &m, const instruction &i, ptx::space
                   "atomic access of %zu bytes at shared address 0x%llx, which was never written",
                   size, (unsigned long long)address);
     } else {
-        allocation *a;
+        allocation *a = nullptr;
         if (!locate_global(m, i, lane, address, size, size, &r, &a)) return nullptr;
         if (!a->all_written(r.at, size)) report_unwritten_global(m, i, lane, r);
         a->set_written(r.at, size, true);
@@ -633,9 +633,9 @@ static void copy_async(machine &m, const instruction &i, uint32_t active) {
     for (int l : lanes{active}) {
         size_t bytes = i.o[5] == NO_OPERAND ? size : std::min<size_t>(row32(m, i.o[5])[l], size);
         range target, source;
-        allocation *a;
+        allocation *a = nullptr;
         if (!locate_shared(m, i, l, to[l], size, &target)) return;
-        copy c = {(uint32_t)to[l], m.warp->group[l], (uint16_t)thread_of(m, l), pc_of(m, i),
+        copy c = {(uint32_t)to[l], m.warp->group[l], (uint16_t)thread_of(m, l), pc_of(i),
                   (uint8_t)size, {}};
         if (bytes) {
             reading |= 1u << l;

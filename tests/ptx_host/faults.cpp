@@ -36,7 +36,7 @@ std::string line_text(const ptx_kernel &k, size_t pc) {
 /* Records a fault unless the launch has had one of this kind at this instruction. */
 static void record(machine &m, ptx_fault_kind kind, place p, const char *format, va_list args) {
     const ptx_kernel &k = *m.kernel;
-    size_t pc = p.i ? (size_t)(p.i - k.code.data()) : k.code.size();
+    size_t pc = p.i ? p.i->pc : k.code.size();
     if (!m.reported.insert((uint64_t)pc << 8 | kind).second) return;
 
     ptx_fault f = {};

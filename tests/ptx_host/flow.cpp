@@ -546,7 +546,9 @@ static void place_registers(ptx_kernel &k, const graph &g, rewriter &rewrite) {
         if (special != SPECIALS) k.specials.push_back({special, rewrite(r)});
     }
     live.in[0].for_each([&](size_t r) {
-        if (k.registers[r].special == SPECIALS) k.entry_rows.push_back(rewrite((operand)r));
+        const register_info &info = k.registers[r];
+        if (info.special != SPECIALS) return;
+        k.entry_rows.push_back({rewrite.registers[r], words_of(info.width)});
     });
 }
 
@@ -566,6 +568,7 @@ void prepare(ptx_kernel &k) {
         });
         i.guard = rewrite(i.guard);
         i.o = k.operands.data() + i.first;
+        i.pc = (uint32_t)(&i - k.code.data());
     }
     k.prepared = true;
 }

@@ -92,8 +92,7 @@ static void start_rows(machine &m, warp &w) {
     const ptx_kernel &k = *m.kernel;
     m.bank[0] = w.rows;
     for (operand o : k.tracked_rows) *row32(m, o) = 0;
-    for (operand o : k.entry_rows)
-        for (int l = 0; l < LANES; l++) set_lane_value(m, o, l, ~0ull);
+    for (auto &r : k.entry_rows) memset(w.rows + r.first, 0xff, r.second * sizeof *w.rows);
     for (auto &s : k.specials) {
         uint32_t *row = row32(m, s.second);
         for (unsigned l = 0; l < LANES; l++) row[l] = special_value(m, w, s.first, l);

@@ -180,9 +180,9 @@ inline unsigned thread_of(const machine &m, int lane) {
     return m.warp->number * LANES + (unsigned)lane;
 }
 
-inline uint16_t pc_of(const machine &m, const instruction &i) {
-    size_t pc = (size_t)(&i - m.kernel->code.data());
-    return pc < UNKNOWN_PC ? (uint16_t)pc : (uint16_t)UNKNOWN_PC;
+/* The number of an instruction as it is stored in shadow cells. */
+inline uint16_t pc_of(const instruction &i) {
+    return i.pc < UNKNOWN_PC ? (uint16_t)i.pc : (uint16_t)UNKNOWN_PC;
 }
 
 } // namespace ptx

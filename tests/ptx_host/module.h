@@ -142,6 +142,7 @@ struct instruction {
     uint32_t first;
     operand guard;
     int target;                 /* branch target, or number of the table or of the call */
+    uint32_t pc;                /* the instruction's own number; set by flow.cpp */
     uint32_t line;              /* line of the PTX text */
     uint32_t location;          /* index into the kernel's locations */
     uint32_t used_bytes;        /* mask of the bytes of a load that the program uses */
@@ -265,7 +266,8 @@ struct ptx_kernel : ptx::body {
     std::vector<uint32_t> constant_rows;    /* contents of the constant bank */
     std::vector<int> reconvergence;         /* per instruction, for branches; -1: none */
     std::vector<std::pair<uint8_t, ptx::operand>> specials; /* special_register, its row */
-    std::vector<ptx::operand> entry_rows;   /* rows that are read before they are written */
+    /* Offset and words of rows that are read before they are written. */
+    std::vector<std::pair<uint32_t, uint32_t>> entry_rows;
     std::unordered_map<int, ptx::tracked_use> tracked;  /* by instruction */
     std::vector<ptx::operand> tracked_rows;
 

@@ -122,7 +122,7 @@ template <class F> static inline void for_cells(const range &r, F f) {
 
 static accessor accessor_of(const machine &m, const instruction &i, int lane, const range &r) {
     uint32_t horizon = r.space == SHARED ? m.block_start : m.launch_start;
-    return {thread_of(m, lane), pc_of(m, i), horizon, r.collective};
+    return {thread_of(m, lane), pc_of(i), horizon, r.collective};
 }
 
 void note_read(machine &m, const instruction &i, int lane, const range &r) {
@@ -146,7 +146,7 @@ void note_read(machine &m, const instruction &i, int lane, const range &r) {
    place. If it has, the order of both does not matter. */
 static bool same_value(const machine &m, const instruction &i, int lane, const range &r,
                        const access &a, const lane_values *v) {
-    if (!v || a.stamp != m.now || a.pc != pc_of(m, i)) return false;
+    if (!v || a.stamp != m.now || a.pc != pc_of(i)) return false;
     if (!same_warp(a.who & THREAD_MASK, thread_of(m, lane))) return false;
 
     uint64_t mine = v->address[lane];

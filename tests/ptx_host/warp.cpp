@@ -11,9 +11,19 @@ namespace ptx {
 
 // >>undefined registers
 
-static void report_undefined(machine &m, const instruction &i, uint32_t mask, uint32_t reg) {
-    fault(m, PTX_UNWRITTEN_REGISTER, {&i, thread_of(m, lowest(mask))},
-          "register %s has no value (lanes 0x%08x)", register_text(*m.kernel, reg).c_str(), mask);
+/* An undefined address or branch leaves nothing to continue with. */
+static bool must_be_defined(const instruction &i, uint32_t position) {
+    if (position == GUARD_POSITION) return i.control == BRANCH;
+    bool address = false;
+    for_operands(*i.form, [&](uint32_t p, char kind) { address |= kind == 'm' && p == position; });
+    return address;
+}
+
+static void report_undefined(machine &m, const instruction &i, uint32_t mask, const tracked &t) {
+    auto report = must_be_defined(i, t.position) ? fatal : fault;
+    report(m, PTX_UNWRITTEN_REGISTER, {&i, thread_of(m, lowest(mask))},
+           "register %s has no value (lanes 0x%08x)", register_text(*m.kernel, t.reg).c_str(),
+           mask);
 }
 
 /* The lanes that use an operand: selp uses only one of its sources. */
@@ -27,7 +37,7 @@ static uint32_t lanes_of_use(machine &m, const instruction &i, const tracked &t,
 /* Checks the operands of an instruction that may be undefined. Copying an undefined value
    is not a fault; the copy is undefined. */
 static void check_tracked(machine &m, const instruction &i, uint32_t mask, uint32_t active) {
-    const tracked_use &t = m.kernel->tracked.at((int)(&i - m.kernel->code.data()));
+    const tracked_use &t = m.kernel->tracked.at((int)i.pc);
     uint32_t valid = ALL_LANES;
     for (const tracked &u : t.uses) {
         uint32_t *defined = row32(m, u.defined);
@@ -35,7 +45,7 @@ static void check_tracked(machine &m, const instruction &i, uint32_t mask, uint3
         uint32_t missing = users & ~*defined;
         bool copied = i.form->copies && u.position != GUARD_POSITION;
         if (copied) valid &= *defined;
-        else if (missing) report_undefined(m, i, missing, u.reg);
+        else if (missing) report_undefined(m, i, missing, u);
     }
     for (const tracked &d : t.defs) {
         uint32_t *defined = row32(m, d.defined);
@@ -114,10 +124,11 @@ static void diverge(machine &m, const split &s, uint32_t apart, int to, int othe
 
 // >>collectives
 
-/* The membermask of a lane at a collective. */
+/* The membermask of a lane at a collective. Lanes that have exited do not count, except
+   that an .aligned instruction needs all lanes. */
 static uint32_t member_mask(machine &m, const instruction &i, int lane) {
     if (i.control == ALIGNED) return ALL_LANES;
-    return row32(m, i.o[i.form->mask_operand])[lane] & m.warp->exists;
+    return row32(m, i.o[i.form->mask_operand])[lane] & m.warp->alive;
 }
 
 static void missing_lanes(machine &m, const instruction &i, int lane, uint32_t mask,
@@ -128,13 +139,12 @@ static void missing_lanes(machine &m, const instruction &i, int lane, uint32_t m
 
 static bool check_members(machine &m, const instruction &i, uint32_t active) {
     for (int l : lanes{active}) {
-        uint32_t mask = member_mask(m, i, l);
+        uint32_t mask = member_mask(m, i, l), gone = mask & ~m.warp->alive;
         if (!(mask >> l & 1)) {
             fatal(m, PTX_DIVERGED, {&i, thread_of(m, l)},
                   "lane %d executes a collective but is not in its mask 0x%08x", l, mask);
             return false;
         }
-        uint32_t gone = mask & ~m.warp->alive;
         if (gone) {
             missing_lanes(m, i, l, mask, gone, "they have exited or do not exist");
             return false;
@@ -143,66 +153,146 @@ static bool check_members(machine &m, const instruction &i, uint32_t active) {
     return true;
 }
 
-/* Executes a collective for each group of lanes with the same membermask. */
-static void run_groups(machine &m, const instruction &i, uint32_t active) {
-    while (active && !m.stop) {
-        int first = lowest(active);
-        uint32_t mask = member_mask(m, i, first), group = 0;
-        for (int l : lanes{active})
-            if (member_mask(m, i, l) == mask) group |= 1u << l;
-        if (group != mask) {
-            missing_lanes(m, i, first, mask, mask & ~group, "they have another mask");
-            return;
-        }
-        i.run(m, i, group);
-        active &= ~group;
-    }
+/* The value of one lane of an operand, which may be a predicate. */
+static uint64_t operand_value(machine &m, char kind, operand o, int lane) {
+    bool is_predicate = kind == 'P' || kind == 'p';
+    return is_predicate ? predicate(m, o) >> lane & 1 : lane_value(m, o, lane);
 }
 
-/* Executes the collective at pc for the splits that wait there, if all lanes that they
-   name are there, too. */
-static void try_collective(machine &m, int pc) {
-    warp &w = *m.warp;
-    const instruction &i = m.kernel->code[(size_t)pc];
-    auto waits = [&](const split &s) { return s.state == AT_COLLECTIVE && s.pc == pc; };
-    uint32_t present = 0;
-    for (const split &s : w.splits)
-        if (waits(s)) present |= s.mask;
+static void set_operand(machine &m, char kind, operand o, int lane, uint64_t value) {
+    if (kind == 'P' || kind == 'p') set_predicate(m, o, 1u << lane, value ? ALL_LANES : 0);
+    else set_lane_value(m, o, lane, value);
+}
 
+/* Executes a collective whose lanes are at several instructions with the same form. It
+   works on rows in a bank of its own: each lane copies its sources to them, and its
+   results from them. */
+static void run_merged(machine &m, const instruction *const *at, uint32_t group) {
+    enum { MAX_OPERANDS = 8, ROW = 2 * LANES };
+    uint64_t rows[MAX_OPERANDS * LANES];
+    operand operands[MAX_OPERANDS];
+    uint32_t *constants = m.bank[1], *own = (uint32_t *)(void *)rows;
+    instruction merged = *at[lowest(group)];
+    merged.o = operands;
+
+    for_operands(*merged.form, [&](uint32_t n, char kind) {
+        operands[n] = IS_CONSTANT | n * ROW | (kind == 'l' || kind == 'L' ? IS_WIDE : 0);
+        if (is_destination(kind)) return;
+        for (int l : lanes{group}) {
+            uint64_t value = operand_value(m, kind, at[l]->o[n], l);
+            m.bank[1] = own;
+            set_operand(m, kind, operands[n], l, value);
+            m.bank[1] = constants;
+        }
+    });
+    m.bank[1] = own;
+    merged.run(m, merged, group);
+    m.bank[1] = constants;
+    for_operands(*merged.form, [&](uint32_t n, char kind) {
+        if (!is_destination(kind)) return;
+        for (int l : lanes{group}) {
+            if (at[l]->o[n] == NO_OPERAND) continue;
+            m.bank[1] = own;
+            uint64_t value = operand_value(m, kind, operands[n], l);
+            m.bank[1] = constants;
+            set_operand(m, kind, at[l]->o[n], l, value);
+        }
+    });
+}
+
+/* Executes a collective for the lanes of a membermask. at: the instruction of each lane. */
+static void run_collective(machine &m, const instruction *const *at, uint32_t group) {
+    const instruction *first = at[lowest(group)];
+    for (int l : lanes{group}) {
+        if (at[l] == first) continue;
+        run_merged(m, at, group);
+        return;
+    }
+    first->run(m, *first, group);
+}
+
+/* Whether a split waits at a collective, or at another instruction that may meet it: one
+   with the same opcode and qualifiers. An .aligned instruction meets only itself. */
+static bool waits_with(const machine &m, const split &s, const instruction &i) {
+    const instruction &other = m.kernel->code[(size_t)s.pc];
+    bool meets = i.control == ALIGNED ? &other == &i : other.form == i.form;
+    return s.state == AT_COLLECTIVE && meets;
+}
+
+/* Executes a collective for the splits that wait there, if all lanes that they name are
+   there, too, and name the same lanes. */
+static void try_collective(machine &m, const instruction &i) {
+    warp &w = *m.warp;
+    const instruction *at[LANES] = {};
+    uint32_t mask[LANES] = {}, present = 0;
+    for (const split &s : w.splits) {
+        if (!waits_with(m, s, i)) continue;
+        for (int l : lanes{s.mask}) {
+            at[l] = &m.kernel->code[(size_t)s.pc];
+            mask[l] = member_mask(m, *at[l], l);
+        }
+        present |= s.mask;
+    }
+    auto complete = [&](int lane) {
+        if (mask[lane] & ~present) return false;
+        for (int l : lanes{mask[lane]})
+            if (mask[l] != mask[lane]) return false;
+        return true;
+    };
     for (uint32_t before = 0; before != present;) {
         before = present;
         for (const split &s : w.splits) {
-            if (!waits(s) || !(s.mask & present)) continue;
+            if (!waits_with(m, s, i) || !(s.mask & present)) continue;
             for (int l : lanes{s.mask})
-                if (member_mask(m, i, l) & ~present) present &= ~s.mask;
+                if (!complete(l)) present &= ~s.mask;
         }
     }
-    if (!present) return;
-    run_groups(m, i, present);
+
+    for (uint32_t left = present; left && !m.stop;) {
+        uint32_t group = mask[lowest(left)];
+        run_collective(m, at, group);
+        left &= ~group;
+    }
     std::vector<split> released;
     for (size_t n = w.splits.size(); n--;) {
-        if (!waits(w.splits[n]) || !(w.splits[n].mask & present)) continue;
+        if (!waits_with(m, w.splits[n], i) || !(w.splits[n].mask & present)) continue;
         released.push_back(w.splits[n]);
         w.splits.erase(w.splits.begin() + (ptrdiff_t)n);
     }
-    for (const split &s : released) add_split(w, {s.mask, pc + 1, s.join, READY, 0});
+    for (const split &s : released) add_split(w, {s.mask, s.pc + 1, s.join, READY, 0});
+}
+
+/* Lanes have exited: others may have waited only for them. */
+static void retry_collectives(machine &m) {
+    std::vector<const instruction *> waiting;
+    for (const split &s : m.warp->splits)
+        if (s.state == AT_COLLECTIVE) waiting.push_back(&m.kernel->code[(size_t)s.pc]);
+    for (const instruction *i : waiting)
+        if (!m.stop) try_collective(m, *i);
+}
+
+/* Whether all lanes of the warp are here and name all lanes. */
+static bool is_full(machine &m, const instruction &i, uint32_t active) {
+    if (i.control == ALIGNED) return active == ALL_LANES;
+    if (active != m.warp->alive) return false;
+    operand o = i.o[i.form->mask_operand];
+    if (o & IS_CONSTANT) return (*row32(m, o) & active) == active;
+    uint32_t named = active;
+    for (int l : lanes{active}) named &= row32(m, o)[l];
+    return named == active;
 }
 
 /* A split has arrived at a collective. Returns true if it has been executed. */
 static bool arrive_collective(machine &m, split &s, const instruction &i) {
-    if (i.control == ALIGNED ? s.mask == ALL_LANES : s.mask == m.warp->exists) {
-        bool all_full = true;
-        for (int l : lanes{s.mask}) all_full &= member_mask(m, i, l) == s.mask;
-        if (all_full) {
-            i.run(m, i, s.mask);
-            s.pc++;
-            return true;
-        }
+    if (is_full(m, i, s.mask)) {
+        i.run(m, i, s.mask);
+        s.pc++;
+        return true;
     }
     if (!check_members(m, i, s.mask)) return false;
     s.state = AT_COLLECTIVE;
     m.warp->splits.push_back(s);
-    try_collective(m, s.pc);
+    try_collective(m, i);
     return false;
 }
 
@@ -348,6 +438,7 @@ static bool run_control(machine &m, split &s, const instruction &i, uint32_t act
     case RETURN:
         if (others) add_split(*m.warp, {others, next, s.join, READY, 0});
         exit_lanes(*m.warp, active);
+        retry_collectives(m);
         return false;
     case TRAP:
         if (active) fatal(m, PTX_LAUNCH, {&i, thread_of(m, lowest(active))}, "the kernel trapped");
@@ -387,10 +478,13 @@ static void run_split(machine &m, split s, uint64_t *budget) {
         uint32_t active = s.mask;
         if (i.flags) {
             if (i.flags & GUARDED) active &= predicate(m, i.guard);
-            if (i.flags & TRACKED) check_tracked(m, i, s.mask, active);
+            if (i.flags & TRACKED) {
+                check_tracked(m, i, s.mask, active);
+                if (m.stop) return;
+            }
         }
         m.executed[i.counter]++;
-        m.thread_instructions += count_bits(active);
+        m.thread_instructions += count_bits(i.control == BRANCH ? s.mask : active);
         if (i.control == NEXT) {
             if (active) i.run(m, i, active);
             if (m.stop) return;
@@ -467,7 +561,8 @@ static void report_stuck_split(machine &m, const warp &w, const split &s, bool o
         m.warp = const_cast<warp *>(&w);
         m.bank[0] = w.rows;
         uint32_t mask = member_mask(m, i, lowest(s.mask));
-        missing_lanes(m, i, lowest(s.mask), mask, mask & ~s.mask, "they wait elsewhere");
+        missing_lanes(m, i, lowest(s.mask), mask, mask & ~s.mask,
+                      "they have exited, wait elsewhere, or name another mask");
         return;
     }
     uint32_t there = 0;
