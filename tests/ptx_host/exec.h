@@ -155,11 +155,6 @@ template <template <class> class Op> execute *for_integers(type t) {
 /* The operand strings of n sources of type t and a destination of the same type. */
 const char *same_operands(type t, int sources);
 
-/* Rows of 16 bytes of shared memory, for ldmatrix. read_shared_row returns false after a
-   fault that ends the launch. */
-void count_shared_rows(machine &m, const uint64_t *address, uint32_t active);
-bool read_shared_row(machine &m, const instruction &i, int lane, uint64_t address, uint16_t *row);
-
 /* What a barrier does besides waiting; the variant of its form. */
 enum barrier_variant : uint8_t {
     BARRIER_SYNC, BARRIER_ARRIVE, BARRIER_AND, BARRIER_OR, BARRIER_POPC

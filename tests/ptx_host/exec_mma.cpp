@@ -7,8 +7,7 @@
                           B register r: rows 2 t + 8 r + {0,1}, column g
      tf32, K 4 or 8       A register r: row g + 8 * (r % 2), column t + 4 * (r / 2)
                           B register r: row t + 4 r, column g */
-#include "exec.h"
-#include "race.h"
+#include "access.h"
 
 namespace ptx {
 
@@ -144,9 +143,13 @@ static void ldmatrix(machine &m, const instruction &i, uint32_t) {
         for (uint64_t &a : address) a &= ~WINDOW_MASK;
 
     m.count.shared_loads++;
-    count_shared_rows(m, address, reading);
+    count_shared(m, address, reading, sizeof element[0]);
     for (int l : lanes{reading}) {
-        if (!read_shared_row(m, i, l, address[l], element[l])) return;
+        range r;
+        if (!locate_shared(m, i, {l, 1}, address[l], sizeof element[0], &r)) return;
+        r.collective = true;
+        note_read(m, i, r);
+        memcpy(element[l], r.bytes, sizeof element[0]);
     }
     for (int k = 0; k < f.count; k++) {
         uint32_t *d = row32(m, i.o[k]);

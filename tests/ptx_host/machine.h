@@ -36,7 +36,8 @@ struct reconvergence {
 struct copy {
     uint32_t to;                /* in shared memory */
     uint32_t group;
-    uint16_t thread, pc;
+    uint32_t pc;
+    uint16_t thread;
     uint8_t size;
     unsigned char data[16];
 };
@@ -181,9 +182,7 @@ inline unsigned thread_of(const machine &m, int lane) {
 }
 
 /* The number of an instruction as it is stored in shadow cells. */
-inline uint16_t pc_of(const instruction &i) {
-    return i.pc < UNKNOWN_PC ? (uint16_t)i.pc : (uint16_t)UNKNOWN_PC;
-}
+inline uint32_t pc_of(const instruction &i) { return i.pc < UNKNOWN_PC ? i.pc : UNKNOWN_PC; }
 
 } // namespace ptx
 #endif

@@ -58,26 +58,28 @@ static void mark(const void *base, size_t bytes, bool value) {
         uint64_t start = (uint64_t)(uintptr_t)a.base;
         if (start >= to) break;
         uint64_t lo = std::max(from, start), hi = std::min<uint64_t>(to, start + a.bytes);
-        if (lo < hi) a.set_written((size_t)(lo - start), (size_t)(hi - lo), value);
+        if (lo < hi) a.set_written((size_t)(lo - a.origin), (size_t)(hi - lo), value);
     }
 }
 
 void clear_global_shadow() {
     for (auto &a : allocations())
-        for (shadow_page &p : a->shadow.pages) p.cells.reset();
+        for (shadow_page &p : a->shadow.pages) p.words.reset();
 }
 
 
 // >>shadow pages
 
-/* Gives a page cells of 1 << shift bytes. Existing cells are divided. */
-void shadow::refine(shadow_page &p, unsigned shift) {
-    std::unique_ptr<cell[]> finer(new cell[SHADOW_PAGE >> shift]());
-    if (p.cells)
-        for (size_t i = 0; i < (size_t)SHADOW_PAGE >> shift; i++)
-            finer[i] = p.cells[(i << shift) >> p.shift];
-    p.cells = std::move(finer);
-    p.shift = shift;
+/* Gives a page cells of 1 << finer bytes. Existing cells are divided. */
+void shadow_page::refine(unsigned finer) {
+    size_t n = (size_t)SHADOW_PAGE >> finer, before = (size_t)SHADOW_PAGE >> shift;
+    std::unique_ptr<uint32_t[]> all(new uint32_t[4 * n]());
+    if (words)
+        for (size_t array = 0; array < 4; array++)
+            for (size_t c = 0; c < n; c++)
+                all[array * n + c] = words[array * before + ((c << finer) >> shift)];
+    words = std::move(all);
+    shift = finer;
 }
 
 } // namespace ptx
@@ -90,8 +92,9 @@ void ptx_memory_add(void *base, size_t bytes) {
     std::unique_ptr<ptx::allocation> a(new ptx::allocation);
     a->base = (unsigned char *)base;
     a->bytes = bytes;
-    a->written.resize(bytes / 64 + 1);
-    a->shadow.resize(bytes);
+    a->origin = (uint64_t)(uintptr_t)base / 64 * 64;
+    a->written.resize(bytes / 64 + 2);
+    a->shadow.resize(bytes + 64);
     auto &list = ptx::allocations();
     size_t at = ptx::index_after((uint64_t)(uintptr_t)base);
     list.insert(list.begin() + (ptrdiff_t)at, std::move(a));

@@ -21,15 +21,17 @@
 
 namespace ptx {
 
-/* A range of bytes that one lane accesses. */
+/* The bytes that neighbouring lanes access, without gaps: `count` lanes from `lane`, with
+   `size` bytes each. */
 struct range {
     ptx::space space;           /* GLOBAL or SHARED */
     ptx::shadow *shadow;
     size_t at;                  /* offset in the shadow */
     size_t size;
     uint64_t address;           /* for messages */
-    const unsigned char *bytes; /* the memory */
-    bool collective = false;    /* all lanes get the data, as by ldmatrix */
+    unsigned char *bytes;       /* the memory */
+    int lane, count;
+    bool collective;            /* all lanes get the data, as by ldmatrix */
 };
 
 /* The addresses and values of a store, to recognise lanes of one instruction that write
@@ -41,14 +43,16 @@ struct lane_values {
     uint32_t active;
 };
 
-/* Record an access of a lane and report it if it races with earlier ones. The atomic
-   flag is for atom and red; `values` may be NULL. A read of shared memory also reports
-   bytes that were not written. */
-void note_read(machine &m, const instruction &i, int lane, const range &r);
-void note_write(machine &m, const instruction &i, int lane, const range &r, bool atomic,
-                const lane_values *values);
+/* Record an access and report it if it races with earlier ones. The atomic flag is for
+   atom and red; `values` may be NULL. A read of shared memory also reports bytes that were
+   not written. */
+void note_read(machine &m, const instruction &i, const range &r);
+void note_write(machine &m, const instruction &i, const range &r, const lane_values *values);
+void note_atomic(machine &m, const instruction &i, const range &r);
+/* Whether the bytes of shared memory were written since the block began. */
+bool written_in_block(const machine &m, const range &r);
 /* A cp.async begins to write, and its data has landed. */
-void note_copy_begin(machine &m, const instruction &i, int lane, const range &r);
+void note_copy_begin(machine &m, const instruction &i, const range &r);
 void note_copy_end(machine &m, const copy &c);
 
 /* All threads of the block, some warps, or some lanes of the current warp synchronise. */

@@ -1,0 +1,74 @@
+/* access.h - what all instructions that access memory share: the addresses of lanes, runs
+   of lanes whose accesses are side by side, the checks of addresses, and the counters. */
+#ifndef PTX_ACCESS_H
+#define PTX_ACCESS_H
+#include "exec.h"
+#include "race.h"
+
+namespace ptx {
+
+
+// >>addresses
+
+/* Gets the addresses of all lanes from a pair of operands: base and offset. */
+void gather_addresses(machine &m, const operand *o, uint64_t *address);
+
+/* Active lanes, each of which accesses the bytes behind those of the lane before. */
+struct run {
+    int lane, count;
+};
+
+/* Finds the runs of an instruction, in ascending order. Returns their number. */
+int find_runs(const uint64_t *address, uint32_t active, size_t size, run runs[LANES]);
+
+/* Calls access(space, lanes, addresses) for each space that generic addresses are in. */
+template <class F> static void for_spaces(uint32_t active, uint64_t *address, F access) {
+    while (active) {
+        uint64_t window = address[lowest(active)] & WINDOW_MASK;
+        uint32_t group = 0;
+        for (int l : lanes{active})
+            if ((address[l] & WINDOW_MASK) == window) group |= 1u << l;
+        ptx::space s = window == SHARED_WINDOW ? SHARED
+                       : window == LOCAL_WINDOW ? LOCAL : GLOBAL;
+        if (window == PARAM_WINDOW) s = PARAM;
+        if (s != GLOBAL)
+            for (int l : lanes{group}) address[l] &= ~WINDOW_MASK;
+        access(s, group);
+        active &= ~group;
+    }
+}
+
+
+// >>checks
+
+/* Find the memory of a run of lanes. They return false after a fault. The addresses of
+   global memory must be multiples of `align`. */
+bool locate_global(machine &m, const instruction &i, run lanes, uint64_t address, size_t size,
+                   size_t align, range *r, allocation **a);
+bool locate_shared(machine &m, const instruction &i, run lanes, uint64_t address, size_t size,
+                   range *r);
+/* The same for local and parameter memory of one lane. They return NULL after a fault. */
+unsigned char *locate_local(machine &m, const instruction &i, int lane, uint64_t address,
+                            size_t size);
+const unsigned char *locate_param(machine &m, const instruction &i, int lane, uint64_t address,
+                                  size_t size);
+
+/* Reports the lanes of a range that read bytes of global memory that were not written. */
+void check_written(machine &m, const instruction &i, const range &r, const allocation &a);
+
+
+// >>counters
+
+/* The number of 32-byte sectors that the active lanes touch. */
+unsigned count_sectors(const uint64_t *address, uint32_t active, size_t size);
+/* Counts the passes of an access to shared memory. */
+void count_shared(machine &m, const uint64_t *address, uint32_t active, size_t size);
+
+
+// >>decoding
+
+/* Modifiers that change neither the value nor what is checked here: caching, ordering. */
+void take_hints(opcode &o);
+
+} // namespace ptx
+#endif
