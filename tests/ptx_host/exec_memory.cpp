@@ -48,19 +48,6 @@ static void set_destinations(machine &m, const instruction &i, uint32_t active,
     }
 }
 
-/* The same for a run of lanes. */
-static void load_run(machine &m, const instruction &i, const range &r) {
-    const form &f = *i.form;
-    if (f.count == 1 && r.size == 4 && !(i.o[0] & IS_WIDE)) {
-        memcpy(row32(m, i.o[0]) + r.lane, r.bytes, 4 * (size_t)r.count);
-        return;
-    }
-    const unsigned char *p[LANES];
-    uint32_t active = (uint32_t)(((1ull << r.count) - 1) << r.lane);
-    for (int l = 0; l < r.count; l++) p[r.lane + l] = r.bytes + r.size * (size_t)l;
-    set_destinations(m, i, active, p);
-}
-
 
 // >>loads
 
@@ -83,37 +70,56 @@ template <class F> static void for_used(const instruction &i, const range &r, F 
     }
 }
 
+/* Whether a lane reads what both of its neighbours read: then it adds nothing to what is
+   recorded of them. */
+static bool is_repeated(const uint64_t *address, uint32_t active, int lane) {
+    if (lane == 0 || lane == LANES - 1) return false;
+    bool both = (active >> (lane - 1) & 5) == 5;
+    return both && address[lane] == address[lane - 1] && address[lane] == address[lane + 1];
+}
+
+/* A load from global or shared memory. */
+static void load_checked(machine &m, const instruction &i, ptx::space s, uint32_t active,
+                         const uint64_t *address, size_t size) {
+    run runs[LANES];
+    const unsigned char *p[LANES];
+    const bool repeats = m.warp->known.empty();     /* otherwise lanes know different things */
+    const int n = find_runs(address, active, size, runs);
+    for (int k = 0; k < n; k++) {
+        int lane = runs[k].lane;
+        if (repeats && runs[k].count == 1 && is_repeated(address, active, lane)) {
+            p[lane] = p[lane - 1];
+            continue;
+        }
+        range whole;
+        allocation *a = nullptr;
+        bool found = s == SHARED ? locate_shared(m, i, runs[k], address[lane], size, &whole)
+                                 : locate_global(m, i, runs[k], address[lane], size, size, &whole, &a);
+        if (!found) return;
+        for_used(i, whole, [&](const range &r) {
+            if (a) check_written(m, i, r, *a);
+            note_read(m, i, r);
+        });
+        for (int l = 0; l < whole.count; l++) p[lane + l] = whole.bytes + size * (size_t)l;
+    }
+    bool row = n == 1 && size == 4 && i.form->count == 1 && !(i.o[0] & IS_WIDE);
+    if (row) memcpy(row32(m, i.o[0]) + runs[0].lane, p[runs[0].lane], size * (size_t)runs[0].count);
+    else set_destinations(m, i, active, p);
+}
+
 static void load_global(machine &m, const instruction &i, uint32_t active, const uint64_t *address,
                         size_t size) {
     m.count.global_loads++;
     m.count.global_bytes_read += size * count_bits(active);
     m.count.sectors_read += count_sectors(address, active, size);
-    run runs[LANES];
-    int n = find_runs(address, active, size, runs);
-    for (int k = 0; k < n; k++) {
-        range whole;
-        allocation *a = nullptr;
-        if (!locate_global(m, i, runs[k], address[runs[k].lane], size, size, &whole, &a)) return;
-        for_used(i, whole, [&](const range &r) {
-            check_written(m, i, r, *a);
-            note_read(m, i, r);
-        });
-        load_run(m, i, whole);
-    }
+    load_checked(m, i, GLOBAL, active, address, size);
 }
 
 static void load_shared(machine &m, const instruction &i, uint32_t active, const uint64_t *address,
                         size_t size) {
     m.count.shared_loads++;
     count_shared(m, address, active, size);
-    run runs[LANES];
-    int n = find_runs(address, active, size, runs);
-    for (int k = 0; k < n; k++) {
-        range whole;
-        if (!locate_shared(m, i, runs[k], address[runs[k].lane], size, &whole)) return;
-        for_used(i, whole, [&](const range &r) { note_read(m, i, r); });
-        load_run(m, i, whole);
-    }
+    load_checked(m, i, SHARED, active, address, size);
 }
 
 static void load_local(machine &m, const instruction &i, uint32_t active, const uint64_t *address,
@@ -135,8 +141,10 @@ static void load_local(machine &m, const instruction &i, uint32_t active, const 
 static void load_param(machine &m, const instruction &i, uint32_t active, const uint64_t *address,
                        size_t size) {
     const unsigned char *p[LANES];
+    const int first = lowest(active);
     for (int l : lanes{active}) {
-        p[l] = locate_param(m, i, l, address[l], size);
+        bool same = l != first && address[l] == address[first];
+        p[l] = same ? p[first] : locate_param(m, i, l, address[l], size);
         if (!p[l]) return;
     }
     set_destinations(m, i, active, p);
