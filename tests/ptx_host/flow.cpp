@@ -513,6 +513,21 @@ static void end_with_exit(ptx_kernel &k) {
     k.code.push_back(i);
 }
 
+/* nvcc widens a value by mov.b64 d, {value, undefined} and uses only the lower half of d
+   afterwards. There, the value replaces the undefined half, which must not be reported. */
+static void drop_unused_halves(ptx_kernel &k) {
+    static const form *narrow = find_form("cvt.u32.u64"), *pack = find_form("mov.b64.pack2");
+    bits whole(k.registers.size());     /* registers of which both halves are used */
+    for (const instruction &i : k.code)
+        for_uses(k, i, [&](uint32_t r, uint32_t) {
+            if (i.form != narrow) whole.set(r);
+        });
+    for (const instruction &i : k.code) {
+        operand *o = k.operands.data() + i.first;
+        if (i.form == pack && !whole.get(o[0])) o[2] = o[1];
+    }
+}
+
 /* Assigns the rows of registers and of the masks of tracked ones. */
 static void place_registers(ptx_kernel &k, const graph &g, rewriter &rewrite) {
     liveness live = find_liveness(k, g);
@@ -555,6 +570,7 @@ static void place_registers(ptx_kernel &k, const graph &g, rewriter &rewrite) {
 void prepare(ptx_kernel &k) {
     if (k.prepared) return;
     end_with_exit(k);
+    drop_unused_halves(k);
     graph g = make_graph(k);
     find_reconvergence(k, g);
     rewriter rewrite = {k, {}, {}};

@@ -62,6 +62,11 @@ static void test_unwritten_register(void) {
                     "<<||mov.b64 %rd60, {%r2, %r3};>>\n"
                     "st.global.u64 [%rd30], %rd60; //!\n",
              threads(32), {}, {0}, SHARED_4096});
+    reports({"the half of a 64-bit register that is used", kind,
+             head + "mov.b64 %rd60, {<<%r60, %r3||%r3, %r60>>}; //!\n"
+                    "cvt.u32.u64 %r61, %rd60;\n"
+                    "st.global.u32 [%rd20], %r61;\n",
+             threads(32), from_to(0, 32), {0}, SHARED_4096});
 }
 
 
