@@ -19,30 +19,29 @@ struct matrices {
     double a[ROWS][MAX_DEPTH], b[MAX_DEPTH][COLUMNS], c[ROWS][COLUMNS];
 };
 
-static double element16(uint32_t word, int which, type t) {
-    uint16_t bits = (uint16_t)(word >> (16 * which));
+/* The 32 words of a register hold 8 rows of 8 elements of 16 bits, one after another. */
+static double element16(const uint32_t *words, int n, type t) {
+    uint16_t bits = (uint16_t)(words[n / 2] >> (16 * (n % 2)));
     return (double)(t == BF16 ? to_float(bfloat{bits}) : to_float(half{bits}));
 }
-
-/* The hardware ignores the lower 13 bits of a tf32 operand. */
-static double element_tf32(uint32_t word) { return (double)bits_to_float(word & 0xffffe000u); }
 
 static void gather16(machine &m, const operand *a, const operand *b, int depth, type t,
                      matrices &x) {
     for (int r = 0; r < depth / 4; r++) {
         const uint32_t *words = row32(m, a[r]);
-        for (int lane = 0; lane < LANES; lane++)
-            for (int e = 0; e < 2; e++)
-                x.a[lane / 4 + 8 * (r % 2)][2 * (lane % 4) + 8 * (r / 2) + e] =
-                    element16(words[lane], e, t);
+        for (int g = 0; g < 8; g++)
+            for (int e = 0; e < 8; e++)
+                x.a[g + 8 * (r % 2)][e + 8 * (r / 2)] = element16(words, 8 * g + e, t);
     }
     for (int r = 0; r < depth / 8; r++) {
         const uint32_t *words = row32(m, b[r]);
-        for (int lane = 0; lane < LANES; lane++)
-            for (int e = 0; e < 2; e++)
-                x.b[2 * (lane % 4) + 8 * r + e][lane / 4] = element16(words[lane], e, t);
+        for (int g = 0; g < 8; g++)
+            for (int e = 0; e < 8; e++) x.b[e + 8 * r][g] = element16(words, 8 * g + e, t);
     }
 }
+
+/* The hardware ignores the lower 13 bits of a tf32 operand. */
+static double element_tf32(uint32_t word) { return (double)bits_to_float(word & 0xffffe000u); }
 
 static void gather_tf32(machine &m, const operand *a, const operand *b, int depth, matrices &x) {
     for (int r = 0; r < depth / 2; r++) {
@@ -57,11 +56,24 @@ static void gather_tf32(machine &m, const operand *a, const operand *b, int dept
     }
 }
 
+/* C += A B. The elements of a row of C are summed side by side, each in order of k. */
+static void multiply(matrices &x, int depth) {
+    for (int row = 0; row < ROWS; row++) {
+        double sum[COLUMNS];
+        memcpy(sum, x.c[row], sizeof sum);
+        for (int k = 0; k < depth; k++)
+            for (int column = 0; column < COLUMNS; column++)
+                sum[column] += x.a[row][k] * x.b[k][column];
+        memcpy(x.c[row], sum, sizeof sum);
+    }
+}
+
 /* Rounds a sum to float: to nearest, or towards zero as the hardware's adders cut off. */
-static float rounded_sum(double sum) {
+static float rounded_sum(double sum, bool cuts_off) {
     float f = (float)sum;
-    bool away = approximate() && isfinite(f) && fabs((double)f) > fabs(sum);
-    return away ? bits_to_float(float_bits(f) - 1) : f == f ? f : bits_to_float(0x7fffffff);
+    if (cuts_off && isfinite(f) && fabs((double)f) > fabs(sum))
+        f = bits_to_float(float_bits(f) - 1);
+    return f == f ? f : bits_to_float(0x7fffffff);
 }
 
 static double &c_element(matrices &x, int lane, int r) {
@@ -71,8 +83,9 @@ static double &c_element(matrices &x, int lane, int r) {
 /* mma {d0..d3}, {a..}, {b..}, {c0..c3}; count holds the depth K. */
 static void mma(machine &m, const instruction &i, uint32_t) {
     const form &f = *i.form;
-    int depth = f.count, a_count = f.from == TF32 ? depth / 2 : depth / 4;
+    const int depth = f.count, a_count = f.from == TF32 ? depth / 2 : depth / 4;
     const operand *a = i.o + 4, *b = a + a_count, *c = b + a_count / 2;
+    const bool cuts_off = approximate();
     matrices x;
     if (f.from == TF32) gather_tf32(m, a, b, depth, x);
     else gather16(m, a, b, depth, f.from, x);
@@ -82,15 +95,11 @@ static void mma(machine &m, const instruction &i, uint32_t) {
         for (int lane = 0; lane < LANES; lane++)
             c_element(x, lane, r) = (double)bits_to_float(words[lane]);
     }
-    for (int row = 0; row < ROWS; row++)
-        for (int k = 0; k < depth; k++)
-            for (int column = 0; column < COLUMNS; column++)
-                x.c[row][column] += x.a[row][k] * x.b[k][column];
-
+    multiply(x, depth);
     for (int r = 0; r < 4; r++) {
         uint32_t *words = row32(m, i.o[r]);
         for (int lane = 0; lane < LANES; lane++)
-            words[lane] = float_bits(rounded_sum(c_element(x, lane, r)));
+            words[lane] = float_bits(rounded_sum(c_element(x, lane, r), cuts_off));
     }
 }
 
