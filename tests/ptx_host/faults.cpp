@@ -33,6 +33,27 @@ std::string line_text(const ptx_kernel &k, size_t pc) {
     return text;
 }
 
+/* Shortens a long name in its middle: those of instances differ at their ends. */
+static std::string short_name(const std::string &name) {
+    const size_t END = 60;
+    if (name.size() <= 2 * END) return name;
+    return name.substr(0, END) + "..." + name.substr(name.size() - END);
+}
+
+/* "at line 12 (file.cu:34): ld.global.u32, thread 3 of block 0,0,0 of kernel" */
+static std::string place_text(const machine &m, place p) {
+    const ptx_kernel &k = *m.kernel;
+    const location &l = k.locations[p.i->location];
+    std::string where = "at " + line_text(k, p.i->pc);
+    if (l.caller_line)
+        where += ", inlined at " + file_name(k, l.caller_file) + ":" +
+                 std::to_string(l.caller_line);
+    where += ": " + p.i->form->text + ", thread " + std::to_string(p.thread) + " of block " +
+             std::to_string(m.block[0]) + "," + std::to_string(m.block[1]) + "," +
+             std::to_string(m.block[2]) + " of " + short_name(k.name);
+    return where;
+}
+
 /* Records a fault unless the launch has had one of this kind at this instruction. */
 static void record(machine &m, ptx_fault_kind kind, place p, const char *format, va_list args) {
     const ptx_kernel &k = *m.kernel;
@@ -45,26 +66,20 @@ static void record(machine &m, ptx_fault_kind kind, place p, const char *format,
     f.source = "";
     memcpy(f.block, m.block, sizeof f.block);
     f.thread = p.thread;
+    std::string where;
     if (p.i) {
         const location &l = k.locations[p.i->location];
         f.ptx_line = (int)p.i->line;
         f.source_line = l.line;
         f.source = keep(file_name(k, l.file));
+        where = "; " + place_text(m, p);
     }
 
-    int n = vsnprintf(f.text, sizeof f.text, format, args);
-    size_t used = n < 0 ? 0 : std::min((size_t)n, sizeof f.text - 1);
-    if (p.i) {
-        const location &l = k.locations[p.i->location];
-        std::string where = "; at " + line_text(k, pc);
-        if (l.caller_line)
-            where += ", inlined at " + file_name(k, l.caller_file) + ":" +
-                     std::to_string(l.caller_line);
-        where += ": " + p.i->form->text + ", thread " + std::to_string(p.thread) + " of block " +
-                 std::to_string(m.block[0]) + "," + std::to_string(m.block[1]) + "," +
-                 std::to_string(m.block[2]) + " of " + k.name;
-        snprintf(f.text + used, sizeof f.text - used, "%s", where.c_str());
-    }
+    /* The place is complete, and the text before it is cut if both are too long. */
+    char what[sizeof f.text];
+    vsnprintf(what, sizeof what, format, args);
+    size_t space = where.size() < sizeof f.text ? sizeof f.text - where.size() : 1;
+    snprintf(f.text, sizeof f.text, "%.*s%s", (int)space - 1, what, where.c_str());
     list().push_back(f);
     m.faults++;
 }

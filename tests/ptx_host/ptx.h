@@ -88,7 +88,7 @@ struct ptx_fault {
     const char *source;         /* source file by .loc, or "" */
     int source_line;            /* 0 if unknown */
     unsigned block[3], thread;  /* thread: linear index in the block */
-    char text[300];             /* what happened, with address, both accesses and their lines */
+    char text[700];             /* what happened, with address, both accesses and their lines */
 };
 
 size_t ptx_fault_count(void);                       /* since the last ptx_faults_clear */

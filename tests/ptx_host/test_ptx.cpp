@@ -550,7 +550,7 @@ static const test_part parts[] = {
 
 int main(int argc, char **argv) {
     typedef void (*group)(int, char **);
-    static const group groups[] = {test_arithmetic, test_spaces, test_warps, test_mma,
+    static const group groups[] = {test_arithmetic, test_float, test_spaces, test_warps, test_mma,
                                    test_faults, test_races, test_counters};
     bool coverage = argc > 1 && !strcmp(argv[1], "coverage");
     int count = coverage ? 1 : argc, files = 0;

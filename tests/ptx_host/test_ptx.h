@@ -166,6 +166,7 @@ inline float float_of_bf16(uint16_t x) { return float_of((uint32_t)x << 16); }
 // >>parts
 
 void test_arithmetic(int argc, char **argv);
+void test_float(int argc, char **argv);
 void test_spaces(int argc, char **argv);
 void test_warps(int argc, char **argv);
 void test_mma(int argc, char **argv);
