@@ -191,7 +191,7 @@ static unsigned count_passes(const uint64_t *address, uint32_t group, size_t siz
 
 /* A warp accesses 128 bytes at a time: all lanes, half or a quarter of them. */
 void count_shared(machine &m, const uint64_t *address, uint32_t active, size_t size) {
-    unsigned group = size <= 4 ? 32 : size == 8 ? 16 : size == 16 ? 8 : 4;
+    unsigned group = size <= 4 ? 32 : 128 / (unsigned)size;
     uint32_t all = group == 32 ? ALL_LANES : (1u << group) - 1;
     for (unsigned l = 0; l < LANES; l += group) {
         uint32_t part = active & all << l;

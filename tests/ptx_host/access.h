@@ -21,6 +21,13 @@ struct run {
 /* Finds the runs of an instruction, in ascending order. Returns their number. */
 int find_runs(const uint64_t *address, uint32_t active, size_t size, run runs[LANES]);
 
+/* The space of a generic address, by its upper byte. */
+inline ptx::space space_of(uint64_t window) {
+    if (window == SHARED_WINDOW) return SHARED;
+    if (window == LOCAL_WINDOW) return LOCAL;
+    return window == PARAM_WINDOW ? PARAM : GLOBAL;
+}
+
 /* Calls access(space, lanes, addresses) for each space that generic addresses are in. */
 template <class F> static void for_spaces(uint32_t active, uint64_t *address, F access) {
     while (active) {
@@ -28,9 +35,7 @@ template <class F> static void for_spaces(uint32_t active, uint64_t *address, F 
         uint32_t group = 0;
         for (int l : lanes{active})
             if ((address[l] & WINDOW_MASK) == window) group |= 1u << l;
-        ptx::space s = window == SHARED_WINDOW ? SHARED
-                       : window == LOCAL_WINDOW ? LOCAL : GLOBAL;
-        if (window == PARAM_WINDOW) s = PARAM;
+        ptx::space s = space_of(window);
         if (s != GLOBAL)
             for (int l : lanes{group}) address[l] &= ~WINDOW_MASK;
         access(s, group);

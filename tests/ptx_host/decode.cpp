@@ -62,20 +62,20 @@ type opcode::take_type() {
 }
 
 ptx::rounding opcode::take_rounding() {
-    static const struct { const char *name; ptx::rounding r; } names[] = {
+    static const std::pair<const char *, ptx::rounding> names[] = {
         {"rn", NEAREST_EVEN}, {"rz", TOWARD_ZERO}, {"rm", DOWN}, {"rp", UP}, {"rna", NEAREST_AWAY},
         {"rni", INTEGER_EVEN}, {"rzi", INTEGER_ZERO}, {"rmi", INTEGER_DOWN}, {"rpi", INTEGER_UP}};
     for (auto &n : names)
-        if (take(n.name)) return n.r;
+        if (take(n.first)) return n.second;
     return NO_ROUNDING;
 }
 
 ptx::space opcode::take_space() {
-    static const struct { const char *name; ptx::space s; } names[] = {
+    static const std::pair<const char *, ptx::space> names[] = {
         {"global", GLOBAL}, {"shared", SHARED}, {"shared::cta", SHARED}, {"local", LOCAL},
         {"param", PARAM}, {"param::entry", PARAM}, {"param::func", PARAM}, {"const", CONST}};
     for (auto &n : names)
-        if (take(n.name)) return n.s;
+        if (take(n.first)) return n.second;
     return GENERIC;
 }
 

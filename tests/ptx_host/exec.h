@@ -45,8 +45,13 @@ __extension__ typedef __int128 int128;
 __extension__ typedef unsigned __int128 uint128;
 
 /* 16-bit floats. Arithmetic happens in float or double. */
-struct half { uint16_t bits; };
-struct bfloat { uint16_t bits; };
+struct half {
+    uint16_t bits;
+};
+
+struct bfloat {
+    uint16_t bits;
+};
 
 float to_float(half h);
 half to_half(double d, rounding r);
@@ -150,6 +155,12 @@ template <template <class> class Op> execute *for_integers(type t) {
     case S64: return map<Op<int64_t>::of>;
     default: return nullptr;
     }
+}
+
+/* Chooses by the size of a type. */
+template <class T> T by_size(type t, T bytes2, T bytes4, T bytes8) {
+    if (type_size(t) == 8) return bytes8;
+    return type_size(t) == 4 ? bytes4 : bytes2;
 }
 
 /* The operand strings of n sources of type t and a destination of the same type. */

@@ -10,23 +10,11 @@ enum atomic_operation : uint8_t {
     ATOM_DEC
 };
 
+/* The values have 4 or 8 bytes. */
 static uint64_t read_bytes(const unsigned char *p, size_t size) {
     uint64_t v = 0;
-    switch (size) {
-    case 1: return *p;
-    case 2: memcpy(&v, p, 2); return v;
-    case 4: memcpy(&v, p, 4); return v;
-    default: memcpy(&v, p, 8); return v;
-    }
-}
-
-static void write_bytes(unsigned char *p, uint64_t v, size_t size) {
-    switch (size) {
-    case 1: *p = (unsigned char)v; break;
-    case 2: memcpy(p, &v, 2); break;
-    case 4: memcpy(p, &v, 4); break;
-    default: memcpy(p, &v, 8); break;
-    }
+    memcpy(&v, p, size);
+    return v;
 }
 
 static uint64_t add_values(uint64_t a, uint64_t b, type t) {
@@ -97,7 +85,8 @@ static void atomic_in(machine &m, const instruction &i, ptx::space s, uint32_t a
         uint64_t b = lane_value(m, sources[0], l);
         uint64_t c = f.variant == ATOM_CAS ? lane_value(m, sources[1], l) : 0;
         if (returns) set_lane_value(m, i.o[0], l, old);
-        write_bytes(p, updated(f, old, b, c), size);
+        uint64_t value = updated(f, old, b, c);
+        memcpy(p, &value, size);
     }
 }
 

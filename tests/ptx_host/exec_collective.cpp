@@ -1,6 +1,7 @@
 /* exec_collective.cpp - instructions in which lanes of a warp exchange values, and the
-   decoders of control flow and barriers, which warp.cpp executes. A collective is executed
-   once all lanes of its membermask have arrived; `active` is the membermask. */
+   decoders of control flow and barriers, which warp.cpp executes. A collective is
+   executed once all lanes of its membermask have arrived; `active` is the membermask,
+   without lanes that have exited. */
 #include "exec.h"
 #include "race.h"
 #include <algorithm>
@@ -141,7 +142,8 @@ bool decode_match(opcode &o, form &f) {
     if (!f.variant && !o.take("any")) return false;
     f.mask_operand = f.variant ? 3 : 2;
     bool wide = f.to == B64;
-    f.operands = f.variant ? wide ? "W|Plw" : "W|Pww" : wide ? "Wlw" : "Www";
+    if (f.variant) f.operands = wide ? "W|Plw" : "W|Pww";
+    else f.operands = wide ? "Wlw" : "Www";
     return o.take("sync") && (f.to == B32 || wide);
 }
 
@@ -187,7 +189,8 @@ bool decode_reduce(opcode &o, form &f) {
 }
 
 
-// >>barriers. Operands: number, threads; of bar.red: destination, number, threads, predicate.
+// >>barriers. The operands are number and threads; bar.red has a destination before and a
+// predicate after them.
 
 static void warp_sync(machine &m, const instruction &, uint32_t active) {
     synchronise_lanes(m, active);
@@ -196,8 +199,11 @@ static void warp_sync(machine &m, const instruction &, uint32_t active) {
 static bool decode_barrier_reduction(opcode &o, form &f) {
     bool counted = o.take("threads");   /* appended by the parser if there are 4 operands */
     f.to = o.take_type();
-    f.variant = o.take("and") ? BARRIER_AND : o.take("or") ? BARRIER_OR : BARRIER_POPC;
-    f.operands = f.to == PRED ? counted ? "Pwwp" : "Pwp" : counted ? "Wwwp" : "Wwp";
+    f.variant = BARRIER_POPC;
+    if (o.take("and")) f.variant = BARRIER_AND;
+    if (o.take("or")) f.variant = BARRIER_OR;
+    if (f.to == PRED) f.operands = counted ? "Pwwp" : "Pwp";
+    else f.operands = counted ? "Wwwp" : "Wwp";
     f.count = counted;
     if (f.variant == BARRIER_POPC) return o.take("popc") && f.to == U32;
     return f.to == PRED;

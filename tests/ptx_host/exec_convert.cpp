@@ -50,7 +50,8 @@ static void integer_limits(type t, int128 *least, int128 *greatest) {
 static int128 clamp(int128 v, type t) {
     int128 least, greatest;
     integer_limits(t, &least, &greatest);
-    return v < least ? least : v > greatest ? greatest : v;
+    if (v < least) return least;
+    return v > greatest ? greatest : v;
 }
 
 static double flush_subnormal(double d, type t, bool flush) {
@@ -151,7 +152,7 @@ static uint64_t convert(uint64_t word, const form &f) {
     double d = flush_subnormal(read_float(word, f.from), f.from, f.flush);
     d = round_to_integer(d, f.rounding);
     if (!is_float(f.to)) return truncate_to(float_to_integer(d, f.to, f.from), f.to);
-    if (f.saturate) d = d > 0 ? d < 1 ? d : 1 : 0;
+    if (f.saturate) d = d > 0 ? fmin(d, 1) : 0;
     d = flush_subnormal(d, f.to, f.flush);
     return write_float(d, f.to, f.rounding);
 }
@@ -191,23 +192,26 @@ static uint32_t nearest_bfloat_pair(uint32_t high, uint32_t low) {
 
 static uint32_t bfloat_to_float_bits(uint32_t a) { return a << 16; }
 
+/* A rounded value, except for NaN and infinities. */
+static uint32_t special_tf32(uint32_t a, uint32_t rounded) {
+    uint32_t magnitude = a & 0x7fffffffu;
+    if (magnitude == 0x7f800000u) return a;
+    return magnitude > 0x7f800000u ? 0x7fffe000u : rounded;
+}
+
 /* To 10 bits of mantissa, ties away from zero. */
 static uint32_t nearest_tf32(uint32_t a) {
-    uint32_t magnitude = a & 0x7fffffffu;
-    uint32_t rounded = (a + 0x1000) & 0xffffe000u;
-    return magnitude > 0x7f800000u ? 0x7fffe000u : magnitude == 0x7f800000u ? a : rounded;
+    return special_tf32(a, (a + 0x1000) & 0xffffe000u);
 }
 
 static uint32_t nearest_even_tf32(uint32_t a) {
-    uint32_t magnitude = a & 0x7fffffffu;
-    uint32_t rounded = (a + 0xfff + (a >> 13 & 1)) & 0xffffe000u;
-    return magnitude > 0x7f800000u ? 0x7fffe000u : magnitude == 0x7f800000u ? a : rounded;
+    return special_tf32(a, (a + 0xfff + (a >> 13 & 1)) & 0xffffe000u);
 }
 
 static double float_to_double(float a) { return (double)a; }
 static float signed_to_float(int32_t a) { return (float)a; }
 static double signed_to_double(int32_t a) { return (double)a; }
-static float saturate_float(float a) { return a > 0 ? a < 1 ? a : 1 : 0; }
+static float saturate_float(float a) { return a > 0 ? fminf(a, 1) : 0; }
 static float floor_float(float a) { return a == a ? floorf(a) : bits_to_float(0x7fffffff); }
 
 static execute *frequent_conversion(const form &f) {
@@ -399,15 +403,15 @@ static execute *comparison(type t, compare c, bool p) {
 }
 
 static bool take_compare(opcode &o, type t, compare *c) {
-    static const struct { const char *name; compare c; } names[] = {
+    static const std::pair<const char *, compare> names[] = {
         {"eq", EQ}, {"ne", NE}, {"lt", LT}, {"le", LE}, {"gt", GT}, {"ge", GE},
         {"equ", EQU}, {"neu", NEU}, {"ltu", LTU}, {"leu", LEU}, {"gtu", GTU}, {"geu", GEU},
         {"num", NUM}, {"nan", NAN_}, {"lo", LT}, {"ls", LE}, {"hi", GT}, {"hs", GE}};
     for (auto &n : names) {
-        if (!o.take(n.name)) continue;
-        *c = n.c;
-        bool unsigned_only = n.name == std::string("lo") || n.name == std::string("ls") ||
-                             n.name == std::string("hi") || n.name == std::string("hs");
+        if (!o.take(n.first)) continue;
+        *c = n.second;
+        bool unsigned_only = n.first == std::string("lo") || n.first == std::string("ls") ||
+                             n.first == std::string("hi") || n.first == std::string("hs");
         return !unsigned_only || (!is_signed(t) && !is_float(t));
     }
     return false;
@@ -458,7 +462,7 @@ bool decode_select(opcode &o, form &f) {
     if (f.to == PRED || type_size(f.to) < 2) return false;
     if (o.name == "selp") {
         f.selects = true;
-        f.operands = wide ? "Lllp" : type_size(f.to) == 2 ? "Hhhp" : "Wwwp";
+        f.operands = by_size(f.to, "Hhhp", "Wwwp", "Lllp");
         f.run = wide ? selp<uint64_t> : selp<uint32_t>;
         return true;
     }
@@ -474,7 +478,7 @@ bool decode_select(opcode &o, form &f) {
 }
 
 
-// >>moves. A vector operand makes a mov a pack or an unpack; see operand_suffix in parse.cpp.
+// >>moves. With a vector operand, a mov is a pack or an unpack: see parse_code.cpp.
 
 template <class T> static T same(T a) { return a; }
 

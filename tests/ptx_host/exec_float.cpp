@@ -72,7 +72,10 @@ template <bool FLUSH> static inline float flushed(float f) {
 
 template <bool FLUSH> static inline double flushed(double d) { return d; }
 
-template <class T> static inline T saturated(T x) { return x > 0 ? x < 1 ? x : 1 : 0; }
+template <class T> static inline T saturated(T x) {
+    T upper = x < 1 ? x : 1;
+    return x > 0 ? upper : 0;
+}
 
 /* Operations on T. In an Op<T, FLUSH>, results and operands are flushed if FLUSH. */
 #define FLOAT_OPERATION_2(name, expression)                                             \
@@ -113,7 +116,8 @@ template <class T, bool FLUSH> struct float_min {
         b = flushed<FLUSH>(b);
         T less = a < b ? a : b;
         if (a == b) less = signbit(a) ? a : b;
-        return a != a ? canonical(b) : b != b ? a : less;
+        T number = b != b ? a : less;
+        return a != a ? canonical(b) : number;
     }
 };
 
@@ -123,7 +127,8 @@ template <class T, bool FLUSH> struct float_max {
         b = flushed<FLUSH>(b);
         T more = a > b ? a : b;
         if (a == b) more = signbit(a) ? b : a;
-        return a != a ? canonical(b) : b != b ? a : more;
+        T number = b != b ? a : more;
+        return a != a ? canonical(b) : number;
     }
 };
 
@@ -331,9 +336,10 @@ bool decode_float(opcode &o, form &f) {
 
     const std::string &n = o.name;
     bool one = n == "abs" || n == "neg", three = n == "fma" || n == "mad";
-    f.operands = same_operands(f.to, one ? 1 : three ? 3 : 2);
+    f.operands = same_operands(f.to, 2 - one + three);
     if (n == "copysign") {
-        f.run = f.to == F64 ? map<copy_sign64> : f.to == F32 ? map<copy_sign32> : nullptr;
+        if (f.to == F64) f.run = map<copy_sign64>;
+        if (f.to == F32) f.run = map<copy_sign32>;
         return true;
     }
     if (n == "testp") return single && decode_property(o, f);
@@ -393,7 +399,8 @@ static double reciprocal_root(double x) { return 1 / sqrt(x); }
 
 /* UNITS is the maximum error by the PTX ISA. Where the ISA has a relative error of
    2^-n, this is 2^(23 - n) units in the last place, which is never more. The errors of
-   lg2, sin and cos are absolute near the zeros of the functions; those here are smaller. */
+   lg2, sin and cos are absolute near the zeros of the functions; those here are
+   smaller. */
 template <double (*F)(double), int UNITS, bool FLUSH> struct approximation {
     static float of(float x) {
         x = flushed<FLUSH>(x);

@@ -8,12 +8,30 @@ template <class T> using unsigned_of = typename std::make_unsigned<T>::type;
 
 /* 64-bit types for the exact product of two values of type T; 128 bits for 64. */
 template <class T> struct wider;
-template <> struct wider<uint16_t> { typedef uint32_t type; };
-template <> struct wider<int16_t> { typedef int32_t type; };
-template <> struct wider<uint32_t> { typedef uint64_t type; };
-template <> struct wider<int32_t> { typedef int64_t type; };
-template <> struct wider<uint64_t> { typedef uint128 type; };
-template <> struct wider<int64_t> { typedef int128 type; };
+template <> struct wider<uint16_t> {
+    typedef uint32_t type;
+};
+
+template <> struct wider<int16_t> {
+    typedef int32_t type;
+};
+
+template <> struct wider<uint32_t> {
+    typedef uint64_t type;
+};
+
+template <> struct wider<int32_t> {
+    typedef int64_t type;
+};
+
+template <> struct wider<uint64_t> {
+    typedef uint128 type;
+};
+
+template <> struct wider<int64_t> {
+    typedef int128 type;
+};
+
 template <class T> using wider_of = typename wider<T>::type;
 
 template <class T> constexpr unsigned bits_of() { return 8 * sizeof(T); }
@@ -24,10 +42,21 @@ template <class T> constexpr unsigned bits_of() { return 8 * sizeof(T); }
 /* Additions of 16-bit types would otherwise happen in int. */
 template <class T> using wrap = typename std::conditional<sizeof(T) == 8, uint64_t, uint32_t>::type;
 
-template <class T> struct add { static T of(T a, T b) { return (T)((wrap<T>)a + (wrap<T>)b); } };
-template <class T> struct sub { static T of(T a, T b) { return (T)((wrap<T>)a - (wrap<T>)b); } };
-template <class T> struct mul_lo { static T of(T a, T b) { return (T)((wrap<T>)a * (wrap<T>)b); } };
-template <class T> struct neg { static T of(T a) { return (T)(0 - (wrap<T>)a); } };
+template <class T> struct add {
+    static T of(T a, T b) { return (T)((wrap<T>)a + (wrap<T>)b); }
+};
+
+template <class T> struct sub {
+    static T of(T a, T b) { return (T)((wrap<T>)a - (wrap<T>)b); }
+};
+
+template <class T> struct mul_lo {
+    static T of(T a, T b) { return (T)((wrap<T>)a * (wrap<T>)b); }
+};
+
+template <class T> struct neg {
+    static T of(T a) { return (T)(0 - (wrap<T>)a); }
+};
 
 template <class T> struct mad_lo {
     static T of(T a, T b, T c) { return (T)((wrap<T>)a * (wrap<T>)b + (wrap<T>)c); }
@@ -68,9 +97,17 @@ template <class T> struct remainder {
     }
 };
 
-template <class T> struct minimum { static T of(T a, T b) { return a < b ? a : b; } };
-template <class T> struct maximum { static T of(T a, T b) { return a > b ? a : b; } };
-template <class T> struct absolute { static T of(T a) { return a < 0 ? neg<T>::of(a) : a; } };
+template <class T> struct minimum {
+    static T of(T a, T b) { return a < b ? a : b; }
+};
+
+template <class T> struct maximum {
+    static T of(T a, T b) { return a > b ? a : b; }
+};
+
+template <class T> struct absolute {
+    static T of(T a) { return a < 0 ? neg<T>::of(a) : a; }
+};
 
 template <class T> struct sum_of_difference {
     static T of(T a, T b, T c) {
@@ -119,7 +156,8 @@ static bool decode_multiply(opcode &o, form &f, bool add_third) {
     type t = f.to;
     if (o.take("wide")) {
         f.run = add_third ? for_widening<mad_wide>(t) : for_widening<mul_wide>(t);
-        f.operands = type_size(t) == 4 ? add_third ? "Lwwl" : "Lww" : add_third ? "Whhw" : "Whh";
+        if (type_size(t) == 4) f.operands = add_third ? "Lwwl" : "Lww";
+        else f.operands = add_third ? "Whhw" : "Whh";
         return true;
     }
     f.operands = same_operands(t, add_third ? 3 : 2);
@@ -142,7 +180,7 @@ bool decode_integer(opcode &o, form &f) {
     if (o.name == "mul" || o.name == "mad") return decode_multiply(o, f, o.name == "mad");
     if (o.name == "mul24") return decode_mul24(o, f);
     bool one = o.name == "abs" || o.name == "neg";
-    f.operands = same_operands(t, one ? 1 : o.name == "sad" ? 3 : 2);
+    f.operands = same_operands(t, 2 - one + (o.name == "sad"));
 
     if (o.take("sat")) {
         if (t != S32) return false;
@@ -165,11 +203,25 @@ bool decode_integer(opcode &o, form &f) {
 
 // >>logic
 
-template <class T> struct bit_and { static T of(T a, T b) { return (T)(a & b); } };
-template <class T> struct bit_or { static T of(T a, T b) { return (T)(a | b); } };
-template <class T> struct bit_xor { static T of(T a, T b) { return (T)(a ^ b); } };
-template <class T> struct bit_not { static T of(T a) { return (T)~a; } };
-template <class T> struct is_zero { static T of(T a) { return a == 0; } };
+template <class T> struct bit_and {
+    static T of(T a, T b) { return (T)(a & b); }
+};
+
+template <class T> struct bit_or {
+    static T of(T a, T b) { return (T)(a | b); }
+};
+
+template <class T> struct bit_xor {
+    static T of(T a, T b) { return (T)(a ^ b); }
+};
+
+template <class T> struct bit_not {
+    static T of(T a) { return (T)~a; }
+};
+
+template <class T> struct is_zero {
+    static T of(T a) { return a == 0; }
+};
 
 static void pred_and(machine &m, const instruction &i, uint32_t active) {
     set_predicate(m, i.o[0], active, predicate(m, i.o[1]) & predicate(m, i.o[2]));
@@ -244,7 +296,8 @@ template <class T> struct shift_right {
 /* Funnel shifts of b:a, with the amount wrapped or clamped to 32. */
 template <bool LEFT, bool WRAP> struct funnel {
     static uint32_t of(uint32_t a, uint32_t b, uint32_t n) {
-        n = WRAP ? n & 31 : n > 32 ? 32 : n;
+        uint32_t clamped = n > 32 ? 32 : n;
+        n = WRAP ? n & 31 : clamped;
         uint64_t both = (uint64_t)b << 32 | a;
         return LEFT ? (uint32_t)(both << n >> 32) : (uint32_t)(both >> n);
     }
@@ -265,7 +318,7 @@ bool decode_shift(opcode &o, form &f) {
     type t = f.to = o.take_type();
     f.from = U32;
     if (o.name == "shf") return decode_funnel(o, f);
-    f.operands = type_size(t) == 8 ? "Llw" : type_size(t) == 4 ? "Www" : "Hhw";
+    f.operands = by_size(t, "Hhw", "Www", "Llw");
     f.run = o.name == "shl" ? for_integers<shift_left>(t) : for_integers<shift_right>(t);
     return true;
 }

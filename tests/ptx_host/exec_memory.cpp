@@ -93,8 +93,9 @@ static void load_checked(machine &m, const instruction &i, ptx::space s, uint32_
         }
         range whole;
         allocation *a = nullptr;
-        bool found = s == SHARED ? locate_shared(m, i, runs[k], address[lane], size, &whole)
-                                 : locate_global(m, i, runs[k], address[lane], size, size, &whole, &a);
+        uint64_t from = address[lane];
+        bool found = s == SHARED ? locate_shared(m, i, runs[k], from, size, &whole)
+                                 : locate_global(m, i, runs[k], from, size, size, &whole, &a);
         if (!found) return;
         for_used(i, whole, [&](const range &r) {
             if (a) check_written(m, i, r, *a);
@@ -281,7 +282,9 @@ static void store(machine &m, const instruction &i, uint32_t active) {
 static bool decode_access(opcode &o, form &f) {
     take_hints(o);
     f.space = o.take_space();
-    f.count = o.take("v8") ? 8 : o.take("v4") ? 4 : o.take("v2") ? 2 : 1;
+    if (o.take("v2")) f.count = 2;
+    if (o.take("v4")) f.count = 4;
+    if (o.take("v8")) f.count = 8;
     f.to = o.take_type();
     f.counter = IN_MEMORY;
     size_t size = type_size(f.to);

@@ -3,8 +3,8 @@
    4 * g + t, and holds:
 
      C, D                 register r: row g + 8 * (r / 2), column 2 t + r % 2
-     16 bits, K 8 or 16   A register r: row g + 8 * (r % 2), columns 2 t + 8 * (r / 2) + {0,1}
-                          B register r: rows 2 t + 8 r + {0,1}, column g
+     16 bits, K 8 or 16   A register r: row g + 8 * (r % 2), columns 2 t + 8 * (r / 2) ..
+                          B register r: rows 2 t + 8 r .., column g; each two elements
      tf32, K 4 or 8       A register r: row g + 8 * (r % 2), column t + 4 * (r / 2)
                           B register r: row t + 4 r, column g */
 #include "access.h"
@@ -174,16 +174,19 @@ static void ldmatrix(machine &m, const instruction &i, uint32_t) {
 
 bool decode_ldmatrix(opcode &o, form &f) {
     bool prefix = o.take("sync") && o.take("aligned") && o.take("m8n8");
-    f.count = o.take("x4") ? 4 : o.take("x2") ? 2 : 1;
-    if (f.count == 1 && !o.take("x1")) return false;
+    f.count = 0;
+    if (o.take("x1")) f.count = 1;
+    if (o.take("x2")) f.count = 2;
+    if (o.take("x4")) f.count = 4;
     f.variant = o.take("trans");
     f.space = o.take_space();
     f.to = o.take_type();
     f.control = ALIGNED;
     f.counter = IN_MEMORY;
-    f.operands = f.count == 4 ? "{WWWW}m" : f.count == 2 ? "{WW}m" : "{W}m";
+    static const char *operands[] = {"", "{W}m", "{WW}m", "", "{WWWW}m"};
+    f.operands = operands[f.count];
     f.run = ldmatrix;
-    return prefix && f.to == B16 && (f.space == SHARED || f.space == GENERIC);
+    return prefix && f.count && f.to == B16 && (f.space == SHARED || f.space == GENERIC);
 }
 
 } // namespace ptx

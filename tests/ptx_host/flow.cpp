@@ -446,7 +446,10 @@ static std::vector<uint32_t> assign_rows(const body &b, const std::vector<interv
     return rows;
 }
 
-static uint32_t words_of(register_width w) { return w == WIDTH_PRED ? 1 : w == WIDTH_32 ? 32 : 64; }
+static uint32_t words_of(register_width w) {
+    static const uint32_t words[] = {1, 32, 64};
+    return words[w];
+}
 
 /* Fills the bank of constants and returns the offset of each. */
 static std::vector<uint32_t> place_constants(ptx_kernel &k) {
@@ -514,7 +517,7 @@ static void end_with_exit(ptx_kernel &k) {
 }
 
 /* nvcc widens a value by mov.b64 d, {value, undefined} and uses only the lower half of d
-   afterwards. There, the value replaces the undefined half, which must not be reported. */
+   afterwards. There, the value replaces the undefined half, so that it isn't reported. */
 static void drop_unused_halves(ptx_kernel &k) {
     static const form *narrow = find_form("cvt.u32.u64"), *pack = find_form("mov.b64.pack2");
     bits whole(k.registers.size());     /* registers of which both halves are used */
@@ -549,12 +552,12 @@ static void place_registers(ptx_kernel &k, const graph &g, rewriter &rewrite) {
 
     uint32_t narrow = (counts[WIDTH_PRED] + 63) / 64 * 64;
     uint32_t wide = (narrow + counts[WIDTH_32] * 32 + 63) / 64 * 64;
+    const uint32_t starts[] = {0, narrow, wide};
     k.row_words = wide + counts[WIDTH_64] * 64;
     rewrite.registers.resize(rows.size());
     for (uint32_t r = 0; r < rows.size(); r++) {
         register_width w = k.registers[r].width;
-        uint32_t base = w == WIDTH_PRED ? 0 : w == WIDTH_32 ? narrow : wide;
-        rewrite.registers[r] = base + rows[r] * words_of(w);
+        rewrite.registers[r] = starts[w] + rows[r] * words_of(w);
     }
     for (uint32_t r = 0; r < rows.size(); r++) {
         uint8_t special = k.registers[r].special;

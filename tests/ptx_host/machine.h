@@ -157,7 +157,7 @@ uint64_t draw(machine &m, uint64_t n);  /* a random number below n */
 
 // >>warp.cpp
 
-/* Runs the warps of the current block until all have exited or a fault ends the launch. */
+/* Runs the warps of the current block until all exit or a fault ends the launch. */
 void run_block(machine &m);
 
 

@@ -62,10 +62,10 @@ struct shadow {
 
     void resize(size_t bytes) { pages.resize((bytes + SHADOW_PAGE - 1) / SHADOW_PAGE); }
 
-    /* Calls f(cells, position) for the pages of `bytes` bytes from `at`, which are accessed
-       `size` bytes at a time; position: of the first cell, from `at`. */
+    /* Calls f(cells, position) for the pages of `bytes` bytes from `at`, which are
+       accessed `size` bytes at a time; position: of the first cell, from `at`. */
     template <class F> void for_cells(size_t at, size_t bytes, size_t size, F f) {
-        unsigned shift = size & 1 ? 0 : size & 2 ? 1 : 2;
+        unsigned shift = size % 4 ? (unsigned)(size % 2 == 0) : 2;
         for (size_t done = 0; done < bytes;) {
             size_t first = (at + done) % SHADOW_PAGE;
             size_t n = SHADOW_PAGE - first < bytes - done ? SHADOW_PAGE - first : bytes - done;

@@ -63,7 +63,8 @@ void parser::parse_local_variable(ptx::space s) {
     expect(';');
 }
 
-/* .loc file line column {, function_name label {+ number}, inlined_at file line column} */
+/* .loc file line column
+   {, function_name label {+ number}, inlined_at file line column} */
 void parser::parse_location() {
     location l = {};
     l.file = (int)integer();
@@ -245,7 +246,9 @@ void parser::parse_module_variable(word directive) {
     }
     if (t == NO_TYPE) fail("a variable without a type");
     v.name = std::string(name());
-    v.space = directive == ".shared" ? SHARED : directive == ".const" ? CONST : GLOBAL;
+    v.space = GLOBAL;
+    if (directive == ".shared") v.space = SHARED;
+    if (directive == ".const") v.space = CONST;
     v.align = align ? align : (uint32_t)type_size(t);
     uint32_t elements = 1;
     while (accept('[')) {

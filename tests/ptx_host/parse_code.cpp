@@ -15,7 +15,7 @@ const variable *parser::find_variable(word name) {
     return nullptr;
 }
 
-/* Reserves a module-level shared variable in the block of the kernel that refers to it. */
+/* Reserves a module-level shared variable for the kernel that refers to it. */
 uint64_t parser::place_shared(const variable &v) {
     auto found = placed.find(v.name);
     if (found != placed.end()) return found->second;
@@ -76,7 +76,9 @@ operand parser::special(word name) {
 
 /* A destination that is not used: '_'. */
 operand parser::sink(char kind) {
-    int width = kind == 'P' ? WIDTH_PRED : kind == 'L' ? WIDTH_64 : WIDTH_32;
+    int width = WIDTH_32;
+    if (kind == 'P') width = WIDTH_PRED;
+    if (kind == 'L') width = WIDTH_64;
     if (sinks[width] == NO_OPERAND) {
         sinks[width] = (uint32_t)b->registers.size();
         b->names.push_back({"_", false, sinks[width]});

@@ -67,13 +67,14 @@ static inline access joined(access a, uint32_t thread, const accessor &by) {
 
 static const char *space_text(ptx::space s) { return s == SHARED ? "shared" : "global"; }
 
+static bool begins_later(uint32_t stamp, const block_time &b) { return stamp < b.start; }
+
 /* "thread 3 of block 0,0,0", or "several warps, the last one .." */
 static std::string accessor_text(const machine &m, access a) {
     static const char *several[] = {"", "several lanes, last ", "several warps, last ",
                                     "several blocks, last "};
     char text[120];
-    auto later = [](uint32_t stamp, const block_time &b) { return stamp < b.start; };
-    auto found = std::upper_bound(m.history.begin(), m.history.end(), a.stamp, later);
+    auto found = std::upper_bound(m.history.begin(), m.history.end(), a.stamp, begins_later);
     const unsigned *b = found == m.history.begin() ? m.block : found[-1].block;
     snprintf(text, sizeof text, "%sthread %u of block %u,%u,%u",
              several[(a.who & LEVEL_MASK) >> LEVEL_SHIFT], a.who & THREAD_MASK, b[0], b[1], b[2]);
@@ -143,7 +144,8 @@ struct part {
 template <class F> static inline void for_parts(const machine &m, const range &r, F f) {
     unsigned size_shift = r.count == 1 ? 31 : (unsigned)__builtin_ctzll(r.size);
     uint32_t first = thread_of(m, r.lane);
-    r.shadow->for_cells(r.at, r.size * (size_t)r.count, r.size, [&](const cells &c, unsigned start) {
+    size_t bytes = r.size * (size_t)r.count;
+    r.shadow->for_cells(r.at, bytes, r.size, [&](const cells &c, unsigned start) {
         f(part{c, start, size_shift, first});
     });
 }

@@ -43,9 +43,9 @@ struct lane_values {
     uint32_t active;
 };
 
-/* Record an access and report it if it races with earlier ones. The atomic flag is for
-   atom and red; `values` may be NULL. A read of shared memory also reports bytes that were
-   not written. */
+/* Record an access and report it if it races with earlier ones. note_atomic is for atom
+   and red; `values` may be NULL. A read of shared memory also reports bytes that were not
+   written. */
 void note_read(machine &m, const instruction &i, const range &r);
 void note_write(machine &m, const instruction &i, const range &r, const lane_values *values);
 void note_atomic(machine &m, const instruction &i, const range &r);

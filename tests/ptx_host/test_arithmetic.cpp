@@ -28,7 +28,8 @@ static void test_add_mul(void) {
     row("mad.lo.s64", [](u64 a, u64 b, u64 c) -> u64 { return a * b + c; });
     optional_row("add.sat.s32", [](s32 a, s32 b) -> s32 {
         s64 s = (s64)a + b;
-        return s > INT32_MAX ? INT32_MAX : s < INT32_MIN ? INT32_MIN : (s32)s;
+        if (s > INT32_MAX) return INT32_MAX;
+        return s < INT32_MIN ? INT32_MIN : (s32)s;
     });
 }
 
@@ -67,7 +68,7 @@ static void test_min_max(void) {
 
 // >>bits
 
-/* Copies the `length` lowest bits of a into b at a position; both are taken modulo 256. */
+/* Copies the `length` lowest bits of a into b at a position; both are modulo 256. */
 static u64 inserted(u64 a, u64 b, u32 position, u32 length, u32 width) {
     position &= 255;
     length &= 255;
@@ -198,6 +199,7 @@ struct comparison {
 
 static const comparison ordered[] = {{"eq", 2}, {"ne", 5}, {"lt", 1}, {"le", 3}, {"gt", 4},
                                      {"ge", 6}};
+
 static const comparison unordered[] = {{"equ", 10}, {"neu", 13}, {"ltu", 9}, {"leu", 11},
                                        {"gtu", 12}, {"geu", 14}, {"num", 7}, {"nan", 8}};
 

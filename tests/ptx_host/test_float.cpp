@@ -105,11 +105,12 @@ static std::vector<T> results(const char *form, const std::vector<T> &in) {
     return out;
 }
 
-/* The distance of a float from a real number, in units in the last place of that number. */
+/* The distance of a float from a real number, in units in the last place of it. */
 static double ulps(float a, double real) { return fabs(a - real) / ldexp(1, ilogb(real) - 23); }
 
 /* Mode 0 is exactly rounded. Mode 1 deviates from it by at most `limit` units, for some
-   inputs, and always by the same for one input. The rounding of mode 0 adds half a unit. */
+   inputs, and always by the same for one input. The rounding of mode 0 adds half a
+   unit. */
 static void approximation(const char *form, float (*exact)(float), double (*real)(float),
                           double limit) {
     std::vector<float> in = edges<float>();
@@ -221,7 +222,8 @@ static void test_convert(void) {
     row("cvt.rzi.s64.f64", [](double a) -> s64 { return truncated<s64>(a, INT64_MIN); });
     row("cvt.sat.f32.f32", [](float a) -> std::optional<float> {
         if (bits(a) == 0x80000000) return std::nullopt; /* either zero */
-        return a != a || a < 0 ? 0.0f : a > 1 ? 1.0f : a;
+        if (a != a || a < 0) return 0.0f;
+        return a > 1 ? 1.0f : a;
     });
     row("cvt.f32.bf16", [](u16 a) -> float { return float_of_bf16(a); });
     row("cvt.rn.bf16.f32", [](float a) -> std::optional<u16> {

@@ -13,16 +13,29 @@ struct access_type {
     size_t width; /* of one element */
 };
 
-static const access_type U16 = {"u16", "%rs", "u16", 1, 2}, U32 = {"u32", "%r", "u32", 1, 4},
-                         F32 = {"f32", "%f", "f32", 1, 4}, U64 = {"u64", "%rd", "u64", 1, 8},
-                         F64 = {"f64", "%fd", "f64", 1, 8},
-                         V2_F32 = {"v2.f32", "%f", "f32", 2, 4},
-                         V2_U32 = {"v2.u32", "%r", "u32", 2, 4},
-                         V2_U64 = {"v2.u64", "%rd", "u64", 2, 8},
-                         V2_F64 = {"v2.f64", "%fd", "f64", 2, 8},
-                         V4_F32 = {"v4.f32", "%f", "f32", 4, 4},
-                         V4_U32 = {"v4.u32", "%r", "u32", 4, 4},
-                         V4_B32 = {"v4.b32", "%r", "u32", 4, 4};
+static const access_type U16 = {"u16", "%rs", "u16", 1, 2};
+
+static const access_type U32 = {"u32", "%r", "u32", 1, 4};
+
+static const access_type F32 = {"f32", "%f", "f32", 1, 4};
+
+static const access_type U64 = {"u64", "%rd", "u64", 1, 8};
+
+static const access_type F64 = {"f64", "%fd", "f64", 1, 8};
+
+static const access_type V2_F32 = {"v2.f32", "%f", "f32", 2, 4};
+
+static const access_type V2_U32 = {"v2.u32", "%r", "u32", 2, 4};
+
+static const access_type V2_U64 = {"v2.u64", "%rd", "u64", 2, 8};
+
+static const access_type V2_F64 = {"v2.f64", "%fd", "f64", 2, 8};
+
+static const access_type V4_F32 = {"v4.f32", "%f", "f32", 4, 4};
+
+static const access_type V4_U32 = {"v4.u32", "%r", "u32", 4, 4};
+
+static const access_type V4_B32 = {"v4.b32", "%r", "u32", 4, 4};
 
 static std::string reg_list(const access_type &t) {
     std::string list;
@@ -63,15 +76,14 @@ static const char ADDRESSES[] =
 
 static const char SHARED[] = ".shared .align 16 .b8 sh[4096];";
 
-/* Tests ld or st of one type in ".global", ".shared" or the generic space "": lane l moves
-   its element through the place of lane 31 - l in the space. The offsets from the address
-   are positive and negative. */
+/* Tests ld or st of one type in ".global", ".shared" or the generic space "": lane l
+   moves its element through the place of lane 31 - l in the space. The offsets from the
+   address are positive and negative. */
 static void moves(const char *op, const char *space, const access_type &t) {
     bool is_shared = !strcmp(space, ".shared"), load = !strcmp(op, "ld");
     std::string mine = is_shared ? "%r20" : "%rd12", other = is_shared ? "%r21" : "%rd14";
     for (int offset : {0, 16, -32}) {
-        std::string at = offset < 0 ? "+" + std::to_string(offset)
-            : offset                ? "+" + std::to_string(offset) : "";
+        std::string at = offset ? "+" + std::to_string(offset) : "";
         std::string place = "+32" + at, form = std::string(op) + space + "." + t.suffix, tested;
         std::string body = ADDRESSES;
         body += is_shared ? "    add.s32 %r20, %r20, 32;\n    add.s32 %r21, %r21, 32;\n"
@@ -440,7 +452,7 @@ static void test_special_registers(void) {
 
 // >>cp.async
 
-/* Lane l copies 16 bytes, of which l % 17 come from global memory and the rest is zero. */
+/* Lane l copies 16 bytes: l % 17 come from global memory, and the rest is zero. */
 static void test_copy_sizes(void) {
     test_memory memory;
     std::string body = std::string(ADDRESSES) +
@@ -503,8 +515,8 @@ static void test_copy_ring(void) {
 
 // >>ldmatrix
 
-/* Matrix m has its row r at 80 (8 m + r) bytes; lane 8 m + r passes this address. Thread t
-   receives of each matrix the elements 2 (t % 4) and 2 (t % 4) + 1 of row t / 4, or of
+/* Matrix m has its row r at 80 (8 m + r) bytes; lane 8 m + r passes this address. Thread
+   t receives of each matrix the elements 2 (t % 4) and 2 (t % 4) + 1 of row t / 4, or of
    column t / 4 if .trans is given. */
 static void ldmatrix(int count, bool transposed) {
     std::string x = std::to_string(count), regs = "{%r40", form;

@@ -34,7 +34,7 @@ static void shared_race(const char *what, const std::string &body, launch_shape 
     reports({what, {PTX_SHARED_RACE}, initialized() + body, s, who, {}, SHARED_4096});
 }
 
-/* A copy by another thread may be reported as a race or as a copy that is still pending. */
+/* A copy by another thread may be reported as a race or as a pending copy. */
 static void copy_race(const char *what, const std::string &body, launch_shape s) {
     reports({what, {PTX_SHARED_RACE, PTX_COPY_NOT_AWAITED}, initialized() + body, s, {}, {},
              SHARED_4096});
@@ -48,7 +48,7 @@ static void global_race(const char *what, const std::string &body, launch_shape 
 
 // >>two threads
 
-/* Thread a makes the first access and thread b the second, with `between` between them. */
+/* Thread a makes the first access and thread b the second; `between` is between them. */
 static std::string pair(unsigned a, const std::string &first, unsigned b,
                         const std::string &second, const std::string &between) {
     return "setp.eq.s32 %p1, %r2, " + std::to_string(a) + ";\n"
@@ -366,7 +366,7 @@ static void test_order(void) {
     for (int i = 0; i < 10; i++) {
         test_memory memory;
         launch_shape s = threads(32, 16);
-        s.order = i == 0 ? PTX_ASCENDING : i == 1 ? PTX_DESCENDING : PTX_RANDOM;
+        s.order = i < 2 ? (ptx_order)i : PTX_RANDOM;
         s.seed = (uint64_t)i * 77;
         ptx_faults_clear();
         CHECK(memory.run(m, s) == 1, "order %d: %zu faults", i, ptx_fault_count());

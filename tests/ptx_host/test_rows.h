@@ -1,7 +1,7 @@
-/* test_rows.h - rows of tests of instructions that compute a register from registers. A row
-   names a form and gives its definition in C++. It is executed for all combinations of
-   edge cases and for random operands, by full warps and by warps in which some lanes are
-   inactive. Results are compared bit by bit; an unspecified NaN matches any NaN. */
+/* test_rows.h - rows of tests of instructions that compute a register from registers. A
+   row names a form and gives its definition in C++. It is executed for all combinations
+   of edge cases and for random operands, by full warps and by warps in which some lanes
+   are inactive. Results are compared bit by bit; an unspecified NaN matches any NaN. */
 #ifndef TEST_ROWS_H
 #define TEST_ROWS_H
 #include "test_ptx.h"

@@ -318,8 +318,10 @@ static void test_branches(void) {
              "    shl.b32 %r50, %r50, 1;\n",
              block_of(64), [](uint32_t t) {
                  uint32_t r = 0;
-                 if (t & 1)
-                     r = 10001 + (t & 2 ? 1000 : t & 4 ? 110 : 10);
+                 if (t & 1 && t & 2)
+                     r = 11001;
+                 else if (t & 1)
+                     r = 10001 + (t & 4 ? 110 : 10);
                  else if (t & 4)
                      r = 7;
                  return 2 * r;
@@ -501,7 +503,7 @@ static void test_reconvergence(void) {
              "    add.s32 %r50, %r50, %r52;\n"
              "$L_end:\n",
              block_of(32), [](uint32_t t) {
-                 uint32_t o = 31 - t, v = o + (o < 10 ? 500u : o < 20 ? 100u : 200u);
+                 uint32_t o = 31 - t, upper = o < 20 ? 100 : 200, v = o + (o < 10 ? 500 : upper);
                  return v + (t < 10 ? 7u : 0u);
              });
     /* The ISA requires the same qualifiers and mask, not the same instruction. */

@@ -200,7 +200,7 @@ static void run_merged(machine &m, const instruction *const *at, uint32_t group)
     });
 }
 
-/* Executes a collective for the lanes of a membermask. at: the instruction of each lane. */
+/* Executes a collective for the lanes of a membermask; at: each lane's instruction. */
 static void run_collective(machine &m, const instruction *const *at, uint32_t group) {
     const instruction *first = at[lowest(group)];
     for (int l : lanes{group}) {
@@ -576,7 +576,7 @@ static void report_stuck_split(machine &m, const warp &w, const split &s, bool o
           b.expected, whereabouts(m, s.barrier).c_str());
 }
 
-/* No warp can proceed. Lanes that are missing in their warp are the more precise report. */
+/* No warp can proceed. Lanes missing in their warp are the more precise report. */
 static void report_stuck(machine &m) {
     for (int pass = 0; pass < 2; pass++)
         for (const warp &w : m.warps)
