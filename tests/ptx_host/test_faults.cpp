@@ -622,6 +622,30 @@ static void test_fault_text(void) {
     CHECK(names.size() == PTX_FAULT_KINDS && !names.count(""), "each kind has its name");
 }
 
+/* The place of a fault is complete even if the kernel's name is longer than the text. */
+static void test_long_name(void) {
+    std::string name = "_Z" + std::string(1000, 'a') + "_end";
+    std::string text = replaced(ptx_program("ld.global.u32 %r50, [%rd1];\n"), ".entry k(",
+                                ".entry " + name + "(");
+    char error[512] = "";
+    ptx_module *m = ptx_load(text.c_str(), text.size(), error, sizeof error);
+    CHECK(m, "%s", error);
+    if (!m) return;
+    test_memory memory;
+    const void *params[] = {&memory.out.data, &memory.in.data, &memory.extra.data, &memory.n};
+    ptx_launch l = {ptx_kernel_at(m, 0), {1, 1, 1}, {32, 1, 1}, 0, params, PTX_ASCENDING, 0};
+    ptx_faults_clear();
+    CHECK(ptx_run(&l) == 1 && ptx_fault_count() == 1, "%zu faults", ptx_fault_count());
+    const ptx_fault *f = ptx_fault_at(0);
+    CHECK(name == f->kernel, "the name is complete in the fault");
+    const char *const parts[] = {"PTX line", "ld.global.u32", "thread 0 of block 0,0,0", "_Zaaa",
+                                 "_end"};
+    for (const char *part : parts)
+        CHECK(strstr(f->text, part), "expected %s in: %s", part, f->text);
+    ptx_faults_clear();
+    ptx_unload(m);
+}
+
 void test_faults(int argc, char **argv) {
     static const test_part parts[] = {
         {"unwritten_register", test_unwritten_register},
@@ -637,6 +661,7 @@ void test_faults(int argc, char **argv) {
         {"copy_not_awaited", test_copy_not_awaited},
         {"launch", test_launch},
         {"fault_text", test_fault_text},
+        {"long_name", test_long_name},
     };
     test_run(parts, sizeof parts / sizeof *parts, argc, argv);
 }
