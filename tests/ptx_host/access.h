@@ -28,8 +28,8 @@ inline ptx::space space_of(uint64_t window) {
     return window == PARAM_WINDOW ? PARAM : GLOBAL;
 }
 
-/* Calls access(space, lanes, addresses) for each space that generic addresses are in. */
-template <class F> static void for_spaces(uint32_t active, uint64_t *address, F access) {
+/* Calls access(space, lanes) for each space that generic addresses are in. */
+template <class F> void for_spaces(uint32_t active, uint64_t *address, F access) {
     while (active) {
         uint64_t window = address[lowest(active)] & WINDOW_MASK;
         uint32_t group = 0;
