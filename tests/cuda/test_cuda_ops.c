@@ -2,7 +2,8 @@
    softmax, losses and optimisers compared with their CPU versions in f32 and bf16, with
    odd sizes, misaligned arrays, guard values around every array, and any thread order.
    "short" omits cases in which a sanitizer cannot find anything new: other values in
-   the same memory, and other orders of the same threads. */
+   the same memory, and other orders of the same threads. Another argument selects one
+   part. */
 #include "../../seqtx.h"
 #include "../inner/inner.h"
 #include "../ops/kernels.h"
@@ -1447,22 +1448,24 @@ static void sums(void *user, uint64_t *h) {
 }
 
 int main(int argc, char **argv) {
-    brief = argc > 1 && !strcmp(argv[1], "short");
+    const char *part = argc > 1 ? argv[1] : "";
+    brief = !strcmp(part, "short");
+    if (brief) part = "";
     cx = cuda_ctx(STX_CPU, STX_PREC_F32);
     for (half = 0; half < 2; half++) {
         gx = cuda_ctx(STX_CUDA, half ? STX_PREC_BF16 : STX_PREC_F32);
         CHECK(stx_ok(gx), "%s", stx_error(gx));
         for (off = 0; off < 2 && stx_ok(gx); off++) {
             test_state = 88172645463325252u; /* the same values in every round */
-            test_flat();
-            test_rows();
-            test_embedding();
-            test_losses();
-            test_special();
-            test_optimisers();
+            if (PART("flat")) test_flat();
+            if (PART("rows")) test_rows();
+            if (PART("embedding")) test_embedding();
+            if (PART("losses")) test_losses();
+            if (PART("special")) test_special();
+            if (PART("optimisers")) test_optimisers();
         }
         stx_destroy(gx);
-        for (off = 0; off < 2; off++) {
+        for (off = 0; off < 2 && PART("sums"); off++) {
             uint64_t hash = 1;
             if (brief)
                 sums(NULL, &hash);

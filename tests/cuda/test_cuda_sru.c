@@ -1,7 +1,8 @@
 /* test_cuda_sru.c - the recurrence: its CUDA and CPU kernels compared with the plain
    definition (stx_sru_fwd_plain, stx_sru_bwd_plain), with every option, in f32 and
    bf16, with odd sizes, misaligned arrays, guard elements around them, and several
-   thread orders. Also ReZero and variational dropout. "short" omits the large cases. */
+   thread orders. Also ReZero and variational dropout. "short" omits the large cases. Another
+   argument selects one part. */
 #include "../../seqtx_sru.h"
 #include "../ops/kernels.h"
 #include "cuda_arr.h"
@@ -566,24 +567,26 @@ static void test_refused(void) {
 }
 
 int main(int argc, char **argv) {
-    brief = argc > 1 && !strcmp(argv[1], "short");
+    const char *part = argc > 1 ? argv[1] : "";
+    brief = !strcmp(part, "short");
+    if (brief) part = "";
     cx = cuda_ctx(STX_CPU, STX_PREC_F32);
     for (half = 0; half < 2; half++) {
         gx = cuda_ctx(STX_CUDA, cuda_precision(half));
         CHECK(stx_ok(gx), "%s", stx_error(gx));
         for (off = 0; off < 2 && stx_ok(gx); off++) {
-            test_sizes();
-            test_options();
-            test_wide();
-            test_columns();
-            test_nan();
-            test_rezero();
+            if (PART("sizes")) test_sizes();
+            if (PART("options")) test_options();
+            if (PART("wide")) test_wide();
+            if (PART("columns")) test_columns();
+            if (PART("nan")) test_nan();
+            if (PART("rezero")) test_rezero();
         }
         stx_destroy(gx);
-        for (off = 0; off < 2; off++) test_bits();
-        test_ops();
+        for (off = 0; off < 2 && PART("bits"); off++) test_bits();
+        if (PART("ops")) test_ops();
     }
-    test_refused();
+    if (PART("refused")) test_refused();
     stx_destroy(cx);
     return cuda_test_end();
 }

@@ -5,6 +5,8 @@
        PTX_FILE=FILE         the PTX; without it, the host's code runs the kernels
        PTX_EVERY=N           interprets the first 3 launches of each kernel and shape, and
                              then every Nth; the host's code runs the others (default 1)
+       PTX_KERNEL=TEXT       interprets only kernels whose name contains TEXT; the host's code
+                             runs the others
        PTX_APPROXIMATE=1     with the errors of the hardware's approximations (ptx.h)
        PTX_COUNTERS=FILE     appends one line per kernel at the end of the program
 
@@ -27,6 +29,7 @@ typedef std::tuple<const ptx_kernel *, unsigned, unsigned, unsigned, unsigned> l
 static struct {
     ptx_module *module;
     const char *counters;                               /* PTX_COUNTERS */
+    const char *only;                                   /* PTX_KERNEL */
     unsigned long every;
     std::map<std::string, const ptx_kernel *> by_name;  /* by demangled name */
     std::map<const void *, const ptx_kernel *> by_function;
@@ -67,14 +70,15 @@ static bool load(const char *path) {
     return true;
 }
 
-/* Returns the PTX of a kernel, or NULL after a report. */
+/* Returns the PTX of a kernel. Returns NULL if PTX_KERNEL excludes it, and after a report. */
 static const ptx_kernel *kernel_of(const cuda_host_kernel &k) {
     auto known = E.by_function.find(k.function);
     if (known != E.by_function.end()) return known->second;
     std::string name = symbol_name(k.function);
     auto named = E.by_name.find(name);
-    const ptx_kernel *kernel = named == E.by_name.end() ? NULL : named->second;
-    if (!kernel) {
+    bool wanted = !E.only || name.find(E.only) != std::string::npos;
+    const ptx_kernel *kernel = !wanted || named == E.by_name.end() ? NULL : named->second;
+    if (wanted && !kernel) {
         std::string text = "ptx_host: PTX_FILE has no kernel " + name + " (" + k.text + ")";
         cuda_host_report(text.c_str());
     }
@@ -180,6 +184,7 @@ static struct start_and_end {
         E.every = every ? strtoul(every, NULL, 10) : 1;
         if (!E.every) E.every = 1;
         E.counters = getenv("PTX_COUNTERS");
+        E.only = getenv("PTX_KERNEL");
         ptx_approximate(approximate && atoi(approximate));
         if (load(path)) cuda_host_execute_by(&executor);
     }
