@@ -34,6 +34,7 @@ static struct {
     std::map<std::string, const ptx_kernel *> by_name;  /* by demangled name */
     std::map<const void *, const ptx_kernel *> by_function;
     std::map<launch_shape, unsigned long> launches;
+    std::map<uintptr_t, size_t> memory;                 /* bytes of each allocation */
 } E;
 
 
@@ -109,11 +110,25 @@ static ptx_order order_of(int block_order) {
     return block_order == CUDA_HOST_DESCENDING ? PTX_DESCENDING : PTX_ASCENDING;
 }
 
+/* A kernel that the host's code runs may write all memory to which its parameters point. */
+static int run_by_host(const void *const *params, const size_t *bytes, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        for (size_t at = 0; at + sizeof(uintptr_t) <= bytes[i]; at += sizeof(uintptr_t)) {
+            uintptr_t word;
+            memcpy(&word, (const char *)params[i] + at, sizeof word);
+            auto m = E.memory.upper_bound(word);
+            if (m == E.memory.begin()) continue;
+            m--;
+            if (word - m->first < m->second) ptx_memory_written((void *)m->first, m->second);
+        }
+    return 0;
+}
+
 static int run(const cuda_host_kernel &k, int block_order, uint64_t seed) {
     const ptx_kernel *kernel = kernel_of(k);
     const void *params[64];
     size_t bytes[64], count = k.arguments(params, bytes);
-    if (!kernel || !selected(kernel, k)) return 0;
+    if (!kernel || !selected(kernel, k)) return run_by_host(params, bytes, count);
     bool same = count == ptx_param_count(kernel);
     for (size_t i = 0; same && i < count; i++) same = bytes[i] == ptx_param_size(kernel, i);
     if (!same) {
@@ -143,8 +158,17 @@ static int run(const cuda_host_kernel &k, int block_order, uint64_t seed) {
 
 // >>start and end of the program
 
-static const cuda_host_executor executor = {run, ptx_memory_add, ptx_memory_remove,
-                                            ptx_memory_written};
+static void allocated(void *p, size_t bytes) {
+    E.memory[(uintptr_t)p] = bytes;
+    ptx_memory_add(p, bytes);
+}
+
+static void freed(void *p) {
+    E.memory.erase((uintptr_t)p);
+    ptx_memory_remove(p);
+}
+
+static const cuda_host_executor executor = {run, allocated, freed, ptx_memory_written};
 
 static void write_counters(void) {
     FILE *f = fopen(E.counters, "a");
