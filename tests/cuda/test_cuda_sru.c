@@ -568,8 +568,8 @@ static void test_refused(void) {
 
 int main(int argc, char **argv) {
     const char *part = argc > 1 ? argv[1] : "";
-    brief = !strcmp(part, "short");
-    if (brief) part = "";
+    brief = argc > 1 && !strcmp(argv[argc - 1], "short");
+    if (!strcmp(part, "short")) part = "";
     cx = cuda_ctx(STX_CPU, STX_PREC_F32);
     for (half = 0; half < 2; half++) {
         gx = cuda_ctx(STX_CUDA, cuda_precision(half));
