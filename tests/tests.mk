@@ -200,6 +200,13 @@ run-cuda_nccl:
 	if sh tests/cuda/nccl.sh --probe; then sh tests/run.sh cuda_nccl sh tests/cuda/nccl.sh; \
 	else sh tests/run.sh --skip cuda_nccl \
 		'no nvcc, or no nccl.h of NCCL 2.14 or newer (NCCL_FLAGS, NCCL_LIBS)'; fi
+MUTATED = $(patsubst %,$(BUILD)/test_cuda_%_ptx,sru ops comp par attention)
+RUNS += $(if $(FULL),cuda_mutations)
+run-cuda_mutations: $(MUTATED)
+	@if command -v "$(NVCC)" > /dev/null; then \
+		MADE=1 CXX="$(CXX)" NVCC="$(NVCC)" LIBS="$(LIBS)" \
+			sh tests/run.sh cuda_mutations sh tests/ptx_host/mutations.sh; \
+	else sh tests/run.sh --skip cuda_mutations 'no nvcc'; fi
 RUNS += arm
 run-arm:
 	@if sh tests/build/arm.sh --probe; then sh tests/run.sh arm sh tests/build/arm.sh; \

@@ -7,8 +7,8 @@
 # It prints one line per mutation, and "N passed, N failed". These are the checks: the
 # mutation changes the source; without it, the tests pass in both layers; with it, each
 # layer sees what the table states.
-# Environment: BUILD, CXX, NVCC, MAKE, KEEP (1: keep the temporary directory and print
-# its name).
+# Environment: BUILD, CXX, NVCC, LIBS; MADE=1: the test programs have been built; KEEP=1:
+# keep the temporary directory and print its name.
 cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build} cxx=${CXX:-g++} nvcc=${NVCC:-nvcc}
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-mutations.XXXXXX") || exit 1
@@ -23,7 +23,7 @@ if ! command -v "$nvcc" > /dev/null 2>&1; then
 fi
 fma=
 grep -qm 1 '^flags.* fma ' /proc/cpuinfo 2> /dev/null && fma="-mfma -ffp-contract=off"
-${MAKE:-make} -s BUILD="$build" "$build/test_cuda_sru_ptx" "$build/test_cuda_ops_ptx" \
+[ -n "$MADE" ] || make -s BUILD="$build" "$build/test_cuda_sru_ptx" "$build/test_cuda_ops_ptx" \
     "$build/test_cuda_comp_ptx" "$build/test_cuda_par_ptx" "$build/test_cuda_attention_ptx" ||
     exit 1
 
@@ -176,15 +176,15 @@ mutation exchange_barrier sru sru stx__sru_scan_kernel "sru bits" values "shared
     "no __syncthreads between the store and the loads of an exchange" << 'END'
 /void stx__sru_exchange/,/^}/s/__syncthreads();//
 END
-mutation ring_syncwarp sru sru stx__sru_fwd_kernel "sru options bits" any "shared race" \
+mutation ring_syncwarp sru sru stx__sru_fwd_kernel "sru options bits" values "shared race" \
     "no __syncwarp after the wait for a stage of the ring" << 'END'
 / stx__sru_fwd_kernel(stx__sru p) {/,/^}/s/__syncwarp();//
 END
-mutation ring_wait sru sru stx__sru_fwd_kernel "sru options bits" any "copy not awaited" \
+mutation ring_wait sru sru stx__sru_fwd_kernel "sru options bits" values "copy not awaited" \
     "the wait for cp.async leaves one group more in flight" << 'END'
 / stx__sru_fwd_kernel(stx__sru p) {/,/^}/s/stx__cp_wait<STAGES - 2>/stx__cp_wait<STAGES - 1>/
 END
-mutation ring_early sru sru stx__sru_fwd_kernel "sru options bits" any "shared race" \
+mutation ring_early sru sru stx__sru_fwd_kernel "sru options bits" - "shared race" \
     "a stage is refilled before the barrier that ends its use" << 'END'
 / stx__sru_fwd_kernel(stx__sru p) {/,/^}/{
 /__syncwarp();/d
