@@ -159,6 +159,21 @@ static void test_add_means(const flat *f, const reduced *r) {
     arr_check("add_means da, overwritten, second input", &e, 1e-6);
     CHECK(!n || fabs((double)d.c[0] * (double)n / (0.6 * (double)g.c[0]) - 1) < 1e-2,
           "add_means da, written and added to: %g", (double)d.c[0]);
+    if (n > 1) { /* the third gradient overlaps the first, one element further */
+        const uint64_t state = test_state;
+        arr o = arr_of(n, 1, 0, B_);
+        mc.da[0] = o.c;
+        mg.da[0] = o.d;
+        mc.da[2] = o.c + 1;
+        mg.da[2] = o.d + 1;
+        mc.da[1] = mg.da[1] = NULL;
+        mc.n[2] = mg.n[2] = n - 1;
+        mc.overwrite = mg.overwrite = 0;
+        BOTH(stx_add_means_bwd, (cx, &mc), (gx, &mg));
+        arr_check("add_means da, overlapping", &o, 1e-6);
+        arr_free(&o);
+        test_state = state;
+    }
     arr_free(&t);
 }
 

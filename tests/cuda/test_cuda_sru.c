@@ -237,9 +237,11 @@ static void test_sizes(void) {
         }
 }
 
-/* Returns the width of case n. A row of 37 elements is not a multiple of 16 bytes. */
+/* Returns the width of case n. A row of 37 elements is not a multiple of 16 bytes; a row
+   of 36 elements is one in f32, but not in bf16. */
 static size_t option_width(size_t n) {
     if (n % 12 == 5) return 37;
+    if (n % 12 == 8) return 36;
     return n % 2 ? 40 : 72;
 }
 

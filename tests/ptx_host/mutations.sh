@@ -240,7 +240,7 @@ mutation means_barrier loss loss stx__add_means_bwd "ops flat" any "global race"
     "no __syncthreads between updates of arrays that overlap" << 'END'
 /stx__add_means_bwd_kernel/,/^}/s/__syncthreads();//
 END
-mutation twin_barrier optim optim stx__adam "ops optimisers" any "shared race" \
+mutation twin_barrier optim optim stx__adam "ops optimisers" - "shared race" \
     "no __syncthreads between the reset and the store of a shared pointer" << 'END'
 / stx__chunk_num(/,/^}/{
 /= NULL;$/{
