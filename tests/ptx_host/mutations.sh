@@ -208,12 +208,12 @@ mutation tile_bound embedding embedding stx__embedding_tile "ops embedding sums"
     "no bound of the last tile" << 'END'
 s/const int n = (int)(N - lo < .*/const int n = STX__ID_TILE;/
 END
-mutation tile_store_beyond embedding embedding stx__embedding_tile "ops embedding sums" reports - \
-    "a store past the end of a shared array, into the next one" << 'END'
+mutation tile_store_beyond embedding embedding stx__embedding_tile "ops embedding sums" \
+    reports - "a store past the end of a shared array, into the next one" << 'END'
 /^stx__embedding_tile_kernel/,/^}/s/i < n + 2; i += blockDim.x/i < n + 3; i += blockDim.x/
 END
-mutation vector_unaligned embedding embedding stx__embedding_tile "ops embedding sums" - misaligned \
-    "16-byte loads of an array with any alignment" << 'END'
+mutation vector_unaligned embedding embedding stx__embedding_tile "ops embedding sums" \
+    - misaligned "16-byte loads of an array with any alignment" << 'END'
 /^void stx_embedding_bwd_cuda/,/^}/s/four = C % 4 == 0 && .*/four = C % 4 == 0;/
 END
 mutation taken_unset loss loss stx__cluster_sort "ops losses" any "unwritten shared memory" \
@@ -249,7 +249,7 @@ s/__syncthreads();//
 }
 }
 END
-mutation plain_barrier optim optim stx__optim_prepare "ops optimisers" any "global race" \
+mutation plain_barrier optim optim stx__optim_prepare "ops optimisers" - "global race" \
     "no __syncthreads before the load of a flag that thread 0 stored" << 'END'
 s/__syncthreads(); \/\* u->plain.*//
 END
@@ -278,7 +278,7 @@ mutation blocks_overlap par_mix par_mix stx__par_mix_bwd_kernel "par mix bits" a
     "two blocks store the same partial sums" << 'END'
 /void stx__par_mix_parts/,/^}/s/(4 \* (size_t)blockIdx.x + i)/(4 * (size_t)(blockIdx.x \/ 2) + i)/
 END
-mutation attention_barrier attention_fwd attention_fwd "stx__attn_fwd<" "attention 2 3" any \
+mutation attention_barrier attention_fwd attention_fwd "stx__attn_fwd<" "attention 2 3" values \
     "shared race" "no __syncthreads after the wait for a tile" << 'END'
 /^stx__attn_fwd(/,/^}/{
 /stx__cp_wait<0>();/{
