@@ -106,12 +106,12 @@ baseline() {
         : > "$base/done.$kernel.$part"
         run_layer "$base" shim "$part"
         [ "$values$ended$reports" = equal0 ] && ok=1 || ok=0
-        check $ok "the unmutated source fails in the shim: see $base"
+        check $ok "the unmutated source fails in the shim"
         export PTX_FILE="$base/ptx" PTX_KERNEL="$kernel" PTX_COUNTERS="$base/counters"
         run_layer "$base" ptx.reports "$part"
         unset PTX_FILE PTX_KERNEL PTX_COUNTERS
         [ "$values$ended$reports" = equal0 ] && ok=1 || ok=0
-        check $ok "the unmutated source fails by PTX: $values $ended $(head -n 1 "$base/ptx.reports")"
+        check $ok "the unmutated source fails by PTX: $values $(head -n 1 "$base/ptx.reports")"
     done
     grep -q "${kernel%<}.* launches [1-9]" "$base/counters" && ok=1 || ok=0
     check $ok "no launch of $kernel"
@@ -204,8 +204,8 @@ mutation ring_unaligned sru sru stx__sru_fwd_kernel "sru options sizes" any misa
     "rows of 8 bytes are copied in pieces of 16" << 'END'
 /int stx__sru_is_uniform/,/^}/s/p.u.half ? 8 : 4/p.u.half ? 4 : 4/
 END
-mutation tile_bound embedding embedding stx__embedding_tile "ops embedding sums" any any \
-    "no bound of the last tile" << 'END'
+mutation tile_bound embedding embedding stx__embedding_tile "ops embedding sums" any \
+    "out of bounds" "no bound of the last tile" << 'END'
 s/const int n = (int)(N - lo < .*/const int n = STX__ID_TILE;/
 END
 mutation tile_store_beyond embedding embedding stx__embedding_tile "ops embedding sums" \
@@ -236,7 +236,7 @@ mutation too_few_warps sums loss stx__sum_kernel "ops flat sums" values values \
     "a sum over half of the block's warps" << 'END'
 s/v = threadIdx.x % 32 < T \/ 32 ? /v = threadIdx.x % 32 < T \/ 64 ? /
 END
-mutation means_barrier loss loss stx__add_means_bwd "ops flat" any "global race" \
+mutation means_barrier loss loss stx__add_means_bwd "ops flat" - "global race" \
     "no __syncthreads between updates of arrays that overlap" << 'END'
 /stx__add_means_bwd_kernel/,/^}/s/__syncthreads();//
 END
@@ -264,9 +264,11 @@ s/__syncthreads();//
 END
 mutation pick_ballot comp comp stx__comp_pick "comp pick bits" reports values \
     "a ballot of all lanes that lanes skip before they exit" << 'END'
-/^stx__comp_pick_kernel/,/^}/s/uint32_t some = __ballot/uint32_t some = 0; if (k0 + lane < g.rows) some = __ballot/
+/^stx__comp_pick_kernel/,/^}/{
+s/uint32_t some = __ballot/uint32_t some = 0; if (k0 + lane < g.rows) some = __ballot/
+}
 END
-mutation unfold_beyond comp comp stx__comp_unfold "comp groups bits" any "out of bounds" \
+mutation unfold_beyond comp comp stx__comp_unfold "comp groups bits" values values \
     "an index into global memory is one vector too large" << 'END'
 /^stx__comp_unfold_kernel/,/^}/s/n \* g.D + c, v, acc/n * g.D + c + W, v, acc/
 END
