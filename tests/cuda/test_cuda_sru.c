@@ -1,8 +1,8 @@
 /* test_cuda_sru.c - the recurrence: its CUDA and CPU kernels compared with the plain
    definition (stx_sru_fwd_plain, stx_sru_bwd_plain), with every option, in f32 and
    bf16, with odd sizes, misaligned arrays, guard elements around them, and several
-   thread orders. Also ReZero and variational dropout. "short" omits the large cases. Another
-   argument selects one part. */
+   thread orders. Also ReZero and variational dropout. "short" omits the large cases;
+   another argument before it selects one part. */
 #include "../../seqtx_sru.h"
 #include "../ops/kernels.h"
 #include "cuda_arr.h"

@@ -5,8 +5,8 @@
        PTX_FILE=FILE         the PTX; without it, the host's code runs the kernels
        PTX_EVERY=N           interprets the first 3 launches of each kernel and shape, and
                              then every Nth; the host's code runs the others (default 1)
-       PTX_KERNEL=TEXT       interprets only kernels whose name contains TEXT; the host's code
-                             runs the others
+       PTX_KERNEL=TEXT       interprets only kernels whose name contains TEXT; the
+                             host's code runs the others
        PTX_APPROXIMATE=1     with the errors of the hardware's approximations (ptx.h)
        PTX_COUNTERS=FILE     appends one line per kernel at the end of the program
 
@@ -71,7 +71,7 @@ static bool load(const char *path) {
     return true;
 }
 
-/* Returns the PTX of a kernel. Returns NULL if PTX_KERNEL excludes it, and after a report. */
+/* Returns the PTX of a kernel, or NULL if PTX_KERNEL excludes it or after a report. */
 static const ptx_kernel *kernel_of(const cuda_host_kernel &k) {
     auto known = E.by_function.find(k.function);
     if (known != E.by_function.end()) return known->second;
@@ -110,7 +110,8 @@ static ptx_order order_of(int block_order) {
     return block_order == CUDA_HOST_DESCENDING ? PTX_DESCENDING : PTX_ASCENDING;
 }
 
-/* A kernel that the host's code runs may write all memory to which its parameters point. */
+/* A kernel that the host's code runs may write all allocations to which its parameters
+   point. */
 static int run_by_host(const void *const *params, const size_t *bytes, size_t count) {
     for (size_t i = 0; i < count; i++)
         for (size_t at = 0; at + sizeof(uintptr_t) <= bytes[i]; at += sizeof(uintptr_t)) {
