@@ -289,7 +289,7 @@ s/__syncthreads();//
 }
 }
 END
-mutation ramp_syncwarp attention_fwd attention_fwd "stx__attn_fwd<" "attention 2 3" any \
+mutation ramp_syncwarp attention_fwd attention_fwd "stx__attn_fwd<" "attention 2 3" - \
     "shared race" "no __syncwarp between the store and the loads of the ramp" << 'END'
 /min_delta + e));$/{
 N
