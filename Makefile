@@ -12,6 +12,8 @@
 #                        trains the result; build/demo_par.svg shows the search
 #   make test            builds and runs the tests; ends with "N passed, N failed"
 #   make test-all        the same tests with more compilers, options and sanitizers
+#   make test-ptx-all    the CUDA tests by the PTX that nvcc generates, for all architectures;
+#                        needs nvcc, but no GPU
 #   make quick           tests in float and double, without sanitizers and CUDA
 #   make single          writes seqtx.h and seqtx_cuda.cu from their parts in src/
 #   make shared static   build/libseqtx.so (.dylib, .dll), build/libseqtx.a: all headers
@@ -145,8 +147,8 @@ DEPS     = -MMD -MP -MF $@.d -MT $@
 LINK     = $(DEPS) $(LDFLAGS) $< $(filter %.o,$^) -o $@ -lm $(LIBS)
 
 .PHONY: all examples shared static man install install-headers uninstall demo demo-sru \
-	demo-compressive demo-par test test-all check quick bench cuda check-cuda bench-cuda clean \
-	single help FORCE
+	demo-compressive demo-par test test-all test-ptx-all check quick bench cuda check-cuda \
+	bench-cuda clean single help FORCE
 all: examples shared static man
 examples: $(TRAINERS) $(TOOLS) $(BUILD)/plot
 single:

@@ -99,23 +99,6 @@ $(BUILD)/test_shim_san.o: tests/cuda_host/test_shim.cpp $(BUILD)/flags
 		$(DEPS) -c $< -o $@
 $(BUILD)/test_shim_san: $(BUILD)/test_shim_san.o $(SHIM_SAN)
 	$(call say,LD)$(LINK_SAN)
-# tests/ptx_host: the kernels as nvcc compiles them, run by an interpreter of PTX. It is
-# written for processors with 256-bit vectors, and works without them.
-V3        := $(if $(FMA),$(shell echo 'int main(void){return 0;}' | $(CXX) -march=x86-64-v3 -x c++ - \
-	-o /dev/null 2>/dev/null && echo -march=x86-64-v3) -ffp-contract=off)
-PTX_OF     = $(patsubst tests/ptx_host/%.cpp,$(BUILD)/ptx_host/%.o,$(1))
-PTX_TESTS  = $(call PTX_OF,$(wildcard tests/ptx_host/test_*.cpp))
-PTX_HOST   = $(filter-out $(PTX_TESTS),$(call PTX_OF,$(wildcard tests/ptx_host/*.cpp)))
-$(PTX_TESTS) $(PTX_HOST): $(BUILD)/ptx_host/%.o: tests/ptx_host/%.cpp $(BUILD)/flags
-	@mkdir -p $(@D)
-	$(call say,CXX)$(T) $(call host,-O$(if $(filter test_%,$*),0,3) $(V3)) $(DEPS) -c $< -o $@
-$(BUILD)/test_ptx: $(PTX_TESTS) $(filter-out %/executor.o %/symbols.o,$(PTX_HOST))
-	$(call say,LD)$(T) $(CXX) $(CXXFLAGS) $(LDFLAGS) $^ -o $@
-$(TESTS_CUDA:%=$(BUILD)/test_cuda_%_ptx): $(BUILD)/test_cuda_%_ptx: $(BUILD)/test_cuda_%.o \
-		$(SHIM) $(PTX_HOST)
-	$(call say,LD)$(LINK_SHIM)
-$(BUILD)/seqtx_cuda_%.ptx: seqtx_cuda.cu $(PARTS:%=%.h) $(BUILD)/flags
-	$(call say,NVCC)$(T) $(NVCC) -ptx -std=c++17 -O3 -lineinfo -arch=$* -I. $< -o $@
 # the trainers with CUDA on the host
 $(TRAINERS:%=%_shim.o): $(BUILD)/%_shim.o: examples/%.c $(BUILD)/flags
 	$(call say,CC)$(T) $(CUDA_F32) $(DONE) $(DEPS) -c $< -o $@
@@ -200,13 +183,7 @@ run-cuda_nccl:
 	if sh tests/cuda/nccl.sh --probe; then sh tests/run.sh cuda_nccl sh tests/cuda/nccl.sh; \
 	else sh tests/run.sh --skip cuda_nccl \
 		'no nvcc, or no nccl.h of NCCL 2.14 or newer (NCCL_FLAGS, NCCL_LIBS)'; fi
-MUTATED = $(patsubst %,$(BUILD)/test_cuda_%_ptx,sru ops comp par attention)
-RUNS += $(if $(FULL),cuda_mutations)
-run-cuda_mutations: $(MUTATED)
-	@if command -v "$(NVCC)" > /dev/null; then \
-		MADE=1 CXX="$(CXX)" NVCC="$(NVCC)" LIBS="$(LIBS)" \
-			sh tests/run.sh cuda_mutations sh tests/ptx_host/mutations.sh; \
-	else sh tests/run.sh --skip cuda_mutations 'no nvcc'; fi
+include tests/ptx_host/ptx.mk
 RUNS += arm
 run-arm:
 	@if sh tests/build/arm.sh --probe; then sh tests/run.sh arm sh tests/build/arm.sh; \
@@ -221,14 +198,16 @@ run-convert: $(TRAINERS)
 	@if sh tests/io/convert.sh --probe; then sh tests/run.sh convert sh tests/io/convert.sh; \
 	else sh tests/run.sh --skip convert 'no Python with torch 1.13 or newer (PYTHON)'; fi
 # The longest chains of work run first.
-FIRST = $(filter cuda_nvcc%,$(RUNS)) $(filter cuda_nccl,$(RUNS)) $(filter cuda_%_san,$(RUNS)) \
+FIRST = $(filter cuda_nvcc% ptx%,$(RUNS)) $(filter cuda_nccl,$(RUNS)) $(filter cuda_%_san,$(RUNS)) \
 	$(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form $(filter group%,$(RUNS)) flags \
 	package trainer trainer_sru trainer_compressive trainer_par readme $(filter %_san,$(RUNS)) grad_f64
+PTX_RUNS = $(filter ptx%,$(RUNS))
+run-test-ptx-all: $(PTX_RUNS:%=run-%)
 run-test run-test-all: $(FIRST:%=run-%) $(RUNS:%=run-%)
 run-quick: $(QUICK:%=run-%)
 # builds the programs of all tests without running them
 programs: $(sort $(PROGRAMS))
-.PHONY: run-test run-test-all run-quick programs $(RUNS:%=run-%)
+.PHONY: run-test run-test-all run-test-ptx-all run-quick programs $(RUNS:%=run-%)
 
 # one job per core, unless -j is given
 CORES = $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
@@ -242,5 +221,7 @@ endef
 check: test
 test test-all:
 	$(call run_and_sum,$(RUNS))
+test-ptx-all:
+	$(call run_and_sum,--quick $(PTX_RUNS))
 quick:
 	$(call run_and_sum,--quick $(QUICK))
