@@ -58,7 +58,7 @@ struct warp {
 };
 
 struct barrier {
-    unsigned expected, arrived; /* threads; expected 0: nobody has arrived */
+    unsigned expected, arrived; /* threads; expected 0: no thread has arrived */
     uint32_t warps;             /* that take part */
     unsigned count;             /* of threads whose predicate is true, for bar.red */
 };

@@ -165,7 +165,7 @@ static void set_operand(machine &m, char kind, operand o, int lane, uint64_t val
 }
 
 /* Executes a collective whose lanes are at several instructions with the same form. It
-   works on rows in a bank of its own: each lane copies its sources to them, and its
+   works on rows in a separate bank: each lane copies its sources to them, and its
    results from them. */
 static void run_merged(machine &m, const instruction *const *at, uint32_t group) {
     enum { MAX_OPERANDS = 8, ROW = 2 * LANES };
