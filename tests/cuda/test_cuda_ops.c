@@ -12,7 +12,7 @@
 static const size_t sizes[] = {1,   2,   3,    5,    31,   32,   33,   127,
                                129, 257, 1000, 1024, 1025, 4099, 20000};
 
-static const size_t widths[] = {1, 3, 4, 28, 33, 128, 260, 515, 1000, 1024, 1025, 2052, 40001};
+static const size_t widths[] = {1, 3, 4, 28, 33, 128, 200, 260, 515, 1000, 1024, 1025, 2052, 40001};
 
 static int brief; /* whether "short" was given */
 

@@ -280,15 +280,16 @@ static void test_options(void) {
 /* Tests a number of columns that is so large that time is not divided among threads. */
 static void test_wide(void) {
     size_t n;
-    for (n = 0; n < 4 && !brief && !off; n++) {
+    for (n = 0; n < 5 && !brief && !off; n++) {
         shape s = base;
         s.B = 3;
         s.T = 33;
-        s.H = 10008 + n / 2;
+        s.H = 10008 + n / 2 % 2;
         s.k = 3 + n % 2;
         s.v = n != 2;
         s.dv = s.v;
-        s.V = n == 3;
+        s.V = n >= 3;
+        s.tanh = n == 4;
         s.pad = n == 1;
         compare(&s);
     }
