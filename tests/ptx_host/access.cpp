@@ -161,8 +161,9 @@ unsigned count_sectors(const uint64_t *address, uint32_t active, size_t size) {
 /* The passes over the 32 banks that one group of lanes needs: the greatest number of
    different words in one bank. */
 static unsigned count_passes(const uint64_t *address, uint32_t group, size_t size) {
-    uint32_t words[LANES], n = 0;
-    uint8_t next[LANES], first[LANES], depth[LANES] = {};
+    /* A misaligned access, which is reported later, touches two words. */
+    uint32_t words[2 * LANES], n = 0;
+    uint8_t next[2 * LANES], first[LANES], depth[LANES] = {};
     uint64_t least = ~0ull, greatest = 0;
     for (int l : lanes{group}) {
         least = std::min(least, address[l]);

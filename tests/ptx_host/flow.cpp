@@ -87,10 +87,10 @@ static void append_function(body &b, const body &callee, const call &c) {
     append_code(b, callee, s);
 }
 
-std::string inline_calls(body &b, const std::unordered_map<std::string, std::unique_ptr<body>> &all,
-                         int depth) {
+std::string inline_calls(body &b,
+                         const std::unordered_map<std::string, std::unique_ptr<body>> &all) {
     if (b.calls.empty()) return "";
-    if (depth > 16) return "function " + b.name + " is recursive";
+    b.inlining = true;
     std::vector<instruction> old;
     std::vector<int> moved(b.code.size() + 1);
     std::vector<size_t> own;
@@ -109,10 +109,11 @@ std::string inline_calls(body &b, const std::unordered_map<std::string, std::uni
         auto found = all.find(c.callee);
         if (found == all.end()) return where + ", which has no body";
         body &callee = *found->second;
+        if (callee.inlining) return where + ", which is recursive";
         if (old[n].flags & GUARDED) return where + ": a call with a guard is not implemented";
         if (callee.shared_bytes) return where + ": shared memory in functions is not implemented";
         if (c.actuals.size() != callee.params.size()) return where + ": wrong number of arguments";
-        std::string error = inline_calls(callee, all, depth + 1);
+        std::string error = inline_calls(callee, all);
         if (!error.empty()) return error;
         append_function(b, callee, c);
     }
@@ -123,6 +124,7 @@ std::string inline_calls(body &b, const std::unordered_map<std::string, std::uni
     for (size_t t = 0; t < own_tables; t++)
         for (int &target : b.tables[t]) target = moved[(size_t)target];
     b.calls.clear();
+    b.inlining = false;
     return "";
 }
 

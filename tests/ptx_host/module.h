@@ -219,6 +219,7 @@ struct body {
     std::vector<location> locations;
     std::vector<std::vector<int>> tables;   /* of brx.idx */
     std::vector<call> calls;
+    bool inlining = false;                  /* its calls are being inlined */
     uint32_t param_bytes = 0, shared_bytes = 0, shared_align = 16, dynamic_align = 16;
     uint32_t local_bytes = 0;
     unsigned max_threads = 0;               /* of .maxntid or .reqntid; 0 if unknown */
@@ -288,8 +289,8 @@ struct ptx_module {
 namespace ptx {
 
 /* Replaces calls by the bodies of functions. Returns an error message, or "". */
-std::string inline_calls(body &b, const std::unordered_map<std::string, std::unique_ptr<body>> &,
-                         int depth);
+std::string inline_calls(body &b,
+                         const std::unordered_map<std::string, std::unique_ptr<body>> &all);
 /* Computes reconvergence points and assigns rows to registers. */
 void prepare(ptx_kernel &k);
 

@@ -10,6 +10,7 @@
 # Environment: BUILD, CXX, NVCC, LIBS; MADE=1: the test programs have been built; KEEP=1:
 # keep the temporary directory and print its name.
 cd "$(dirname "$0")/../.." || exit 1
+. tests/limit.sh
 build=${BUILD:-build} cxx=${CXX:-g++} nvcc=${NVCC:-nvcc}
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-mutations.XXXXXX") || exit 1
 if [ -n "$KEEP" ]; then echo "$work"; else trap 'rm -rf "$work"' EXIT; fi
@@ -71,7 +72,7 @@ run_layer() {
     ended= values=equal short=
     [ "$test" = sru ] && short=short
     for part in $3; do
-        timeout 120 "$1/test" $part $short >> "$1/$2.out" 2>> "$1/$2"
+        $limited "$1/test" $part $short >> "$1/$2.out" 2>> "$1/$2"
         code=$?
         case $code in
         0 | 1) ;;

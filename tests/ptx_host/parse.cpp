@@ -318,7 +318,7 @@ void parser::parse_module() {
         else fail("unexpected %.*s", (int)text.size(), text.data());
     }
     for (auto &k : module->kernels) {
-        std::string error = inline_calls(*k, functions, 0);
+        std::string error = inline_calls(*k, functions);
         if (!error.empty()) throw parse_error(error);
     }
 }

@@ -45,7 +45,7 @@ void ptx_memory_unwritten(const void *base, size_t bytes);
 
 // >>launches
 
-/* The order in which blocks, and the warps of a block, take turns. */
+/* The order in which blocks, and the warps of a block, run. */
 enum ptx_order { PTX_ASCENDING, PTX_DESCENDING, PTX_RANDOM };
 
 struct ptx_launch {
@@ -77,7 +77,7 @@ enum ptx_fault_kind {
     PTX_DIVERGED,               /* lanes of the mask missing at a collective or a barrier */
     PTX_DEADLOCK,               /* threads wait for others that have exited or wait elsewhere */
     PTX_COPY_NOT_AWAITED,       /* cp.async destination accessed before the wait */
-    PTX_LAUNCH,                 /* more threads, shared memory or registers than allowed */
+    PTX_LAUNCH,                 /* more threads or shared memory than allowed */
     PTX_FAULT_KINDS
 };
 

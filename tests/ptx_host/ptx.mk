@@ -28,10 +28,12 @@ $(BUILD)/seqtx_cuda_%.ptx: seqtx_cuda.cu $(PARTS:%=%.h) $(BUILD)/flags
 
 
 # >>runs: ptx_ARCH_TEST, and after them ptx_ARCH_coverage
-ifeq ($(HAS_NVCC),)
+ifeq ($(HAS_NVCC)$(FULL),)
 RUNS += ptx
 run-ptx:
 	@sh tests/run.sh --skip ptx 'no nvcc'
+else ifeq ($(HAS_NVCC),)
+$(call RUN,ptx,$(BUILD)/test_ptx,$(BUILD)/test_ptx)
 else
 PTX_ARCHS := sm_90
 PTX_SET   := golden_ops golden_sru sru par comp gemm ops model

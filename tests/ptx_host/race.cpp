@@ -185,19 +185,19 @@ void note_read(machine &m, const instruction &i, const range &r) {
     });
 }
 
-/* Whether an earlier lane of the same instruction has written the same value to this
-   place. If it has, the order of both does not matter. */
-static bool same_value(const machine &m, const instruction &i, const range &r, access a,
-                       const lane_values *v) {
+/* Whether the write `a` of a cell is by another lane of the same instruction, with the
+   same value. If it is, the order of both does not matter. */
+static bool same_value(const machine &m, const instruction &i, const range &r, const part &p,
+                       unsigned c, access a, const lane_values *v) {
     if (!v || a.stamp != m.now || a.who >> PC_SHIFT != pc_of(i)) return false;
-    if (!same_warp(a.who & THREAD_MASK, thread_of(m, r.lane))) return false;
+    const unsigned other = a.who & THREAD_MASK, mine = p.thread(c);
+    if (!same_warp(other, mine)) return false;
 
-    uint64_t mine = v->address[r.lane];
-    for (int l : lanes{v->active & ((1u << r.lane) - 1)}) {
-        if (v->address[l] >= mine + r.size || mine >= v->address[l] + r.size) continue;
-        return !memcmp(r.bytes, v->value + v->stride * (size_t)r.lane, r.size);
-    }
-    return false;
+    const size_t k = mine % LANES, l = other % LANES, size = (size_t)1 << p.cells.shift;
+    const uint64_t cell = v->address[r.lane] + p.position(c);
+    if (cell - v->address[l] + size > r.size) return false;
+    return !memcmp(v->value + v->stride * k + (cell - v->address[k]),
+                   v->value + v->stride * l + (cell - v->address[l]), size);
 }
 
 /* Reports what is wrong with the write of a cell. */
@@ -211,7 +211,7 @@ static void check_write(machine &m, const instruction &i, const range &r, const 
     if (w.stamp >= by.horizon && (w.who & PENDING)) {
         report_pending(m, i, r, p.position(c), what, w);
     } else if (!both_atomic && !ordered(m, w, thread, by)) {
-        if (!same_value(m, i, r, w, values))
+        if (!same_value(m, i, r, p, c, w, values))
             report_race(m, i, r, p.position(c), what, w, "write");
     }
     if (!ordered(m, read, thread, by))

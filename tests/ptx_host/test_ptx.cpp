@@ -465,6 +465,11 @@ static void test_load_errors(void) {
         {"a label defined twice", "$L_a:\nmov.u32 %r10, 1;\n$L_a: mov.u32 %r11, 1; //!", {"$L_a"}},
     };
     for (const row &r : rows) rejected(r.what, ptx_program(r.body), r.words);
+    rejected("a recursive function",
+             ".version 8.0\n.target sm_90\n.address_size 64\n"
+             ".func f()\n{\ncall.uni f; //!\nret;\n}\n"
+             ".visible .entry k()\n{\ncall.uni f;\nret;\n}\n",
+             {"recursive"});
     {
         test_module twin(ptx_program("add.s32 %r10, %r2, 1;\nbra $L_end;\n$L_end:"));
         CHECK(twin.module, "the twin without an error loads");

@@ -153,6 +153,20 @@ static void test_one_instruction(void) {
                 "mul.wide.u32 %rd30, %r30, 4;\n"
                 "add.s64 %rd30, %rd3, %rd30;\n"
                 "st.global.u32 [%rd30], %r2; //!\n", threads(32));
+    shared_race("only the first lanes of two runs store the same value",
+                "and.b32 %r30, %r2, 15;\n"
+                "setp.eq.s32 %p1, %r2, 16;\n"
+                "selp.b32 %r33, 0, <<%r2||%r30>>, %p1;\n"
+                "shl.b32 %r30, %r30, 2;\n"
+                "mov.u32 %r31, sh;\n"
+                "add.s32 %r31, %r31, %r30;\n"
+                "st.shared.u32 [%r31], %r33; //!\n", threads(32));
+    shared_race("two lanes store to one address, with another lane between them",
+                "setp.eq.s32 %p1, %r2, 1;\n"
+                "selp.b32 %r30, 4, 8, %p1;\n"
+                "mov.u32 %r31, sh;\n"
+                "add.s32 %r31, %r31, %r30;\n"
+                "st.shared.u32 [%r31], <<%r2||5>>; //!\n", threads(3));
     shared_race("two lanes whose vectors overlap",
                 "and.b32 %r30, %r2, <<15||31>>;\n"
                 "shl.b32 %r30, %r30, 4;\n"
