@@ -21,7 +21,8 @@ cd "$(dirname "$0")/.." || exit 1
 check=0
 [ "$1" = --check ] && { check=1; shift; }
 [ $# -gt 0 ] || set -- seqtx*.h seqtx_cuda.cu examples/*.[ch] examples/*/*.[ch] \
-    examples/*.cpp tests/*.[ch] tests/*/*.[ch] tests/*/*/*.[ch] tests/*/*.cpp bench/*.[ch] bench/*/*.[ch]
+    examples/*.cpp tests/*.[ch] tests/*/*.[ch] tests/*/*/*.[ch] tests/*/*.cpp bench/*.[ch] \
+    bench/*/*.[ch]
 printf '%-34s %6s %6s %8s %7s %5s %5s %6s %7s %9s %6s %4s %4s\n' \
     file lines blank 'code>100' 'text>90' glued multi nested forward functions median p90 max
 code=0

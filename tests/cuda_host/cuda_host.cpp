@@ -2487,7 +2487,10 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned int) {
     fill_bytes(p, bytes);
     pinned()[(word)p] = bytes;
     G.pinned_in_use += bytes;
-    if (executor) executor->allocated(p, bytes), executor->written(p, bytes);
+    if (executor) {
+        executor->allocated(p, bytes);
+        executor->written(p, bytes); /* the host may write it at any time */
+    }
     *out = p;
     return cudaSuccess;
 }
@@ -3165,7 +3168,7 @@ struct lt_call {
     void bias_gradient(const lt_operand &x, const lt_operand &y, const lt_result &r,
                        size_t q) const;
     void run(void) const;
-    void tell_executor(void) const;
+    void note_writes(void) const;
 };
 
 void lt_call::load_c(const lt_result &r) const {
@@ -3277,11 +3280,11 @@ void lt_call::run(void) const {
         bias_gradient(x, y, r, q);
     }
     if (!f32) store_d(r);
-    tell_executor();
+    note_writes();
 }
 
-/* Informs the executor of all that the call has written. */
-void lt_call::tell_executor(void) const {
+/* Informs the executor of everything that the call has written. */
+void lt_call::note_writes(void) const {
     size_t each = lt_size(D.type), bias = lt_size(lt_bias_type(d, D));
     for (size_t q = 0; q < (size_t)D.batch; q++) {
         wrote((const char *)out + q * (size_t)D.stride * each, (size_t)D.ld * each,

@@ -1536,7 +1536,8 @@ def test_document():
     text = open(os.path.join(ROOT, "docs", "convert.md")).read()
     blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
     recipe = open(os.path.join(ROOT, "docs", "cookbook.md")).read()
-    blocks += re.findall(r"<!-- run by: tests/io/test_convert.py -->\n```sh\n(.*?)```", recipe, re.S)
+    mark = r"<!-- run by: tests/io/test_convert.py -->\n```sh\n(.*?)```"
+    blocks += re.findall(mark, recipe, re.S)
     lines = [line.replace("${STEPS:-2000}", "3") for block in blocks for line in block.splitlines()
              if line.strip()]
     os.makedirs(path("doc/build"))

@@ -3,12 +3,10 @@
    environment selects what happens.
 
        PTX_FILE=FILE         the PTX; without it, the host's code runs the kernels
-       PTX_EVERY=N           interprets the first 3 launches of each kernel and shape, and
-                             then every Nth; the host's code runs the others (default 1)
        PTX_KERNEL=TEXT       interprets only kernels whose name contains TEXT; the
                              host's code runs the others
        PTX_APPROXIMATE=1     with the errors of the hardware's approximations (ptx.h)
-       PTX_COUNTERS=FILE     appends one line per kernel at the end of the program
+       PTX_COUNTERS=FILE     writes one line per kernel at the end of the program
 
    Faults become violations of cuda_host, which the tests check. */
 #include "ptx.h"
@@ -20,20 +18,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <string>
-#include <tuple>
 #include <vector>
-
-/* kernel, grid, block: launches with the same shape */
-typedef std::tuple<const ptx_kernel *, unsigned, unsigned, unsigned, unsigned> launch_shape;
 
 static struct {
     ptx_module *module;
     const char *counters;                               /* PTX_COUNTERS */
     const char *only;                                   /* PTX_KERNEL */
-    unsigned long every;
     std::map<std::string, const ptx_kernel *> by_name;  /* by demangled name */
     std::map<const void *, const ptx_kernel *> by_function;
-    std::map<launch_shape, unsigned long> launches;
     std::map<uintptr_t, size_t> memory;                 /* bytes of each allocation */
 } E;
 
@@ -90,12 +82,6 @@ static const ptx_kernel *kernel_of(const cuda_host_kernel &k) {
 
 // >>launches
 
-/* Returns whether PTX_EVERY selects this launch. */
-static bool selected(const ptx_kernel *kernel, const cuda_host_kernel &k) {
-    unsigned long n = E.launches[launch_shape(kernel, k.grid.x, k.grid.y, k.grid.z, k.block.x)]++;
-    return n < 3 || n % E.every == 0;
-}
-
 static void report_faults(void) {
     for (size_t i = 0; i < ptx_fault_count(); i++) {
         const ptx_fault *f = ptx_fault_at(i);
@@ -129,7 +115,7 @@ static int run(const cuda_host_kernel &k, int block_order, uint64_t seed) {
     const ptx_kernel *kernel = kernel_of(k);
     const void *params[64];
     size_t bytes[64], count = k.arguments(params, bytes);
-    if (!kernel || !selected(kernel, k)) return run_by_host(params, bytes, count);
+    if (!kernel) return run_by_host(params, bytes, count);
     bool same = count == ptx_param_count(kernel);
     for (size_t i = 0; same && i < count; i++) same = bytes[i] == ptx_param_size(kernel, i);
     if (!same) {
@@ -171,43 +157,57 @@ static void freed(void *p) {
 
 static const cuda_host_executor executor = {run, allocated, freed, ptx_memory_written};
 
+/* The names of the counters in the file. */
+static const struct {
+    const char *name;
+    uint64_t ptx_counters::*value;
+} counter_names[] = {
+    {"launches", &ptx_counters::launches},
+    {"blocks", &ptx_counters::blocks},
+    {"warps", &ptx_counters::warps},
+    {"instructions", &ptx_counters::instructions},
+    {"threads", &ptx_counters::thread_instructions},
+    {"arithmetic", &ptx_counters::arithmetic},
+    {"special", &ptx_counters::special},
+    {"conversion", &ptx_counters::conversion},
+    {"control", &ptx_counters::control},
+    {"collective", &ptx_counters::collective},
+    {"barrier", &ptx_counters::barrier},
+    {"mma", &ptx_counters::mma},
+    {"global_loads", &ptx_counters::global_loads},
+    {"global_stores", &ptx_counters::global_stores},
+    {"atomics", &ptx_counters::atomics},
+    {"shared_loads", &ptx_counters::shared_loads},
+    {"shared_stores", &ptx_counters::shared_stores},
+    {"local", &ptx_counters::local},
+    {"bytes_read", &ptx_counters::global_bytes_read},
+    {"bytes_written", &ptx_counters::global_bytes_written},
+    {"sectors_read", &ptx_counters::sectors_read},
+    {"sectors_written", &ptx_counters::sectors_written},
+    {"wavefronts", &ptx_counters::shared_wavefronts},
+    {"ideal_wavefronts", &ptx_counters::shared_ideal},
+    {"divergent", &ptx_counters::divergent_branches},
+};
+
 static void write_counters(void) {
-    FILE *f = fopen(E.counters, "a");
+    FILE *f = fopen(E.counters, "w");
     if (!f) return;
     for (size_t i = 0; i < ptx_kernel_count(E.module); i++) {
         const ptx_kernel *k = ptx_kernel_at(E.module, i);
         ptx_counters c = ptx_counters_of(k);
-        fprintf(f,
-                "%s launches %llu blocks %llu warps %llu instructions %llu threads %llu "
-                "arithmetic %llu special %llu conversion %llu control %llu collective %llu "
-                "barrier %llu mma %llu global_loads %llu global_stores %llu atomics %llu "
-                "shared_loads %llu shared_stores %llu local %llu bytes_read %llu "
-                "bytes_written %llu sectors_read %llu sectors_written %llu wavefronts %llu "
-                "ideal_wavefronts %llu divergent %llu\n",
-                ptx_kernel_name(k), (unsigned long long)c.launches, (unsigned long long)c.blocks,
-                (unsigned long long)c.warps, (unsigned long long)c.instructions,
-                (unsigned long long)c.thread_instructions, (unsigned long long)c.arithmetic,
-                (unsigned long long)c.special, (unsigned long long)c.conversion,
-                (unsigned long long)c.control, (unsigned long long)c.collective,
-                (unsigned long long)c.barrier, (unsigned long long)c.mma,
-                (unsigned long long)c.global_loads, (unsigned long long)c.global_stores,
-                (unsigned long long)c.atomics, (unsigned long long)c.shared_loads,
-                (unsigned long long)c.shared_stores, (unsigned long long)c.local,
-                (unsigned long long)c.global_bytes_read, (unsigned long long)c.global_bytes_written,
-                (unsigned long long)c.sectors_read, (unsigned long long)c.sectors_written,
-                (unsigned long long)c.shared_wavefronts, (unsigned long long)c.shared_ideal,
-                (unsigned long long)c.divergent_branches);
+        fputs(ptx_kernel_name(k), f);
+        for (const auto &n : counter_names)
+            fprintf(f, " %s %llu", n.name, (unsigned long long)(c.*n.value));
+        fputs("\n", f);
     }
     fclose(f);
 }
 
 static struct start_and_end {
     start_and_end() {
-        const char *path = getenv("PTX_FILE"), *every = getenv("PTX_EVERY");
+        const char *path = getenv("PTX_FILE");
         const char *approximate = getenv("PTX_APPROXIMATE");
         if (!path || !*path) return;
-        E.every = every ? strtoul(every, NULL, 10) : 1;
-        if (!E.every) E.every = 1;
         E.counters = getenv("PTX_COUNTERS");
         E.only = getenv("PTX_KERNEL");
         ptx_approximate(approximate && atoi(approximate));
