@@ -88,7 +88,7 @@ static decoder *find_decoder(const std::string &name) {
         {"mad", decode_arithmetic}, {"fma", decode_arithmetic}, {"div", decode_arithmetic},
         {"rem", decode_arithmetic}, {"min", decode_arithmetic}, {"max", decode_arithmetic},
         {"abs", decode_arithmetic}, {"neg", decode_arithmetic}, {"sad", decode_arithmetic},
-        {"mul24", decode_arithmetic}, {"mad24", decode_arithmetic},
+        {"mul24", decode_arithmetic},
 
         {"and", decode_logic}, {"or", decode_logic}, {"xor", decode_logic},
         {"not", decode_logic}, {"cnot", decode_logic}, {"lop3", decode_logic},

@@ -119,7 +119,7 @@ static uint64_t float_to_integer(double d, type t, type from) {
     int128 least, greatest;
     integer_limits(t, &least, &greatest);
     if (d <= (double)least) return (uint64_t)least;
-    if (d >= (double)greatest + 1 || d >= (double)greatest) return (uint64_t)greatest;
+    if (d >= (double)greatest) return (uint64_t)greatest;
     return (uint64_t)(int128)d;
 }
 

@@ -428,9 +428,8 @@ bool decode_bits(opcode &o, form &f) {
         f.run = wide ? map<insert_field<uint64_t>::of> : map<insert_field<uint32_t>::of>;
         f.operands = wide ? "Lllww" : "Wwwww";
     } else if (o.name == "bfe") {
-        f.run = for_integers<extract_field>(t);     /* of 32 and 64 bits */
+        f.run = for_integers<extract_field>(t); /* of 32 and 64 bits */
         f.operands = wide ? "Llww" : "Wwww";
-        if (t == U32) f.run = map<extract_field<uint32_t>::of>;
     } else if (o.name == "prmt") {
         f.run = map<permute>;
         f.operands = "Wwww";

@@ -220,7 +220,7 @@ struct body {
     std::vector<std::vector<int>> tables;   /* of brx.idx */
     std::vector<call> calls;
     bool inlining = false;                  /* its calls are being inlined */
-    uint32_t param_bytes = 0, shared_bytes = 0, shared_align = 16, dynamic_align = 16;
+    uint32_t param_bytes = 0, shared_bytes = 0, dynamic_align = 16;
     uint32_t local_bytes = 0;
     unsigned max_threads = 0;               /* of .maxntid or .reqntid; 0 if unknown */
     bool exact_threads = false;             /* .reqntid */
