@@ -713,6 +713,7 @@ static void test_json_read(void) {
     EXPECT(tr_json_find("{\"ab\":1,\"a\":2,\"a\":3}", "a", out, sizeof out) == 1);
     SAME(out, "2");
     EXPECT(tr_json_find("{\"ab\":1}", "a", out, sizeof out) == 0);
+    EXPECT(tr_json_find("{\"a\":1}", "ab", out, sizeof out) == 0);
     EXPECT(tr_json_find("{\"l\":[1,{\"k\":\"]\"}],\"a\":true}", "l", out, sizeof out) == 1);
     SAME(out, "[1,{\"k\":\"]\"}]");
     EXPECT(tr_json_find("{\"a\":\"\\u20ac\\ud83d\\ude00\\/\\b\\u00e9\"}", "a", out, sizeof out)
