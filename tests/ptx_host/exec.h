@@ -168,7 +168,7 @@ const char *same_operands(type t, int sources);
 
 /* What a barrier does besides waiting; the variant of its form. */
 enum barrier_variant : uint8_t {
-    BARRIER_SYNC, BARRIER_ARRIVE, BARRIER_AND, BARRIER_OR, BARRIER_POPC
+    BARRIER_SYNC, BARRIER_AND, BARRIER_OR, BARRIER_POPC
 };
 
 /* Whether ptx_approximate is on. */

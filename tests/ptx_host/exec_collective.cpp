@@ -189,22 +189,19 @@ bool decode_reduce(opcode &o, form &f) {
 }
 
 
-// >>barriers. The operands are number and threads; bar.red has a destination before and a
-// predicate after them.
+// >>barriers. They wait for all threads of the block: bar.arrive and barriers with a
+// count of threads are not implemented.
 
 static void warp_sync(machine &m, const instruction &, uint32_t active) {
     synchronise_lanes(m, active);
 }
 
 static bool decode_barrier_reduction(opcode &o, form &f) {
-    bool counted = o.take("threads");   /* appended by the parser if there are 4 operands */
     f.to = o.take_type();
     f.variant = BARRIER_POPC;
     if (o.take("and")) f.variant = BARRIER_AND;
     if (o.take("or")) f.variant = BARRIER_OR;
-    if (f.to == PRED) f.operands = counted ? "Pwwp" : "Pwp";
-    else f.operands = counted ? "Wwwp" : "Wwp";
-    f.count = counted;
+    f.operands = f.to == PRED ? "Pip" : "Wip";
     if (f.variant == BARRIER_POPC) return o.take("popc") && f.to == U32;
     return f.to == PRED;
 }
@@ -222,12 +219,10 @@ bool decode_barrier(opcode &o, form &f) {
     f.counter = IN_BARRIER;
     f.control = BARRIER;
     f.aligned = o.take("aligned") || o.name == "bar";
+    f.integers = (1u << BARRIERS) - 1;
     if (o.take("red")) return decode_barrier_reduction(o, f);
-    f.operands = "w?w";
-    if (o.take("sync")) return true;
-    f.variant = BARRIER_ARRIVE;
-    f.operands = "ww";
-    return o.take("arrive");
+    f.operands = "i";
+    return o.take("sync");
 }
 
 

@@ -125,7 +125,6 @@ static void start_block(machine &m, uint64_t number) {
     m.block[2] = (unsigned)(number / grid[0] / grid[1]);
     m.block_start = m.block_floor = ++m.now;
     m.history.push_back({m.now, {m.block[0], m.block[1], m.block[2]}});
-    m.known.clear();
     memset(m.barriers, 0, sizeof m.barriers);
     for (unsigned w = 0; w < m.warp_count; w++) start_warp(m, m.warps[w], w);
 }

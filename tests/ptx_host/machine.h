@@ -8,7 +8,7 @@
 
 namespace ptx {
 
-enum { LANES = 32, MAX_WARPS = 32, BARRIERS = 16 };
+enum { LANES = 32, BARRIERS = 16 };
 const uint32_t ALL_LANES = 0xffffffffu;
 
 
@@ -58,8 +58,7 @@ struct warp {
 };
 
 struct barrier {
-    unsigned expected, arrived; /* threads; expected 0: no thread has arrived */
-    uint32_t warps;             /* that take part */
+    unsigned arrived;           /* threads */
     unsigned count;             /* of threads whose predicate is true, for bar.red */
 };
 
@@ -92,9 +91,6 @@ struct machine {
     /* The clock of race.h, and the stamps at which the launch, the block and the interval
        since its last barrier began. */
     uint32_t now, launch_start, block_start, block_floor;
-    /* After a barrier of some warps: known[w * 32 + v] is a floor for warp v's accesses,
-       seen from warp w. Empty if there was none. */
-    std::vector<uint32_t> known;
     std::vector<block_time> history;    /* of all blocks so far, for messages */
 
     allocation *hint[256];              /* the last allocation of an instruction */

@@ -107,6 +107,7 @@ struct form {
     uint8_t variant = 0;                /* meaning depends on the instruction */
     execute *inner = nullptr;           /* called by run in another rounding mode; of cvt:
                                            used if the source is in a wider register */
+    uint32_t integers = 0;              /* bit n: an operand 'i' may be n; 0: any number */
     int mask_operand = -1;              /* operand that holds the membermask */
     std::string text;                   /* opcode with modifiers */
 };

@@ -60,7 +60,7 @@ struct parser : lexer {
     void parse_call(instruction &i);
     void parse_operands(instruction &i, const form &f);
     bool source_is_wider(const form &f, operand o);
-    void parse_operand(char kind, type t);
+    void parse_operand(char kind, type t, uint32_t integers);
     void parse_address();
     void parse_target_label(instruction &i, char kind);
     void parse_label_or_instruction();

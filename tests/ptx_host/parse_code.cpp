@@ -122,11 +122,14 @@ operand parser::parse_register(char kind) {
 }
 
 /* A register, a number, or the address of a variable. */
-void parser::parse_operand(char kind, type t) {
+void parser::parse_operand(char kind, type t, uint32_t integers) {
     bool negated = kind == 'p' && accept('!');
     char c = peek();
     if (kind == 'i') {
-        b->operands.push_back((operand)integer());
+        uint64_t n = number(S64);
+        if (integers && (n > 31 || !(integers >> n & 1)))
+            fail("%lld is not valid for this operand", (long long)n);
+        b->operands.push_back((operand)n);
         return;
     }
     bool is_register = c == '%' || c == '_' || isalpha((unsigned char)c) || c == '$';
@@ -226,10 +229,13 @@ void parser::parse_operands(instruction &i, const form &f) {
         }
         if (!first) expect(',');
         first = false;
-        if (*p == 'm') parse_address();
-        else if (*p == 't' || *p == 'T') parse_target_label(i, *p);
-        else if (is_destination(*p)) b->operands.push_back(parse_register(*p));
-        else parse_operand(*p, f.from != NO_TYPE ? f.from : f.to);
+        char kind = *p;             /* a value of 64 bits needs a register of 64 bits */
+        if (kind == 'X' && type_size(f.to) == 8) kind = 'L';
+        if (kind == 'x' && type_size(f.to) == 8 && f.counter == IN_MEMORY) kind = 'l';
+        if (kind == 'm') parse_address();
+        else if (kind == 't' || kind == 'T') parse_target_label(i, kind);
+        else if (is_destination(kind)) b->operands.push_back(parse_register(kind));
+        else parse_operand(kind, f.from != NO_TYPE ? f.from : f.to, f.integers);
     }
 }
 
@@ -266,11 +272,12 @@ bool parser::source_is_wider(const form &f, operand o) {
 }
 
 /* The modifiers that this parser adds where operands decide about the form: ".pack2" or
-   ".unpack4" for a mov with a vector, ".threads" for a bar.red with a thread count. */
+   ".unpack4" for a mov with a vector, ".threads" for a barrier with a thread count, which
+   is not implemented. */
 std::string parser::operand_suffix(word opcode) {
     bool is_mov = opcode.substr(0, 4) == "mov.";
-    bool is_reduction = opcode.find(".red.") != word::npos && opcode.substr(0, 3) == "bar";
-    if (!is_mov && !is_reduction) return "";
+    bool is_barrier = opcode.substr(0, 3) == "bar";
+    if (!is_mov && !is_barrier) return "";
     size_t commas = 0, inside = 0;
     bool vector = false, vector_first = false;
     int depth = 0;
@@ -286,7 +293,8 @@ std::string parser::operand_suffix(word opcode) {
             else commas++;
         }
     }
-    if (is_reduction) return commas == 3 ? ".threads" : "";
+    bool counted = commas == (opcode.find(".red.") != word::npos ? 3 : 1);
+    if (is_barrier) return counted ? ".threads" : "";
     if (!vector) return "";
     return (vector_first ? ".unpack" : ".pack") + std::to_string(inside + 1);
 }
@@ -310,7 +318,9 @@ void parser::parse_instruction() {
     word opcode = dotted();
     std::string suffix = operand_suffix(opcode);
     const form *f = suffix.empty() ? form_of(opcode) : find_form(std::string(opcode) + suffix);
-    if (!f) fail("instruction not implemented: %.*s", (int)opcode.size(), opcode.data());
+    if (!f)
+        fail("instruction not implemented: %.*s%s", (int)opcode.size(), opcode.data(),
+             suffix.c_str());
     if (f->space == PARAM && address_is_local()) {
         std::string local(opcode);
         size_t dot = local.find(".param");

@@ -20,7 +20,7 @@ struct accessor {
 static bool same_warp(uint32_t a, uint32_t b) { return (a ^ b) < LANES; }
 
 /* Whether all accesses that `a` stands for are ordered before that of a thread, except by
-   a synchronisation of some lanes or warps. */
+   a synchronisation of some lanes. */
 static inline bool ordered_fully(access a, uint32_t thread, const accessor &by) {
     uint32_t level = a.who & LEVEL_MASK, other = a.who & THREAD_MASK;
     bool in_block = (a.stamp >= by.block_start) & (level != SOME_BLOCKS);
@@ -29,16 +29,14 @@ static inline bool ordered_fully(access a, uint32_t thread, const accessor &by) 
     return (a.stamp < by.horizon) | (in_block & (own | in_warp | (a.stamp < by.block_floor)));
 }
 
-/* Whether a synchronisation of some lanes or warps orders the access of another thread of
-   this block before the current one. */
+/* Whether a synchronisation of some lanes orders the access of another thread of this
+   block before the current one. */
 static bool ordered_partially(const machine &m, access a, uint32_t thread) {
-    if (a.stamp < m.block_start || (a.who & LEVEL_MASK) == SOME_BLOCKS) return false;
     uint32_t other = a.who & THREAD_MASK;
-    if (same_warp(other, thread)) {
-        const std::vector<uint32_t> &known = m.warp->known;
-        return !known.empty() && a.stamp < known[thread % LANES * LANES + other % LANES];
-    }
-    return !m.known.empty() && a.stamp < m.known[thread / LANES * MAX_WARPS + other / LANES];
+    const std::vector<uint32_t> &known = m.warp->known;
+    if (known.empty() || !same_warp(other, thread)) return false;
+    if (a.stamp < m.block_start || (a.who & LEVEL_MASK) >= SOME_WARPS) return false;
+    return a.stamp < known[thread % LANES * LANES + other % LANES];
 }
 
 static bool ordered(const machine &m, access a, uint32_t thread, const accessor &by) {
@@ -279,39 +277,27 @@ void note_copy_end(machine &m, const copy &c) {
 
 void synchronise_block(machine &m) {
     m.block_floor = ++m.now;
-    m.known.clear();
     for (warp &w : m.warps) w.known.clear();
 }
 
-/* Every member of a group learns what the others know, and that their accesses up to now
-   came before. `known` has one row of n floors for each member. */
-static void share_knowledge(std::vector<uint32_t> &known, unsigned n, uint32_t group,
-                            uint32_t now) {
-    if (known.empty()) known.resize(n * n);
-    std::vector<uint32_t> all(n);
-    for (unsigned k = 0; k < n; k++) {
-        for (int l : lanes{group}) all[k] = std::max(all[k], known[(unsigned)l * n + k]);
-        if (group >> k & 1) all[k] = now;
-    }
-    for (int l : lanes{group}) std::copy(all.begin(), all.end(), &known[(unsigned)l * n]);
-}
-
-void synchronise_warps(machine &m, uint32_t warps) {
-    m.now++;
-    share_knowledge(m.known, MAX_WARPS, warps, m.now);
-    for (warp &w : m.warps)
-        if (warps >> w.number & 1) w.floor = m.now;
-}
-
+/* Every lane of a group learns what the others know, and that their accesses up to now
+   came before. */
 void synchronise_lanes(machine &m, uint32_t group) {
     warp &w = *m.warp;
     m.now++;
     if ((w.exists & ~group) == 0) {
         w.floor = m.now;
         w.known.clear();
-    } else {
-        share_knowledge(w.known, LANES, group & w.exists, m.now);
+        return;
     }
+    group &= w.exists;
+    if (w.known.empty()) w.known.resize(LANES * LANES);
+    uint32_t all[LANES] = {};
+    for (int k = 0; k < LANES; k++) {
+        for (int l : lanes{group}) all[k] = std::max(all[k], w.known[(size_t)(l * LANES + k)]);
+        if (group >> k & 1) all[k] = m.now;
+    }
+    for (int l : lanes{group}) std::copy(all, all + LANES, &w.known[(size_t)(l * LANES)]);
 }
 
 } // namespace ptx

@@ -8,8 +8,7 @@
      same thread                     always
      same warp                       stamp < warp.floor (the warp's last synchronisation),
                                      or < warp.known[..] if only some lanes synchronised
-     same block                      stamp < block_floor (the block's last barrier),
-                                     or < known[..] if only some warps took part
+     same block                      stamp < block_floor (the block's last barrier)
      different blocks of a launch    never
      different launches              always: the stamp is before launch_start
 
@@ -55,9 +54,8 @@ bool written_in_block(const machine &m, const range &r);
 void note_copy_begin(machine &m, const instruction &i, const range &r);
 void note_copy_end(machine &m, const copy &c);
 
-/* All threads of the block, some warps, or some lanes of the current warp synchronise. */
+/* All threads of the block, or some lanes of the current warp synchronise. */
 void synchronise_block(machine &m);
-void synchronise_warps(machine &m, uint32_t warps);
 void synchronise_lanes(machine &m, uint32_t lanes);
 
 } // namespace ptx

@@ -462,6 +462,12 @@ static void test_load_errors(void) {
         {"an unclosed brace", "st.global.v2.u32 [%rd1], {%r1, %r2; //!", {}},
         {"a wrong element count", "st.global.v4.u32 [%rd1], {%r1, %r2}; //!", {}},
         {"no comma", "add.s32 %r10 %r2, 1; //!", {}},
+        {"arrival at a barrier without waiting", "bar.arrive 0, 64; //!", {"bar.arrive"}},
+        {"arrival at a barrier without waiting", "barrier.cta.arrive 0, 64; //!", {"arrive"}},
+        {"a barrier of some threads", "bar.sync 0, 64; //!", {"bar.sync"}},
+        {"a reduction of some threads", "bar.red.and.pred %p1, 0, 64, %p2; //!", {"bar.red.and"}},
+        {"a barrier that does not exist", "bar.sync 16; //!", {"16"}},
+        {"a barrier in a register", "bar.sync %r2; //!", {}},
         {"a label defined twice", "$L_a:\nmov.u32 %r10, 1;\n$L_a: mov.u32 %r11, 1; //!", {"$L_a"}},
     };
     for (const row &r : rows) rejected(r.what, ptx_program(r.body), r.words);

@@ -260,6 +260,22 @@ static void test_barriers(void) {
              "    setp.lt.u32 %p1, %r25, 40;\n"
              "    @%p1 bra $L_loop;\n",
              block_of(96), [](uint32_t t) { return (t + 40) % 96; }, shared);
+    computes("barrier.sync in both sides of a branch",
+             "    mov.u32 %r20, sh;\n"
+             "    shl.b32 %r21, %r2, 2;\n"
+             "    add.s32 %r22, %r20, %r21;\n"
+             "    setp.lt.u32 %p1, %r3, 7;\n"
+             "    st.shared.u32 [%r22], %r2;\n"
+             "    @%p1 bra $L_low;\n"
+             "    barrier.sync 3;\n"
+             "    bra.uni $L_join;\n"
+             "$L_low:\n"
+             "    barrier.sync 3;\n"
+             "$L_join:\n"
+             "    xor.b32 %r23, %r21, 128;\n"
+             "    add.s32 %r23, %r20, %r23;\n"
+             "    ld.shared.u32 %r50, [%r23];\n",
+             block_of(64), [](uint32_t t) { return t ^ 32; }, shared);
     /* The vote of all threads of the block; only thread n votes no. */
     for (uint32_t n : {0u, 37u, 95u, 96u})
         computes("bar.red.and.pred",

@@ -299,27 +299,10 @@ static bool arrive_collective(machine &m, split &s, const instruction &i) {
 
 // >>barriers
 
-/* The operands of a barrier, see decode_barrier. */
-struct barrier_operands {
-    unsigned number, threads;
-    operand predicate;
-};
-
-static barrier_operands read_operands(machine &m, const instruction &i, int lane) {
-    const form &f = *i.form;
-    bool reduces = f.variant >= BARRIER_AND;
-    const operand *o = i.o + (reduces ? 1 : 0);
-    barrier_operands b = {row32(m, o[0])[lane], 0, NO_OPERAND};
-    bool counted = reduces ? f.count == 1 : o[1] != NO_OPERAND;
-    if (counted) b.threads = row32(m, o[1])[lane];
-    if (reduces) b.predicate = o[counted ? 2 : 1];
-    return b;
-}
-
 /* Sets the result of bar.red in the lanes of a split. */
 static void set_result(machine &m, const instruction &i, uint32_t mask, const barrier &b) {
     switch (i.form->variant) {
-    case BARRIER_AND: set_predicate(m, i.o[0], mask, b.count == b.arrived ? ALL_LANES : 0); break;
+    case BARRIER_AND: set_predicate(m, i.o[0], mask, b.count == m.threads ? ALL_LANES : 0); break;
     case BARRIER_OR: set_predicate(m, i.o[0], mask, b.count ? ALL_LANES : 0); break;
     case BARRIER_POPC:
         for (int l : lanes{mask}) row32(m, i.o[0])[l] = b.count;
@@ -364,40 +347,21 @@ static void complete_barrier(machine &m, unsigned number) {
         }
     }
     m.bank[0] = current->rows;
-    if (b.arrived >= m.threads) synchronise_block(m);
-    else synchronise_warps(m, b.warps);
+    synchronise_block(m);
 }
 
-/* A split has arrived at a barrier. Returns true if it continues at once. */
-static bool arrive_barrier(machine &m, split &s, const instruction &i) {
-    int lane = lowest(s.mask);
-    barrier_operands o = read_operands(m, i, lane);
-    place here = {&i, thread_of(m, lane)};
-    unsigned expected = o.threads ? o.threads : m.threads;
-    if (o.number >= BARRIERS) {
-        fatal(m, PTX_DIVERGED, here, "barrier %u does not exist", o.number);
-        return false;
-    }
-    barrier &b = m.barriers[o.number];
-    if (b.expected && b.expected != expected) {
-        fatal(m, PTX_DIVERGED, here, "barrier %u expects %u threads, but others expect %u",
-              o.number, expected, b.expected);
-        return false;
-    }
-    b.expected = expected;
+/* A split has arrived at a barrier. The operands are the number of the barrier, and of
+   bar.red also a destination before and a predicate after it. */
+static void arrive_barrier(machine &m, split &s, const instruction &i) {
+    bool reduces = i.form->variant != BARRIER_SYNC;
+    unsigned number = i.o[reduces ? 1 : 0];
+    barrier &b = m.barriers[number];
     b.arrived += count_bits(s.mask);
-    b.warps |= 1u << m.warp->number;
-    if (o.predicate != NO_OPERAND) b.count += count_bits(predicate(m, o.predicate) & s.mask);
-
-    bool waits = i.form->variant != BARRIER_ARRIVE;
-    if (waits) {
-        s.state = AT_BARRIER;
-        s.barrier = (uint8_t)o.number;
-        m.warp->splits.push_back(s);
-    }
-    if (b.arrived >= b.expected) complete_barrier(m, o.number);
-    s.pc++;
-    return !waits;
+    if (reduces) b.count += count_bits(predicate(m, i.o[2]) & s.mask);
+    s.state = AT_BARRIER;
+    s.barrier = (uint8_t)number;
+    m.warp->splits.push_back(s);
+    if (b.arrived == m.threads) complete_barrier(m, number);
 }
 
 
@@ -456,7 +420,10 @@ static bool run_control(machine &m, split &s, const instruction &i, uint32_t act
         diverge(m, s, others, next, s.pc, next);
         return false;
     }
-    if (i.control == BARRIER) return arrive_barrier(m, s, i);
+    if (i.control == BARRIER) {
+        arrive_barrier(m, s, i);
+        return false;
+    }
     if (i.control == BRANCH_INDEXED) {
         branch_indexed(m, s, i);
         return false;
@@ -551,7 +518,7 @@ static std::string whereabouts(const machine &m, unsigned barrier_number) {
             if (s.mask >> lowest(missing) & 1)
                 return thread + " waits at " + line_text(*m.kernel, (size_t)s.pc);
     }
-    return "the count is too large";
+    return "";
 }
 
 static void report_stuck_split(machine &m, const warp &w, const split &s, bool only_diverged) {
@@ -570,10 +537,9 @@ static void report_stuck_split(machine &m, const warp &w, const split &s, bool o
         if (other.state == AT_BARRIER && other.barrier == s.barrier) there |= other.mask;
     bool diverged = there != w.exists;
     if (only_diverged && !diverged) return;
-    const barrier &b = m.barriers[s.barrier];
     fatal(m, diverged ? PTX_DIVERGED : PTX_DEADLOCK, {&i, thread},
-          "barrier %u waits forever: %u of %u threads have arrived; %s", s.barrier, b.arrived,
-          b.expected, whereabouts(m, s.barrier).c_str());
+          "barrier %u waits forever: %u of %u threads have arrived; %s", s.barrier,
+          m.barriers[s.barrier].arrived, m.threads, whereabouts(m, s.barrier).c_str());
 }
 
 /* No warp can proceed. Lanes missing in their warp are the more precise report. */
