@@ -7,25 +7,35 @@
                              host's code runs the others
        PTX_APPROXIMATE=1     with the errors of the hardware's approximations (ptx.h)
        PTX_COUNTERS=FILE     writes one line per kernel at the end of the program
+       PTX_REGISTERS=FILE    the registers of the compiled kernels, as cuda_regs.txt: a
+                             launch that needs more than there are is a fault
 
    Faults become violations of cuda_host, which the tests check. */
 #include "ptx.h"
 #include "symbols.h"
 #include "../cuda_host/cuda_host.h"
 #include "cuda_runtime.h"
+#include <fstream>
 #include <map>
+#include <sstream>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <string>
 #include <vector>
 
+struct compiled {
+    const ptx_kernel *ptx;      /* NULL: the host's code runs it */
+    unsigned registers;         /* per thread; 0: unknown */
+};
+
 static struct {
     ptx_module *module;
     const char *counters;                               /* PTX_COUNTERS */
     const char *only;                                   /* PTX_KERNEL */
     std::map<std::string, const ptx_kernel *> by_name;  /* by demangled name */
-    std::map<const void *, const ptx_kernel *> by_function;
+    std::map<const void *, compiled> by_function;
+    std::map<std::string, unsigned> registers;          /* by name without parameters */
     std::map<uintptr_t, size_t> memory;                 /* bytes of each allocation */
 } E;
 
@@ -63,8 +73,37 @@ static bool load(const char *path) {
     return true;
 }
 
-/* Returns the PTX of a kernel, or NULL if PTX_KERNEL excludes it or after a report. */
-static const ptx_kernel *kernel_of(const cuda_host_kernel &k) {
+/* Reads the lines "ARCHITECTURE KERNEL REGISTERS .." of the target. The names in the file
+   have no blanks. */
+static bool load_registers(const char *path) {
+    std::ifstream file(path);
+    std::string line, architecture, kernel;
+    unsigned registers;
+    while (std::getline(file, line)) {
+        std::istringstream fields(line);
+        if (fields >> architecture >> kernel >> registers && architecture == ptx_target(E.module))
+            E.registers[kernel] = registers;
+    }
+    if (file.eof()) return true;
+    cuda_host_report((std::string("ptx_host: cannot read PTX_REGISTERS ") + path).c_str());
+    return false;
+}
+
+/* The registers of a kernel, 0 if they are unknown. A file that has other kernels of the
+   target must have this one. */
+static unsigned registers_of(const std::string &name) {
+    std::string key;
+    for (char c : name.substr(0, name.find('(')))
+        if (c != ' ') key += c;
+    auto found = E.registers.find(key);
+    if (found != E.registers.end()) return found->second;
+    if (!E.registers.empty())
+        cuda_host_report(("ptx_host: PTX_REGISTERS has no kernel " + key).c_str());
+    return 0;
+}
+
+/* Finds the PTX of a kernel; none if PTX_KERNEL excludes it, or after a report. */
+static compiled compiled_of(const cuda_host_kernel &k) {
     auto known = E.by_function.find(k.function);
     if (known != E.by_function.end()) return known->second;
     std::string name = symbol_name(k.function);
@@ -75,8 +114,7 @@ static const ptx_kernel *kernel_of(const cuda_host_kernel &k) {
         std::string text = "ptx_host: PTX_FILE has no kernel " + name + " (" + k.text + ")";
         cuda_host_report(text.c_str());
     }
-    E.by_function[k.function] = kernel;
-    return kernel;
+    return E.by_function[k.function] = {kernel, kernel ? registers_of(name) : 0};
 }
 
 
@@ -112,7 +150,8 @@ static int run_by_host(const void *const *params, const size_t *bytes, size_t co
 }
 
 static int run(const cuda_host_kernel &k, int block_order, uint64_t seed) {
-    const ptx_kernel *kernel = kernel_of(k);
+    const compiled found = compiled_of(k);
+    const ptx_kernel *kernel = found.ptx;
     const void *params[64];
     size_t bytes[64], count = k.arguments(params, bytes);
     if (!kernel) return run_by_host(params, bytes, count);
@@ -136,6 +175,7 @@ static int run(const cuda_host_kernel &k, int block_order, uint64_t seed) {
     l.params = params;
     l.order = order_of(block_order);
     l.seed = seed;
+    l.registers = found.registers;
     uint64_t mmas = ptx_counters_of(kernel).mma;
     if (ptx_run(&l)) report_faults();
     cuda_host_add_mmas((long)(ptx_counters_of(kernel).mma - mmas));
@@ -206,12 +246,13 @@ static void write_counters(void) {
 static struct start_and_end {
     start_and_end() {
         const char *path = getenv("PTX_FILE");
-        const char *approximate = getenv("PTX_APPROXIMATE");
+        const char *approximate = getenv("PTX_APPROXIMATE"), *registers = getenv("PTX_REGISTERS");
         if (!path || !*path) return;
         E.counters = getenv("PTX_COUNTERS");
         E.only = getenv("PTX_KERNEL");
         ptx_approximate(approximate && atoi(approximate));
-        if (load(path)) cuda_host_execute_by(&executor);
+        if (load(path) && (!registers || !*registers || load_registers(registers)))
+            cuda_host_execute_by(&executor);
     }
 
     ~start_and_end() {

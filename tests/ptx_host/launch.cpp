@@ -1,4 +1,5 @@
 /* launch.cpp - launches: checks, parameters, blocks and their warps, and counters. */
+#include "limits.h"
 #include "machine.h"
 #include <algorithm>
 #include <string.h>
@@ -18,17 +19,6 @@ uint64_t draw(machine &m, uint64_t n) {
 
 // >>checks
 
-/* Shared memory that a block may have, by compute capability. */
-static size_t shared_limit(unsigned architecture) {
-    switch (architecture) {
-    case 80: case 87: return 163 << 10;
-    case 86: case 89: case 120: case 121: return 99 << 10;
-    case 70: return 96 << 10;
-    case 75: return 64 << 10;
-    default: return architecture >= 90 ? 227 << 10 : 48 << 10;
-    }
-}
-
 static size_t dynamic_start(const ptx_kernel &k) {
     return (k.shared_bytes + k.dynamic_align - 1) / k.dynamic_align * k.dynamic_align;
 }
@@ -40,10 +30,11 @@ static bool check_launch(machine &m) {
     const ptx_launch &l = *m.launch;
     place nowhere = {nullptr, 0};
     uint64_t threads = product(l.block);
-    size_t shared = dynamic_start(k) + l.shared_bytes, limit = shared_limit(k.module->architecture);
-    if (!threads || threads > 1024 || l.block[2] > 64)
-        fatal(m, PTX_LAUNCH, nowhere, "block of %u x %u x %u threads; the limit is 1024",
-              l.block[0], l.block[1], l.block[2]);
+    size_t shared = dynamic_start(k) + l.shared_bytes;
+    size_t limit = max_block_shared(k.module->architecture);
+    if (!threads || threads > MAX_BLOCK_THREADS || l.block[2] > 64)
+        fatal(m, PTX_LAUNCH, nowhere, "block of %u x %u x %u threads; the limit is %d",
+              l.block[0], l.block[1], l.block[2], MAX_BLOCK_THREADS);
     if (k.max_threads && threads > k.max_threads)
         fatal(m, PTX_LAUNCH, nowhere, "block of %llu threads, but .maxntid is %u",
               (unsigned long long)threads, k.max_threads);
@@ -56,6 +47,11 @@ static bool check_launch(machine &m) {
     if (shared > limit)
         fatal(m, PTX_LAUNCH, nowhere, "%zu bytes of shared memory; %s has %zu for a block", shared,
               k.module->target.c_str(), limit);
+    if (!m.stop && block_registers((unsigned)threads, l.registers) > MAX_BLOCK_REGISTERS)
+        fatal(m, PTX_LAUNCH, nowhere,
+              "%llu threads with %u registers need %zu of the %d registers of a multiprocessor",
+              (unsigned long long)threads, l.registers,
+              block_registers((unsigned)threads, l.registers), MAX_BLOCK_REGISTERS);
     return !m.stop;
 }
 

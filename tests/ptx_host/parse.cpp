@@ -360,6 +360,7 @@ const ptx_kernel *ptx_find(const ptx_module *m, const char *name) {
 
 size_t ptx_kernel_count(const ptx_module *m) { return m->kernels.size(); }
 const ptx_kernel *ptx_kernel_at(const ptx_module *m, size_t i) { return m->kernels[i].get(); }
+const char *ptx_target(const ptx_module *m) { return m->target.c_str(); }
 const char *ptx_kernel_name(const ptx_kernel *k) { return k->name.c_str(); }
 size_t ptx_param_count(const ptx_kernel *k) { return k->params.size(); }
 size_t ptx_param_size(const ptx_kernel *k, size_t i) { return k->params[i].size; }

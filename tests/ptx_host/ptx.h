@@ -24,6 +24,7 @@ void ptx_unload(ptx_module *m);
 const ptx_kernel *ptx_find(const ptx_module *m, const char *name);
 size_t ptx_kernel_count(const ptx_module *m);
 const ptx_kernel *ptx_kernel_at(const ptx_module *m, size_t i);
+const char *ptx_target(const ptx_module *m);                /* such as "sm_90" */
 const char *ptx_kernel_name(const ptx_kernel *k);
 size_t ptx_param_count(const ptx_kernel *k);
 size_t ptx_param_size(const ptx_kernel *k, size_t i);       /* bytes of parameter i */
@@ -55,6 +56,7 @@ struct ptx_launch {
     const void *const *params;      /* one pointer per parameter, as for cudaLaunchKernel */
     ptx_order order;
     uint64_t seed;                  /* for PTX_RANDOM */
+    unsigned registers = 0;         /* per thread, in the compiled kernel; 0: unknown */
 };
 
 /* Runs a kernel. Returns the number of faults that it caused; 0 means that all is well. A
@@ -77,7 +79,7 @@ enum ptx_fault_kind {
     PTX_DIVERGED,               /* lanes of the mask missing at a collective or a barrier */
     PTX_DEADLOCK,               /* threads wait for others that have exited or wait elsewhere */
     PTX_COPY_NOT_AWAITED,       /* cp.async destination accessed before the wait */
-    PTX_LAUNCH,                 /* more threads or shared memory than allowed */
+    PTX_LAUNCH,                 /* more threads, shared memory or registers than allowed */
     PTX_FAULT_KINDS
 };
 

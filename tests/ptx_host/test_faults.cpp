@@ -550,6 +550,32 @@ static void test_copy_not_awaited(void) {
 
 // >>launches
 
+/* The registers of a block are those of its warps, rounded up to a multiple of 4 warps. A
+   warp gets a multiple of 256. */
+static void test_registers(void) {
+    struct row {
+        unsigned threads, registers;
+        bool fits;
+    };
+    static const row rows[] = {
+        {1024, 64, true},  {1024, 65, false}, {512, 128, true}, {512, 129, false},
+        {256, 255, true},  {257, 255, false}, {384, 168, true}, {385, 168, false},
+        {768, 80, true},   {800, 80, false},  {32, 255, true},  {1024, 0, true}};
+    test_module m(ptx_program(""));
+    if (!m.kernel) return;
+    test_memory memory;
+    const void *a = memory.out.data, *params[] = {&a, &a, &a, &memory.n};
+    for (const row &r : rows) {
+        ptx_launch l = {m.kernel, {1, 1, 1}, {r.threads, 1, 1}, 0, params, PTX_ASCENDING, 0};
+        l.registers = r.registers;
+        ptx_faults_clear();
+        size_t n = ptx_run(&l);
+        CHECK(n == !r.fits, "%u threads with %u registers: %zu faults", r.threads, r.registers, n);
+        if (n) CHECK(ptx_fault_at(0)->kind == PTX_LAUNCH, "%s", ptx_fault_at(0)->text);
+    }
+    ptx_faults_clear();
+}
+
 static void launch_limit(const char *what, const std::string &text, launch_shape bad,
                          launch_shape good) {
     test_module m(text);
@@ -660,6 +686,7 @@ void test_faults(int argc, char **argv) {
         {"deadlock", test_deadlock},
         {"copy_not_awaited", test_copy_not_awaited},
         {"launch", test_launch},
+        {"registers", test_registers},
         {"fault_text", test_fault_text},
         {"long_name", test_long_name},
     };
