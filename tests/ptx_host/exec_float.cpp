@@ -158,7 +158,19 @@ template <> float float_abs<float, false>::of(float a) {
 }
 
 
-// >>16-bit arithmetic: computed in double, which is wide enough to round once
+// >>16-bit arithmetic, computed in double. Where a result in double is not exact, this
+// does not change how it is rounded to 16 bits, except for fma: a bf16 product can be
+// halfway between two numbers, and then an addend of any size decides.
+
+/* a * b + c for an exact product: if the sum is not exact, its neighbour in double whose
+   last bit is 1. Rounded again to fewer bits, this is the sum rounded once. */
+static double fused_to_odd(double a, double b, double c) {
+    double p = a * b, s = p + c, part = s - p;
+    double error = (p - (s - part)) + (c - part);
+    uint64_t bits = to_word(s);
+    if (!isfinite(s) || error == 0 || bits & 1) return s;
+    return from_word<double>((error > 0) == (s > 0) ? bits + 1 : bits - 1);
+}
 
 static inline double widen(half h) { return (double)to_float(h); }
 static inline double widen(bfloat b) { return (double)to_float(b); }
@@ -181,11 +193,23 @@ template <class T, template <class, bool> class Op> struct small {
     }
     static uint32_t pair1(uint32_t a) { return both(a); }
     static uint32_t pair2(uint32_t a, uint32_t b) { return both(a, b); }
-    static uint32_t pair3(uint32_t a, uint32_t b, uint32_t c) { return both(a, b, c); }
     static T one1(T a) { return one(a); }
     static T one2(T a, T b) { return one(a, b); }
-    static T one3(T a, T b, T c) { return one(a, b, c); }
 };
+
+template <class T> static T small_fma(T a, T b, T c) {
+    return rounded_to<T>(fused_to_odd(widen(a), widen(b), widen(c)));
+}
+
+template <class T> static uint32_t small_fma_pair(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t result = 0;
+    for (unsigned shift : {0, 16}) {
+        T r = small_fma<T>({(uint16_t)(a >> shift)}, {(uint16_t)(b >> shift)},
+                           {(uint16_t)(c >> shift)});
+        result |= (uint32_t)r.bits << shift;
+    }
+    return result;
+}
 
 template <template <class, bool> class Op> static execute *small_unary(type t) {
     if (t == F16) return map<small<half, Op>::one1>;
@@ -197,12 +221,6 @@ template <template <class, bool> class Op> static execute *small_binary(type t) 
     if (t == F16) return map<small<half, Op>::one2>;
     if (t == BF16) return map<small<bfloat, Op>::one2>;
     return t == F16X2 ? map<small<half, Op>::pair2> : map<small<bfloat, Op>::pair2>;
-}
-
-template <template <class, bool> class Op> static execute *small_ternary(type t) {
-    if (t == F16) return map<small<half, Op>::one3>;
-    if (t == BF16) return map<small<bfloat, Op>::one3>;
-    return t == F16X2 ? map<small<half, Op>::pair3> : map<small<bfloat, Op>::pair3>;
 }
 
 template <template <class, bool> class Op> static execute *unary(type t, bool flush) {
@@ -217,10 +235,15 @@ template <template <class, bool> class Op> static execute *binary(type t, bool f
     return small_binary<Op>(t);
 }
 
-template <template <class, bool> class Op> static execute *ternary(type t, bool flush) {
-    if (t == F64) return map<Op<double, false>::of>;
-    if (t == F32) return flush ? map<Op<float, true>::of> : map<Op<float, false>::of>;
-    return small_ternary<Op>(t);
+static execute *fma_of(type t, bool flush) {
+    switch (t) {
+    case F64: return map<float_fma<double, false>::of>;
+    case F32: return flush ? map<float_fma<float, true>::of> : map<float_fma<float, false>::of>;
+    case F16: return map<small_fma<half>>;
+    case BF16: return map<small_fma<bfloat>>;
+    case F16X2: return map<small_fma_pair<half>>;
+    default: return map<small_fma_pair<bfloat>>;
+    }
 }
 
 
@@ -347,12 +370,14 @@ bool decode_float(opcode &o, form &f) {
     if (n == "min" || n == "max") return decode_min_max(o, f);
     if (n == "abs") f.run = unary<float_abs>(f.to, f.flush);
     if (n == "neg") f.run = unary<float_neg>(f.to, f.flush);
-    if (three) f.run = ternary<float_fma>(f.to, f.flush);
+    if (three) f.run = fma_of(f.to, f.flush);
     if (n == "add") f.run = binary<float_add>(f.to, f.flush);
     if (n == "sub") f.run = binary<float_sub>(f.to, f.flush);
     if (n == "mul") f.run = binary<float_mul>(f.to, f.flush);
     if (f.saturate) {
-        if (three) f.run = ternary<float_fma_sat>(f.to, f.flush);
+        if (three)
+            f.run = f.flush ? map<float_fma_sat<float, true>::of>
+                            : map<float_fma_sat<float, false>::of>;
         if (n == "add") f.run = binary<float_add_sat>(f.to, f.flush);
         if (n == "sub") f.run = binary<float_sub_sat>(f.to, f.flush);
         if (n == "mul") f.run = binary<float_mul_sat>(f.to, f.flush);

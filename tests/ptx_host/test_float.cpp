@@ -247,11 +247,101 @@ static void test_convert(void) {
 }
 
 
+// >>16-bit fma, rounded once
+
+/* An exact number: m 2^e. */
+struct exact {
+    s64 m;
+    int e;
+};
+
+static exact exact_of(u16 a) {
+    int exponent = a >> 7 & 255, m = a & 127;
+    if (exponent) m |= 128;
+    return {a >> 15 ? -m : m, (exponent ? exponent : 1) - 134};
+}
+
+/* Rounds to bf16, to nearest even; of a number that is not 0. */
+static u16 rounded_to_bf16(exact x) {
+    u16 sign = x.m < 0 ? 0x8000 : 0;
+    u64 m = (u64)(x.m < 0 ? -x.m : x.m);
+    int length = 0;
+    while (length < 64 && m >> length) length++;
+    int shift = std::max(length - 8, -133 - x.e), e = x.e + shift;
+    if (shift > 62) return sign;
+    u64 q = m;
+    if (shift <= 0) {
+        q <<= -shift;
+    } else {
+        u64 half = (u64)1 << (shift - 1), rest = m & (2 * half - 1);
+        q = m >> shift;
+        if (rest > half || (rest == half && q & 1)) q++;
+    }
+    if (q == 256) {
+        q = 128;
+        e++;
+    }
+    if (q < 128) return (u16)(sign | (u16)q);
+    return (u16)(sign | (e + 134 >= 255 ? 0x7f80 : (e + 134) << 7 | (int)(q & 127)));
+}
+
+/* a b + c. The lesser summand counts only by its sign if it is far below the last bit. */
+static std::optional<u16> fma_bf16(u16 a, u16 b, u16 c) {
+    const int FAR = 40;
+    for (u16 x : {a, b, c})
+        if ((x & 0x7f80) == 0x7f80) return std::nullopt;
+    exact high = {exact_of(a).m * exact_of(b).m, exact_of(a).e + exact_of(b).e};
+    exact low = exact_of(c);
+    if (high.m == 0) high.e = low.e;
+    if (low.m == 0) low.e = high.e;
+    if (high.e < low.e) std::swap(high, low);
+    int distance = high.e - low.e;
+    if (distance > FAR && low.m) low = {low.m < 0 ? -1 : 1, high.e - FAR};
+    distance = high.e - low.e;
+    exact sum = {high.m * ((s64)1 << distance) + low.m, low.e};
+    if (sum.m) return rounded_to_bf16(sum);
+    bool negative = (a ^ b) >> 15 && c >> 15 && !high.m;
+    return (u16)(negative ? 0x8000 : 0);
+}
+
+static void test_fma_of_halves(void) {
+    row("fma.rn.bf16", fma_bf16);
+    row("fma.rn.bf16x2", [](u32 a, u32 b, u32 c) -> std::optional<u32> {
+        std::optional<u16> low = fma_bf16((u16)a, (u16)b, (u16)c);
+        std::optional<u16> high = fma_bf16((u16)(a >> 16), (u16)(b >> 16), (u16)(c >> 16));
+        if (!low || !high) return std::nullopt;
+        return (u32)*high << 16 | *low;
+    });
+    /* The product is halfway between two numbers, and c is far below its last bit. */
+    static const u16 cases[][4] = {
+        /* a,    b,      c,      a b + c */
+        {0x3fc0, 0x3f81, 0x0000, 0x3fc2}, {0x3fc0, 0x3f81, 0x0d80, 0x3fc2},
+        {0x3fc0, 0x3f81, 0x8d80, 0x3fc1}, {0x3fc0, 0x3f83, 0x0000, 0x3fc4},
+        {0x3fc0, 0x3f83, 0x0d80, 0x3fc5}, {0x3fc0, 0x3f83, 0x8d80, 0x3fc4},
+        {0xbfc0, 0x3f83, 0x8001, 0xbfc5}, {0xbfc0, 0x3f81, 0x0001, 0xbfc1}};
+    for (auto &c : cases) {
+        std::string text = "fma.rn.bf16 %rs4, %rs1, %rs2, %rs3;\nst.global.u16 [%rd1], %rs4;\n";
+        for (int k = 2; k >= 0; k--)
+            text = "mov.u16 %rs" + std::to_string(k + 1) + ", " + std::to_string(c[k]) + ";\n"
+                + text;
+        test_memory memory;
+        launch_shape one;
+        one.block = 1;
+        runs_clean("fma.rn.bf16 near a tie", ptx_program(text), one, memory, [&] {
+            CHECK(fma_bf16(c[0], c[1], c[2]) == c[3], "the definition");
+            CHECK(memory.out.as<u16>()[0] == c[3], "%04x * %04x + %04x: expected %04x, got %04x",
+                  c[0], c[1], c[2], c[3], memory.out.as<u16>()[0]);
+        });
+    }
+}
+
+
 // >>all parts
 
 void test_float(int argc, char **argv) {
     static const test_part parts[] = {
         {"float", test_arithmetic_of_floats},
+        {"fma_of_halves", test_fma_of_halves},
         {"approximations", test_approximations},
         {"convert", test_convert},
     };
