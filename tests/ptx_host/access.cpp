@@ -92,8 +92,28 @@ bool locate_global(machine &m, const instruction &i, run lanes, uint64_t address
     return true;
 }
 
+/* Whether a run of lanes is within the variable from which its address is computed. */
+static bool within_variable(machine &m, const instruction &i, run lanes, uint64_t address,
+                            size_t size) {
+    const shared_variable &v = m.kernel->shared[i.variable - 1];
+    uint64_t bytes = v.is_dynamic ? m.launch->shared_bytes : v.bytes;
+    uint64_t start = v.is_dynamic ? m.shared_bytes - bytes : v.start;
+    for (int l = 0; l < lanes.count; l++) {
+        uint64_t at = address + (uint64_t)l * size - start;
+        if (at <= bytes && size <= bytes - at) continue;
+        fatal(m, PTX_OUT_OF_BOUNDS, {&i, thread_of(m, lanes.lane + l)},
+              "access of %zu bytes at shared address 0x%llx, which is computed from the address of "
+              "variable %s and not in its %llu bytes from 0x%llx",
+              size, (unsigned long long)(at + start), v.name.c_str(), (unsigned long long)bytes,
+              (unsigned long long)start);
+        return false;
+    }
+    return true;
+}
+
 bool locate_shared(machine &m, const instruction &i, run lanes, uint64_t address, size_t size,
                    range *r) {
+    if (i.variable && !within_variable(m, i, lanes, address, size)) return false;
     for (int l = 0; l < lanes.count; l++) {
         uint64_t at = address + (uint64_t)l * size;
         if (at <= m.shared_bytes && size <= m.shared_bytes - at) continue;

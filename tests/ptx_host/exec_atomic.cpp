@@ -103,12 +103,12 @@ static void atomic(machine &m, const instruction &i, uint32_t active) {
 }
 
 static bool valid_atomic(const form &f) {
-    size_t size = type_size(f.to);
-    if (size != 4 && size != 8) return false;
-    bool floating = is_float(f.to);
-    if (floating) return f.variant == ATOM_ADD && (f.to == F32 || f.to == F64);
-    bool counts = f.variant == ATOM_INC || f.variant == ATOM_DEC;
-    return !counts || f.to == U32;
+    switch (f.variant) {
+    case ATOM_ADD: return f.to == U32 || f.to == S32 || f.to == U64 || f.to == F32 || f.to == F64;
+    case ATOM_MIN: case ATOM_MAX: return is_integer(f.to) && type_size(f.to) >= 4;
+    case ATOM_INC: case ATOM_DEC: return f.to == U32;
+    default: return f.to == B32 || f.to == B64;
+    }
 }
 
 bool decode_atomic(opcode &o, form &f) {
@@ -169,6 +169,7 @@ bool decode_address(opcode &o, form &f) {
     f.space = o.take_space();
     if (f.space == GENERIC) return false;
     if (o.name == "isspacep") {
+        if (f.space == CONST || f.variant) return false;
         f.run = is_space;
         f.operands = "Pl";
         return true;

@@ -232,7 +232,7 @@ static void do_nothing(machine &, const instruction &, uint32_t) {}
 
 bool decode_control(opcode &o, form &f) {
     f.counter = IN_CONTROL;
-    o.take("uni");
+    if (o.name != "exit" && o.name != "trap") o.take("uni");
     if (o.name == "bra") {
         f.control = BRANCH;
         f.operands = "t";

@@ -245,8 +245,20 @@ static bool valid_rounding(const form &f) {
     if (f.rounding == NEAREST_AWAY) return false;
     if (!is_float(f.from)) return is_float(f.to) ? !to_integer && f.rounding : !f.rounding;
     if (!is_float(f.to)) return to_integer;
-    if (type_size(f.to) < type_size(f.from)) return f.rounding && !to_integer;
+    bool narrows = type_size(f.to) < type_size(f.from);
+    if (narrows || (type_size(f.to) == type_size(f.from) && f.to != f.from))
+        return f.rounding && !to_integer;
     return f.rounding == NO_ROUNDING || (to_integer && f.to == f.from);
+}
+
+/* A result of type s8 would have to be extended to the width of its register. */
+static bool valid_types(const form &f) {
+    auto converts = [](type t) {
+        return is_integer(t) || t == F16 || t == BF16 || t == F32 || t == F64;
+    };
+    if (!converts(f.to) || !converts(f.from) || f.to == S8) return false;
+    if (f.flush && f.to != F32 && f.from != F32) return false;
+    return !f.saturate || is_float(f.from) || is_integer(f.to);
 }
 
 static bool decode_convert_tf32(opcode &o, form &f) {
@@ -266,17 +278,16 @@ bool decode_convert(opcode &o, form &f) {
     f.from = o.take_type();
     f.flush = o.take("ftz");
     f.rounding = o.take_rounding();
-    f.saturate = o.take("sat");
-    if (f.to == NO_TYPE || f.from == NO_TYPE || f.to == PRED || f.from == PRED) return false;
-
     if (f.to == BF16X2 || f.to == F16X2) {
-        f.saturate |= o.take("relu");
+        f.saturate = o.take("relu");
         f.operands = "Www";
         f.run = frequent_conversion(f);
         if (!f.run) f.run = convert_pair;
-        return f.from == F32 && (f.rounding == NEAREST_EVEN || f.rounding == TOWARD_ZERO);
+        bool rounds = f.rounding == NEAREST_EVEN || f.rounding == TOWARD_ZERO;
+        return f.from == F32 && rounds && !f.flush;
     }
-    if (!valid_rounding(f)) return false;
+    f.saturate = o.take("sat");
+    if (!valid_types(f) || !valid_rounding(f)) return false;
     f.operands = convert_operands(f.to, f.from);
     f.run = frequent_conversion(f);
     if (!f.run && !f.saturate) f.run = integer_to_integer(f.to, f.from);
@@ -428,6 +439,7 @@ bool decode_compare(opcode &o, form &f) {
     f.to = p ? PRED : o.take_type();
     f.from = o.take_type();
     if (!take_compare(o, f.from, &f.compare)) return false;
+    if (is_bits(f.from) && f.compare != EQ && f.compare != NE) return false;
     if (o.take("and")) f.combine = AND;
     else if (o.take("or")) f.combine = OR;
     else if (o.take("xor")) f.combine = XOR;
@@ -459,7 +471,7 @@ template <class T, class C> static T select_by_sign(T a, T b, C c) { return c >=
 bool decode_select(opcode &o, form &f) {
     f.to = o.take_type();
     bool wide = type_size(f.to) == 8;
-    if (f.to == PRED || type_size(f.to) < 2) return false;
+    if (!is_basic(f.to) || type_size(f.to) < 2) return false;
     if (o.name == "selp") {
         f.selects = true;
         f.operands = by_size(f.to, "Hhhp", "Wwwp", "Lllp");
@@ -524,7 +536,7 @@ static bool decode_vector_move(opcode &o, form &f) {
         f.count = r.count;
         f.run = r.packs ? pack : unpack;
         f.operands = type_size(f.to) == 8 ? r.wide : r.narrow;
-        return type_size(f.to) >= 4;
+        return f.to == B32 || f.to == B64;
     }
     return false;
 }
@@ -541,7 +553,7 @@ bool decode_move(opcode &o, form &f) {
     }
     f.operands = same_operands(f.to, 1);
     f.run = type_size(f.to) == 8 ? map<same<uint64_t>> : map<same<uint32_t>>;
-    return type_size(f.to) >= 2;
+    return is_basic(f.to) && type_size(f.to) >= 2;
 }
 
 } // namespace ptx

@@ -72,6 +72,7 @@ bool decode_copy(opcode &o, form &f) {
         f.space = o.take_space();
         f.run = no_operation;
         f.operands = "m";
+        if (f.space == SHARED || f.space == PARAM || f.space == CONST) return false;
         return o.take("L1") || o.take("L2");
     }
     if (!o.take("async")) return false;
@@ -86,6 +87,9 @@ bool decode_copy(opcode &o, form &f) {
     }
     bool to_shared = o.take("shared") || o.take("shared::cta");
     if (!to_shared || !o.take("global")) return false;
+    if (o.take("cg")) f.integers = 1u << 16;
+    else if (o.take("ca")) f.integers = 1u << 4 | 1u << 8 | 1u << 16;
+    else return false;
     take_hints(o);
     f.run = copy_async;
     f.operands = "mmi?w";
@@ -96,10 +100,11 @@ bool decode_copy(opcode &o, form &f) {
 bool decode_fence(opcode &o, form &f) {
     static const char *levels[] = {"cta", "gl", "gpu", "sys", "cluster", "sc", "acq_rel", "acquire",
                                    "release"};
-    for (const char *l : levels) o.take(l);
+    bool any = false;
+    for (const char *l : levels) any |= o.take(l);
     f.counter = IN_BARRIER;
     f.run = no_operation;
-    return true;
+    return any;
 }
 
 } // namespace ptx

@@ -182,9 +182,6 @@ template <> bfloat rounded_to<bfloat>(double d) { return to_bfloat(d, NEAREST_EV
 template <class T, template <class, bool> class Op> struct small {
     static T one(T a, T b) { return rounded_to<T>(Op<double, false>::of(widen(a), widen(b))); }
     static T one(T a) { return rounded_to<T>(Op<double, false>::of(widen(a))); }
-    static T one(T a, T b, T c) {
-        return rounded_to<T>(Op<double, false>::of(widen(a), widen(b), widen(c)));
-    }
 
     static T low(uint32_t a) { return {(uint16_t)a}; }
     static T high(uint32_t a) { return {(uint16_t)(a >> 16)}; }
@@ -288,6 +285,7 @@ template <bool FLUSH> struct approximate_div {
 static bool decode_division(opcode &o, form &f) {
     bool fast = o.take("approx");
     fast |= o.take("full");
+    if (fast == (f.rounding != NO_ROUNDING)) return false;
     if (fast) {
         if (f.to != F32) return false;
         f.run = f.flush ? map<approximate_div<true>::of> : map<approximate_div<false>::of>;
@@ -302,6 +300,7 @@ static bool decode_division(opcode &o, form &f) {
 
 static bool decode_min_max(opcode &o, form &f) {
     bool nan = o.take("NaN"), min = o.name == "min";
+    if (nan && f.to == F64) return false;
     if (min) f.run = nan ? binary<float_min_nan>(f.to, f.flush) : binary<float_min>(f.to, f.flush);
     else f.run = nan ? binary<float_max_nan>(f.to, f.flush) : binary<float_max>(f.to, f.flush);
     return true;
@@ -355,17 +354,23 @@ bool decode_float(opcode &o, form &f) {
     f.saturate = o.take("sat");
     f.rounding = o.take_rounding();
     bool single = f.to == F32 || f.to == F64;
-    if (!is_float(f.to) || f.to == TF32 || (f.saturate && f.to != F32)) return false;
+    if (!is_float(f.to) || f.to == TF32) return false;
+    if ((f.saturate || f.flush) && f.to != F32) return false;
 
     const std::string &n = o.name;
     bool one = n == "abs" || n == "neg", three = n == "fma" || n == "mad";
+    bool adds = n == "add" || n == "sub" || n == "mul" || three;
+    if (f.saturate && !adds) return false;
+    if (f.rounding && !adds && n != "div") return false;
+    if (three && (f.rounding == NO_ROUNDING || (n == "mad" && !single))) return false;
     f.operands = same_operands(f.to, 2 - one + three);
     if (n == "copysign") {
+        if (f.flush) return false;
         if (f.to == F64) f.run = map<copy_sign64>;
         if (f.to == F32) f.run = map<copy_sign32>;
         return true;
     }
-    if (n == "testp") return single && decode_property(o, f);
+    if (n == "testp") return single && !f.flush && decode_property(o, f);
     if (n == "div") return decode_division(o, f);
     if (n == "min" || n == "max") return decode_min_max(o, f);
     if (n == "abs") f.run = unary<float_abs>(f.to, f.flush);
@@ -462,7 +467,7 @@ static double double_sqrt(double x) { return sqrt(x); }
 
 static bool decode_rounded(opcode &o, form &f) {
     f.rounding = o.take_rounding();
-    if (f.rounding == NO_ROUNDING) return false;
+    if (f.rounding == NO_ROUNDING || (f.flush && f.to != F32)) return false;
     if (o.name == "sqrt" && f.to == F64) f.run = map<double_sqrt>;
     else if (o.name == "rcp" && f.to == F64) f.run = map<reciprocal>;
     else if (o.name == "sqrt" && f.to == F32)

@@ -180,6 +180,7 @@ bool decode_integer(opcode &o, form &f) {
     if (o.name == "mul" || o.name == "mad") return decode_multiply(o, f, o.name == "mad");
     if (o.name == "mul24") return decode_mul24(o, f);
     bool one = o.name == "abs" || o.name == "neg";
+    if (one && !is_signed(t)) return false;
     f.operands = same_operands(t, 2 - one + (o.name == "sad"));
 
     if (o.take("sat")) {
@@ -318,6 +319,7 @@ bool decode_shift(opcode &o, form &f) {
     type t = f.to = o.take_type();
     f.from = U32;
     if (o.name == "shf") return decode_funnel(o, f);
+    if (o.name == "shl" && !is_bits(t)) return false;
     f.operands = by_size(t, "Hhw", "Www", "Llw");
     f.run = o.name == "shl" ? for_integers<shift_left>(t) : for_integers<shift_right>(t);
     return true;
@@ -413,7 +415,9 @@ static bool decode_find_bit(opcode &o, form &f) {
 bool decode_bits(opcode &o, form &f) {
     type t = f.to = o.take_type();
     bool wide = type_size(t) == 8;
-    if (type_size(t) < 4 || is_float(t)) return false;
+    bool of_integers = o.name == "bfe" || o.name == "bfind";
+    if (type_size(t) < 4 || !(of_integers ? is_integer(t) : is_bits(t))) return false;
+    if (o.name == "prmt" && wide) return false;
     if (o.name == "bfind") return decode_find_bit(o, f);
     if (o.name == "popc") {
         f.run = wide ? map<popc64> : map<popc32>;

@@ -287,12 +287,12 @@ static bool decode_access(opcode &o, form &f) {
     if (o.take("v8")) f.count = 8;
     f.to = o.take_type();
     f.counter = IN_MEMORY;
-    size_t size = type_size(f.to);
-    return size && size * f.count <= MAX_VECTOR;
+    return is_basic(f.to) && type_size(f.to) * f.count <= MAX_VECTOR;
 }
 
 bool decode_load(opcode &o, form &f) {
     if (!decode_access(o, f)) return false;
+    if (o.name == "ldu" && f.space != GENERIC && f.space != GLOBAL) return false;
     f.run = load;
     switch (f.count) {
     case 8: f.operands = "{XXXXXXXX}m"; break;

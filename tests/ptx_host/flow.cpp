@@ -18,7 +18,7 @@ std::string register_text(const body &b, uint32_t r) {
 
 /* Where the parts of a function go in its caller. */
 struct shifts {
-    uint32_t registers, names, constants, operands, locations, local;
+    uint32_t registers, names, constants, operands, locations, local, shared;
     int code, tables;
 };
 
@@ -42,7 +42,8 @@ static void append_registers(body &b, const body &callee, const shifts &s) {
 static void append_constants(body &b, const body &callee, const call &c, const shifts &s) {
     for (constant k : callee.constants) {
         if (k.kind == LOCAL_OFFSET) k.value += s.local;
-        if (k.kind == FORMAL) k = {c.actuals[k.value], k.width, LOCAL_OFFSET};
+        if (k.kind == FORMAL) k = {c.actuals[k.value], k.width, LOCAL_OFFSET, 0};
+        if (k.variable) k.variable += s.shared;
         b.constants.push_back(k);
     }
 }
@@ -60,7 +61,7 @@ static void append_code(body &b, const body &callee, const shifts &s) {
         });
         if (i.control == BRANCH) i.target += s.code;
         if (i.control == BRANCH_INDEXED) i.target += s.tables;
-        if (i.control == RETURN) {
+        if (i.control == RETURN && i.form->text != "exit") {
             i.form = branch;
             i.control = BRANCH;
             i.target = end;
@@ -73,9 +74,11 @@ static void append_function(body &b, const body &callee, const call &c) {
     b.local_bytes = (b.local_bytes + 15) / 16 * 16;
     shifts s = {(uint32_t)b.registers.size(), (uint32_t)b.names.size(),
                 (uint32_t)b.constants.size(), (uint32_t)b.operands.size(),
-                (uint32_t)b.locations.size(), b.local_bytes,
+                (uint32_t)b.locations.size(), b.local_bytes, (uint32_t)b.shared.size(),
                 (int)b.code.size(), (int)b.tables.size()};
     b.local_bytes += callee.local_bytes;
+    b.dynamic_align = std::max(b.dynamic_align, callee.dynamic_align);
+    b.shared.insert(b.shared.end(), callee.shared.begin(), callee.shared.end());
     append_registers(b, callee, s);
     append_constants(b, callee, c, s);
     b.operands.insert(b.operands.end(), callee.operands.begin(), callee.operands.end());
@@ -505,9 +508,8 @@ static void track(ptx_kernel &k, const bits &undefined, const std::vector<operan
     }
 }
 
+/* Branches may lead to the end of the code. */
 static void end_with_exit(ptx_kernel &k) {
-    bool ends = !k.code.empty() && ends_block(k.code.back()) && !(k.code.back().flags & GUARDED);
-    if (ends) return;
     instruction i = {};
     i.form = find_form("ret");
     i.control = RETURN;
@@ -576,6 +578,7 @@ void prepare(ptx_kernel &k) {
     if (k.prepared) return;
     end_with_exit(k);
     drop_unused_halves(k);
+    find_variables(k);
     graph g = make_graph(k);
     find_reconvergence(k, g);
     rewriter rewrite = {k, {}, {}};

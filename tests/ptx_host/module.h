@@ -55,6 +55,10 @@ inline size_t type_size(type t) { return types[t].size; }
 inline const char *type_name(type t) { return types[t].name; }
 inline bool is_signed(type t) { return types[t].is_signed; }
 inline bool is_float(type t) { return types[t].is_float; }
+inline bool is_bits(type t) { return t >= B8 && t <= B64; }
+inline bool is_integer(type t) { return t >= U8 && t <= S64; }
+/* The types of moves, selections, loads and stores. */
+inline bool is_basic(type t) { return is_bits(t) || is_integer(t) || t == F32 || t == F64; }
 
 
 // >>forms: what an opcode with its modifiers does
@@ -147,6 +151,8 @@ struct instruction {
     uint32_t line;              /* line of the PTX text */
     uint32_t location;          /* index into the kernel's locations */
     uint32_t used_bytes;        /* mask of the bytes of a load that the program uses */
+    uint32_t variable;          /* number of the shared variable from which the address is
+                                   computed, 0 if unknown; set by variables.cpp */
     ptx::control control;
     instruction_class counter;
     uint8_t flags;
@@ -195,6 +201,14 @@ struct constant {
     uint64_t value;
     register_width width;
     constant_kind kind;
+    uint32_t variable;          /* number of the shared variable that it is an address of */
+};
+
+/* A variable in shared memory. Its number is its position in the list, plus 1. */
+struct shared_variable {
+    std::string name;
+    uint32_t start, bytes;      /* not of dynamic memory: it depends on the launch */
+    bool is_dynamic;
 };
 
 struct parameter {
@@ -217,6 +231,7 @@ struct body {
     std::vector<register_info> registers;
     std::vector<register_name> names;
     std::vector<constant> constants;
+    std::vector<shared_variable> shared;
     std::vector<location> locations;
     std::vector<std::vector<int>> tables;   /* of brx.idx */
     std::vector<call> calls;
@@ -294,6 +309,8 @@ std::string inline_calls(body &b,
                          const std::unordered_map<std::string, std::unique_ptr<body>> &all);
 /* Computes reconvergence points and assigns rows to registers. */
 void prepare(ptx_kernel &k);
+/* Finds the shared variables from which addresses are computed. */
+void find_variables(body &b);
 
 } // namespace ptx
 #endif

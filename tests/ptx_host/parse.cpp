@@ -8,6 +8,37 @@
 
 namespace ptx {
 
+// >>types and sizes of variables
+
+/* The type of a variable, which has bytes in memory. */
+type parser::parse_type(word text) {
+    type t = type_of(text.substr(1));
+    if (!type_size(t)) fail("not a type of variables: %.*s", (int)text.size(), text.data());
+    return t;
+}
+
+uint32_t parser::parse_alignment() {
+    uint64_t n = number(U64);
+    if (!n || n > MAX_ALIGN || n & (n - 1)) fail("not an alignment: %llu", (unsigned long long)n);
+    return (uint32_t)n;
+}
+
+/* The rest of [elements]: the size of an array. */
+uint32_t parser::parse_size(uint32_t bytes) {
+    uint64_t n = number(U64);
+    if (n > MAX_BYTES || n * bytes > MAX_BYTES) fail("an array of more than 256 MiB");
+    expect(']');
+    return (uint32_t)n * bytes;
+}
+
+/* Reserves bytes behind those that are used. They are then the last of the used ones. */
+void parser::reserve_bytes(uint32_t *used, uint32_t align, uint32_t bytes, uint32_t limit) {
+    uint32_t start = align_up(*used, align);
+    if (start > limit || bytes > limit - start) fail("more than %u bytes", limit);
+    *used = start + bytes;
+}
+
+
 // >>directives of a body
 
 /* .reg .b32 %r<100>; or .reg .pred p, q; */
@@ -22,7 +53,9 @@ void parser::parse_registers() {
         n.range = accept('<');
         uint32_t count = 1;
         if (n.range) {
-            count = (uint32_t)integer();
+            uint64_t all = number(U64);
+            if (all > MAX_REGISTERS - b->registers.size()) fail("too many registers");
+            count = (uint32_t)all;
             expect('>');
         }
         uint32_t index = (uint32_t)b->names.size();
@@ -38,26 +71,22 @@ void parser::parse_local_variable(ptx::space s) {
     uint32_t align = 0;
     word text = dotted();
     if (text == ".align") {
-        align = (uint32_t)integer();
+        align = parse_alignment();
         text = dotted();
     }
-    type t = type_of(text.substr(1));
-    if (t == NO_TYPE) fail("unknown type %.*s", (int)text.size(), text.data());
-    if (!align) align = (uint32_t)type_size(t);
+    const uint32_t size = (uint32_t)type_size(parse_type(text));
     do {
         variable v = {};
         v.name = std::string(name());
-        uint32_t bytes = (uint32_t)type_size(t);
-        while (accept('[')) {
-            bytes *= (uint32_t)integer();
-            expect(']');
-        }
+        v.bytes = size;
+        while (accept('[')) v.bytes = parse_size(v.bytes);
         uint32_t &used = s == SHARED ? b->shared_bytes : b->local_bytes;
-        used = align_up(used, align);
+        reserve_bytes(&used, align ? align : size, v.bytes,
+                      s == SHARED ? (uint32_t)MAX_BYTES : (uint32_t)MAX_LOCAL_BYTES);
         v.space = s == SHARED ? SHARED : LOCAL;
         v.kind = s == SHARED ? PLAIN : LOCAL_OFFSET;
-        v.address = used;
-        used += bytes;
+        v.address = used - v.bytes;
+        if (s == SHARED) v.number = add_shared(v);
         locals.push_back(v);
     } while (accept(','));
     expect(';');
@@ -163,20 +192,18 @@ void parser::parse_parameters() {
         uint32_t align = 0, bytes = 0;
         for (text = dotted(); text[0] == '.'; text = peek() == '.' ? dotted() : name()) {
             type t = type_of(text.substr(1));
-            if (text == ".align") align = (uint32_t)integer();
+            if (text == ".align") align = parse_alignment();
             else if (t != NO_TYPE) bytes = (uint32_t)type_size(t);
             else if (text != ".ptr" && text != ".global" && text != ".shared" && text != ".const")
                 fail("unknown attribute %.*s", (int)text.size(), text.data());
             if (text == ".align" && bytes) align = bytes;   /* alignment of a pointer's target */
         }
         parameter p = {std::string(text), 0, bytes};
+        if (!bytes) fail("parameter %s has no type", p.name.c_str());
         if (!align) align = bytes;
-        if (accept('[')) {
-            p.size = bytes * (uint32_t)integer();
-            expect(']');
-        }
-        p.offset = b->param_bytes = align_up(b->param_bytes, align);
-        b->param_bytes += p.size;
+        if (accept('[')) p.size = parse_size(bytes);
+        reserve_bytes(&b->param_bytes, align, p.size, MAX_PARAM_BYTES);
+        p.offset = b->param_bytes - p.size;
         variable v = {};
         v.name = p.name;
         v.space = is_function ? LOCAL : PARAM;
@@ -240,9 +267,8 @@ void parser::parse_module_variable(word directive) {
     type t = NO_TYPE;
     while (peek() == '.') {
         word text = dotted();
-        if (text == ".align") align = (uint32_t)integer();
-        else if (type_of(text.substr(1)) != NO_TYPE) t = type_of(text.substr(1));
-        else fail("unknown attribute %.*s", (int)text.size(), text.data());
+        if (text == ".align") align = parse_alignment();
+        else t = parse_type(text);
     }
     if (t == NO_TYPE) fail("a variable without a type");
     v.name = std::string(name());
@@ -250,16 +276,11 @@ void parser::parse_module_variable(word directive) {
     if (directive == ".shared") v.space = SHARED;
     if (directive == ".const") v.space = CONST;
     v.align = align ? align : (uint32_t)type_size(t);
-    uint32_t elements = 1;
-    while (accept('[')) {
-        if (accept(']')) {
-            external = true;
-            break;
-        }
-        elements *= (uint32_t)integer();
-        expect(']');
+    v.bytes = (uint32_t)type_size(t);
+    while (accept('[') && !external) {
+        external = accept(']');
+        v.bytes = external ? 0 : parse_size(v.bytes);
     }
-    v.bytes = external ? 0 : elements * (uint32_t)type_size(t);
     v.kind = external && v.space == SHARED ? DYNAMIC_SHARED : PLAIN;
 
     std::vector<uint64_t> values;
@@ -299,6 +320,7 @@ void parser::parse_file() {
 
 void parser::parse_target() {
     module->target = std::string(dotted());
+    if (module->target.compare(0, 3, "sm_")) fail("unknown target %s", module->target.c_str());
     module->architecture = (unsigned)atoi(module->target.c_str() + 3);
     while (accept(',')) dotted();
 }
@@ -337,7 +359,7 @@ ptx_module *ptx_load(const char *text, size_t length, char *error, size_t error_
     p.module = m.get();
     try {
         p.parse_module();
-    } catch (const ptx::parse_error &e) {
+    } catch (const std::exception &e) {     /* parse_error, or no memory */
         if (error_size) snprintf(error, error_size, "%s", e.what());
         ptx_unload(m.release());
         return nullptr;

@@ -6,12 +6,16 @@
 
 namespace ptx {
 
+enum { MAX_REGISTERS = 1 << 20, MAX_ALIGN = 1 << 12 };
+enum { MAX_BYTES = 1 << 28, MAX_LOCAL_BYTES = 512 << 10, MAX_PARAM_BYTES = 32764 };
+
 struct variable {
     std::string name;
     ptx::space space;
     uint64_t address;
     constant_kind kind;
-    uint32_t bytes, align;      /* of module-level shared variables */
+    uint32_t bytes, align;
+    uint32_t number;            /* of a shared variable of the body, or 0 */
 };
 
 /* A label that is not known yet, and where its number belongs. */
@@ -37,7 +41,7 @@ struct parser : lexer {
     std::vector<fixup> fixups;
     std::unordered_map<uint64_t, uint32_t> constants[3];    /* by width */
     std::unordered_map<std::string, uint32_t> specials;
-    std::unordered_map<std::string, uint64_t> placed;       /* module-level shared */
+    std::unordered_map<std::string, uint32_t> placed;       /* numbers of shared variables */
     std::unordered_map<word, int> tables;
     uint32_t sinks[3];
     uint32_t used_bytes;
@@ -70,10 +74,17 @@ struct parser : lexer {
     operand parse_register(char kind);
     bool find_register(word name, uint32_t *r);
     operand special(word name);
-    operand constant_operand(uint64_t value, register_width width, constant_kind kind);
+    operand constant_operand(uint64_t value, register_width width, constant_kind kind,
+                             uint32_t variable = 0);
+    operand address_of(word name, int64_t offset, register_width width);
     operand sink(char kind);
     const variable *find_variable(word name);
-    uint64_t place_shared(const variable &v);
+    uint32_t add_shared(const variable &v);
+    uint32_t place_shared(const variable &v);
+    type parse_type(word text);
+    uint32_t parse_alignment();
+    uint32_t parse_size(uint32_t bytes);
+    void reserve_bytes(uint32_t *used, uint32_t align, uint32_t bytes, uint32_t limit);
     bool address_is_local();
     void check_width(operand o, char kind, word name);
 };

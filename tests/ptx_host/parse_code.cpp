@@ -15,18 +15,25 @@ const variable *parser::find_variable(word name) {
     return nullptr;
 }
 
-/* Reserves a module-level shared variable for the kernel that refers to it. */
-uint64_t parser::place_shared(const variable &v) {
+uint32_t parser::add_shared(const variable &v) {
+    b->shared.push_back({v.name, (uint32_t)v.address, v.bytes, v.kind == DYNAMIC_SHARED});
+    return (uint32_t)b->shared.size();
+}
+
+/* Reserves a module-level shared variable for the kernel that refers to it. Returns its
+   number. */
+uint32_t parser::place_shared(const variable &v) {
+    if (v.number) return v.number;
     auto found = placed.find(v.name);
     if (found != placed.end()) return found->second;
+    variable own = v;
     if (v.kind == DYNAMIC_SHARED) {
         if (v.align > b->dynamic_align) b->dynamic_align = v.align;
-        return placed[v.name] = 0;
+    } else {
+        reserve_bytes(&b->shared_bytes, v.align, v.bytes, MAX_BYTES);
+        own.address = b->shared_bytes - v.bytes;
     }
-    b->shared_bytes = align_up(b->shared_bytes, v.align);
-    uint64_t at_byte = b->shared_bytes;
-    b->shared_bytes += v.bytes;
-    return placed[v.name] = at_byte;
+    return placed[v.name] = add_shared(own);
 }
 
 
@@ -87,16 +94,27 @@ operand parser::sink(char kind) {
     return sinks[width];
 }
 
-operand parser::constant_operand(uint64_t value, register_width width, constant_kind kind) {
+operand parser::constant_operand(uint64_t value, register_width width, constant_kind kind,
+                                 uint32_t variable) {
     if (width == WIDTH_32) value &= 0xffffffffu;
     if (width == WIDTH_PRED) value = value ? 1 : 0;
-    if (kind == PLAIN) {
+    if (kind == PLAIN && !variable) {
         auto found = constants[width].find(value);
         if (found != constants[width].end()) return found->second | IS_CONSTANT;
         constants[width][value] = (uint32_t)b->constants.size();
     }
-    b->constants.push_back({value, width, kind});
+    b->constants.push_back({value, width, kind, variable});
     return (uint32_t)(b->constants.size() - 1) | IS_CONSTANT;
+}
+
+/* The address of a variable, plus an offset. */
+operand parser::address_of(word name, int64_t offset, register_width width) {
+    const variable *v = find_variable(name);
+    if (!v) fail("unknown name %.*s", (int)name.size(), name.data());
+    if (v->kind == FORMAL && offset) fail("an offset from the address of a function's parameter");
+    uint32_t number = v->space == SHARED ? place_shared(*v) : 0;
+    uint64_t address = number ? b->shared[number - 1].start : v->address;
+    return constant_operand(address + (uint64_t)offset, width, v->kind, number);
 }
 
 
@@ -114,9 +132,12 @@ void parser::check_width(operand o, char kind, word name) {
 
 operand parser::parse_register(char kind) {
     word text = dotted();
-    if (text == "_") return sink(kind);
+    bool writes = is_destination(kind);
+    if (text == "_" && writes) return sink(kind);
     uint32_t r;
     if (!find_register(text, &r)) r = special(text);
+    if (writes && b->registers[r].special != SPECIALS)
+        fail("%.*s cannot be written", (int)text.size(), text.data());
     check_width(r, kind, text);
     return r;
 }
@@ -147,21 +168,17 @@ void parser::parse_operand(char kind, type t, uint32_t integers) {
     const char *start = at;
     word text = dotted();
     uint32_t r;
-    if (text == "WARP_SZ") {
-        b->operands.push_back(constant_operand(32, WIDTH_32, PLAIN));
-    } else if (text != "_" && c != '%' && !find_register(text, &r)) {
-        const variable *v = find_variable(text);
-        if (!v) fail("unknown name %.*s", (int)text.size(), text.data());
-        uint64_t address = v->address;
-        if (v->space == SHARED && v->bytes) address = place_shared(*v);
-        if (v->kind == DYNAMIC_SHARED) address = place_shared(*v);
-        if (accept('+')) address += (uint64_t)integer();
-        register_width width = kind == 'l' ? WIDTH_64 : WIDTH_32;
-        b->operands.push_back(constant_operand(address, width, v->kind));
-    } else {
+    register_width width = kind == 'l' ? WIDTH_64 : WIDTH_32;
+    bool is_name = c != '%' && !find_register(text, &r);
+    if (!is_name) {
         at = start;
         b->operands.push_back(parse_register(kind) | (negated ? IS_NEGATED : 0));
+        return;
     }
+    if (kind == 'p' || kind == 'h')
+        fail("%.*s has the wrong type for this operand", (int)text.size(), text.data());
+    if (text == "WARP_SZ") b->operands.push_back(constant_operand(32, width, PLAIN));
+    else b->operands.push_back(address_of(text, accept('+') ? integer() : 0, width));
 }
 
 /* [register], [register+number], [variable+number] or [number]. */
@@ -178,12 +195,7 @@ void parser::parse_address() {
             if (b->registers[r].width == WIDTH_PRED) fail("a predicate is not an address");
             base = r;
         } else {
-            const variable *v = find_variable(text);
-            if (!v) fail("unknown name %.*s", (int)text.size(), text.data());
-            uint64_t address = v->address;
-            if (v->space == SHARED && (v->bytes || v->kind == DYNAMIC_SHARED))
-                address = place_shared(*v);
-            base = constant_operand(address, WIDTH_64, v->kind);
+            base = address_of(text, 0, WIDTH_64);
         }
     }
     int64_t offset = 0;
@@ -328,6 +340,8 @@ void parser::parse_instruction() {
         local.replace(dot, dot_end - dot, ".local");
         f = find_form(local);
         if (!f) fail("instruction not implemented: %.*s", (int)opcode.size(), opcode.data());
+    } else if (f->space == PARAM && f->run && *f->operands == 'm') {
+        fail("a store to the parameters of the kernel");
     }
     i.form = f;
     i.run = f->run;
@@ -350,7 +364,8 @@ void parser::parse_call(instruction &i) {
         while (!accept(')')) {
             word text = name();
             const variable *v = find_variable(text);
-            if (!v) fail("unknown parameter %.*s", (int)text.size(), text.data());
+            if (!v || v->kind != LOCAL_OFFSET)
+                fail("unknown parameter %.*s", (int)text.size(), text.data());
             c.actuals.push_back((uint32_t)v->address);
             accept(',');
         }

@@ -283,6 +283,87 @@ static void test_bounds_other(void) {
              "ld.param.u32 %r50, [%rd30+<<4096||0>>]; //!\n", threads(1), {0}, {0}});
 }
 
+/* An address that is computed from a shared variable must be in it, although the memory
+   behind it belongs to another variable. */
+static void test_bounds_variable(void) {
+    const std::vector<ptx_fault_kind> kind = {PTX_OUT_OF_BOUNDS};
+    std::string two = ".shared .align 16 .b8 one[136];\n.shared .align 16 .b8 two[256];\n"
+                      ".extern .shared .align 16 .b8 memory[];";
+    auto test = [&](const char *what, const std::string &body, std::vector<unsigned> who = {0},
+                    unsigned block = 1) {
+        reports({what, kind, body + "mov.u32 %r98, two;\nmov.u32 %r99, memory;\n",
+                 threads(block, 1, 64), who, {0}, two});
+    };
+    test("a store into the padding", "st.shared.u32 [one+<<136||132>>], %r2; //!\n");
+    test("a store into the next variable",
+         "mov.u32 %r20, one;\n"
+         "st.shared.u32 [%r20+<<144||132>>], %r2; //!\n");
+    test("a store that begins in the variable",
+         "mov.u32 %r20, one;\n"
+         "st.shared.v4.u32 [%r20+<<128||112>>], {%r2, %r2, %r2, %r2}; //!\n");
+    test("a store before the variable",
+         "mov.u32 %r20, one;\n"
+         "mov.u32 %r21, two;\n"
+         "st.shared.u32 [%r20], %r2;\n"
+         "sub.s32 %r22, %r21, <<8||-8>>;\n"
+         "st.shared.u32 [%r22], %r2; //!\n");
+    test("an index",
+         "mov.u32 %r20, one;\n"
+         "shl.b32 %r21, %r2, 2;\n"
+         "add.s32 %r22, %r21, %r20;\n"
+         "st.shared.u32 [%r22+<<16||8>>], %r2; //!\n", {30, 31}, 32);
+    test("a product and a sum",
+         "mov.u32 %r20, one;\n"
+         "mad.lo.s32 %r22, %r2, 4, %r20;\n"
+         "st.shared.u32 [%r22+<<16||8>>], %r2; //!\n", {30, 31}, 32);
+    test("a pointer that a loop advances",
+         "mov.u32 %r20, one;\n"
+         "mov.u32 %r21, 0;\n"
+         "$L_loop:\n"
+         "st.shared.u32 [%r20], %r2; //!\n"
+         "add.s32 %r20, %r20, 4;\n"
+         "add.s32 %r21, %r21, 1;\n"
+         "setp.lt.u32 %p1, %r21, <<35||34>>;\n"
+         "@%p1 bra $L_loop;\n");
+    test("a generic address",
+         "mov.u64 %rd20, one;\n"
+         "cvta.shared.u64 %rd21, %rd20;\n"
+         "mul.wide.u32 %rd22, %r2, 4;\n"
+         "add.s64 %rd21, %rd21, %rd22;\n"
+         "st.u32 [%rd21+<<132||128>>], %r2; //!\n", {1}, 2);
+    test("an address of 64 bits",
+         "mov.u32 %r20, one;\n"
+         "cvt.u64.u32 %rd20, %r20;\n"
+         "cvt.u32.u64 %r21, %rd20;\n"
+         "st.shared.u32 [%r21+<<136||132>>], %r2; //!\n");
+    test("dynamic memory, from which a static variable is reached",
+         "mov.u32 %r20, memory;\n"
+         "st.shared.u32 [%r20+<<-4||60>>], %r2; //!\n");
+    test("cp.async",
+         "cp.async.ca.shared.global [one+<<136||128>>], [%rd2], 8; //!\n"
+         "cp.async.wait_all;\n");
+    test("an atomic operation",
+         "mov.u32 %r20, two;\n"
+         "st.shared.u32 [%r20], 0;\n"
+         "st.shared.u32 [one+132], 0;\n"
+         "red.shared.add.u32 [<<one+144||%r20>>], 1; //!\n");
+    /* The variable is not known: an address of either variable is allowed. */
+    test_memory memory;
+    runs_clean("a pointer to one of two variables",
+               ptx_program("mov.u32 %r20, one;\n"
+                           "mov.u32 %r21, two;\n"
+                           "setp.eq.s32 %p1, %r2, 5;\n"
+                           "selp.b32 %r22, %r20, %r21, %p1;\n"
+                           "shl.b32 %r23, %r2, 2;\n"
+                           "add.s32 %r22, %r22, %r23;\n"
+                           "st.shared.u32 [%r22], %r2;\n"
+                           "sub.s32 %r24, %r21, %r20;\n"
+                           "add.s32 %r25, %r20, %r24;\n"
+                           "add.s32 %r25, %r25, %r23;\n"
+                           "st.shared.u32 [%r25+128], %r2;\n", two),
+               threads(32), memory, [] {});
+}
+
 /* A store out of bounds changes nothing, and memory is checked after it was removed. */
 static void test_bounds_effects(void) {
     test_module m(ptx_program("st.global.u32 [%rd1+65536], %r3;\n"));
@@ -680,6 +761,7 @@ void test_faults(int argc, char **argv) {
         {"written", test_written},
         {"bounds_global", test_bounds_global},
         {"bounds_other", test_bounds_other},
+        {"bounds_variable", test_bounds_variable},
         {"bounds_effects", test_bounds_effects},
         {"misaligned", test_misaligned},
         {"diverged", test_diverged},

@@ -236,6 +236,46 @@ const char PLACES[] =
     "    add.s32 %r20, %r20, %r21;\n";
 
 
+// >>broken text: ptx_load reports an error or returns a module that can be prepared
+
+/* Loads a text and prepares its kernels, by launches without threads. */
+static void survives(const std::string &text) {
+    char error[512] = "";
+    ptx_module *m = ptx_load(text.c_str(), text.size(), error, sizeof error);
+    CHECK(!m == (error[0] != 0), "a module or a message, not both:\n%s", text.c_str());
+    if (!m) return;
+    for (size_t i = 0; i < ptx_kernel_count(m); i++) {
+        const uint64_t zeros[4096] = {};
+        std::vector<const void *> params(ptx_param_count(ptx_kernel_at(m, i)), zeros);
+        ptx_launch l = {ptx_kernel_at(m, i), {1, 1, 1}, {0, 1, 1}, 0, params.data(),
+                        PTX_ASCENDING, 0};
+        CHECK(ptx_run(&l) == 1, "a launch without threads");
+    }
+    ptx_faults_clear();
+    ptx_unload(m);
+}
+
+/* Changes at random places: bytes, and pieces of the text that replace others. */
+static void survives_changes(const std::string &whole, int count) {
+    static const char bytes[] = "\0\n .,;:@%_-+0129azXf<>()[]{}|!\"/*\xff";
+    uint64_t state = 1;
+    auto draw = [&](size_t n) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        return (size_t)(state >> 33) % n;
+    };
+    for (int i = 0; i < count; i++) {
+        std::string text = whole;
+        for (size_t k = 1 + draw(3); k--;) {
+            size_t at = draw(text.size()), length = 1 + draw(12), from = draw(whole.size());
+            if (i % 2) text.replace(at, draw(length), whole.substr(from, length));
+            else text[at] = bytes[draw(sizeof bytes - 1)];
+        }
+        survives(text);
+        if (i % 8 == 0) survives(text.substr(0, draw(text.size())));
+    }
+}
+
+
 // >>forms
 
 static std::set<std::string> tested_forms;
@@ -381,6 +421,9 @@ static void covers(const char *path) {
         at++;
     }
     CHECK(kernels > 0, "%s contains no kernel", path);
+    /* The first kernels of the file, broken. */
+    size_t end = text.rfind("\n}\n", 150000);
+    if (end != std::string::npos) survives_changes(text.substr(0, end + 3), 200);
     /* Debug information follows the kernels and contains no instructions. */
     size_t debug = text.find("\n\t.section");
     if (debug != std::string::npos) text.resize(debug);
@@ -500,6 +543,114 @@ static void test_load_errors(void) {
     }
 }
 
+/* What the ISA does not have, or what would mean something that is not implemented. */
+static void test_invalid(void) {
+    static const char *const instructions[] = {
+        "cp.async.ca.shared.global [%r10], [%rd2], 12;",
+        "cp.async.ca.shared.global [%r10], [%rd2], 0;",
+        "cp.async.ca.shared.global [%r10], [%rd2], 32;",
+        "cp.async.ca.shared.global [%r10], [%rd2], -4;",
+        "cp.async.cg.shared.global [%r10], [%rd2], 8;",
+        "cp.async.shared.global [%r10], [%rd2], 16;",
+        "cvt.s8.s32 %r10, %r2;",
+        "cvt.s8.f32 %r10, %f1;",
+        "cvt.b32.u32 %r10, %r2;",
+        "cvt.f32.f16x2 %f1, %r2;",
+        "cvt.f32.tf32 %f1, %r2;",
+        "cvt.ftz.s32.s16 %r10, %rs1;",
+        "cvt.rn.sat.f32.s32 %f1, %r2;",
+        "cvt.rn.sat.f16x2.f32 %r10, %f1, %f2;",
+        "cvt.rn.ftz.bf16x2.f32 %r10, %f1, %f2;",
+        "cvt.bf16.f16 %rs1, %rs2;",
+        "add.ftz.f16 %rs1, %rs2, %rs3;",
+        "add.ftz.f64 %fd1, %fd2, %fd3;",
+        "min.rn.f32 %f1, %f2, %f3;",
+        "min.sat.f32 %f1, %f2, %f3;",
+        "min.NaN.f64 %fd1, %fd2, %fd3;",
+        "abs.rn.f32 %f1, %f2;",
+        "neg.sat.f32 %f1, %f2;",
+        "fma.f32 %f1, %f2, %f3, %f4;",
+        "mad.rn.f16 %rs1, %rs2, %rs3, %rs4;",
+        "div.f32 %f1, %f2, %f3;",
+        "div.rn.approx.f32 %f1, %f2, %f3;",
+        "copysign.ftz.f32 %f1, %f2, %f3;",
+        "testp.ftz.finite.f32 %p1, %f2;",
+        "rcp.rn.ftz.f64 %fd1, %fd2;",
+        "abs.u32 %r10, %r2;",
+        "neg.u32 %r10, %r2;",
+        "shl.u32 %r10, %r2, 1;",
+        "popc.u32 %r10, %r2;",
+        "bfe.b32 %r10, %r2, 1, 2;",
+        "prmt.b64 %r10, %r2, %r3, 0;",
+        "setp.lt.b32 %p1, %r2, %r3;",
+        "selp.f16 %rs1, %rs2, %rs3, %p1;",
+        "mov.f16 %rs1, %rs2;",
+        "mov.u32 %r10, {%rs1, %rs2};",
+        "ld.global.f16 %rs1, [%rd2];",
+        "ld.global.pred %p1, [%rd2];",
+        "ld.global.u64 %r10, [%rd2];",
+        "ldu.shared.u32 %r10, [%r10];",
+        "st.global.u64 [%rd1], %r2;",
+        "st.global.bf16x2 [%rd1], %r2;",
+        "st.param.u32 [k_param_3], %r2;",
+        "red.global.and.f32 [%rd1], %f1;",
+        "red.global.min.f32 [%rd1], %f1;",
+        "red.global.add.b32 [%rd1], %r2;",
+        "red.global.or.u32 [%rd1], %r2;",
+        "red.global.exch.b32 [%rd1], %r2;",
+        "atom.global.inc.s32 %r10, [%rd1], %r2;",
+        "atom.global.cas.f32 %f1, [%rd1], %f2, %f3;",
+        "isspacep.const %p1, %rd1;",
+        "prefetch.shared.L1 [%r10];",
+        "fence;",
+        "mov.u32 %tid.x, 1;",
+        "mov.u32 %r10, _;",
+        "@_ mov.u32 %r10, 1;",
+        "mov.pred %p1, sh;",
+        "mov.pred %p1, WARP_SZ;",
+    };
+    for (const char *i : instructions)
+        rejected(i, ptx_program(std::string(i) + " //!", SHARED_4096), {});
+    static const char *const declarations[] = {
+        ".shared .pred flags[4];",
+        ".shared .align 0 .b8 a[4];",
+        ".shared .align 12 .b8 a[4];",
+        ".shared .align 1073741824 .b8 a[4];",
+        ".shared .b8 a[-1];",
+        ".shared .b8 a[1000000000000];",
+        ".shared .b32 a[65536][65536];",
+        ".local .pred flags;",
+        ".local .b8 a[1000000];",
+        ".reg .b32 %many<4294967295>;",
+        ".reg .b32 %many<1000000000000>;",
+    };
+    for (const char *d : declarations) rejected(d, ptx_program(std::string(d) + " //!"), {});
+    static const char *const globals[] = {
+        ".shared .pred flags[4];",
+        ".global .align 4 .pred flags[4];",
+        ".global .align 0 .b8 a[4];",
+        ".global .b64 a[1000000000];",
+        ".global .b64 a[9223372036854775807];",
+        ".global .b8 a[4] = {1, 2;",
+        ".global a;",
+        ".target sm",
+    };
+    for (const char *g : globals)
+        rejected(g, ptx_program("", std::string(g) + " //!"), {});
+    rejected("shared variables that are too large together",
+             ptx_program(".shared .b8 a[268435456];\n.shared .b8 b[268435456]; //!"), {});
+    for (const char *p : {".param k", ".param .align 4 k", ".param .pred k", ".param .b8 k[40000]",
+                          ".param .align 0 .b8 k[8]", ".param .b8 k[-8]"})
+        rejected(p, ptx_head() + ".entry k(" + p + ")\n{\nret;\n}\n", {});
+    rejected("an offset of the address of a function's parameter",
+             ptx_head() + ".func f(.param .b64 a)\n{\n.reg .b64 %rd<2>;\n"
+                          "mov.u64 %rd1, a+99; //!\nret;\n}\n"
+                          ".entry k()\n{\n.param .b64 p;\ncall f, (p);\nret;\n}\n", {});
+    rejected("a shared variable as an argument",
+             ptx_head(SHARED_4096) + ".func f(.param .b64 a)\n{\nret;\n}\n"
+                                     ".entry k()\n{\ncall f, (sh); //!\nret;\n}\n", {});
+}
+
 static void test_kernels(void) {
     std::string text = ptx_head(".extern .shared .align 128 .b8 dynamic[];") +
         ".entry first(\n"
@@ -554,10 +705,78 @@ static void test_kernels(void) {
 }
 
 
+// >>broken text
+
+/* A program with all kinds of syntax. */
+static std::string sample(void) {
+    return ptx_head(".extern .shared .align 16 .b8 memory[];\n"
+                    ".shared .align 8 .b8 outer[64];\n"
+                    ".global .align 4 .u32 table[4] = {1, 0x2, 3U, -4};\n"
+                    ".file 1 \"a/b.cu\"\n"
+                    ".func (.param .b32 r) f(.param .b32 a)\n{\n"
+                    "    .reg .b32 %r<3>;\n    .reg .pred %p;\n"
+                    "    ld.param.u32 %r1, [a];\n    setp.eq.s32 %p, %r1, 0;\n"
+                    "    @%p exit;\n    st.param.b32 [r+0], %r1;\n    ret;\n}\n")
+        + ptx_program(
+              "    .shared .align 16 .b8 sh[128];\n"
+              "    .local .align 8 .b8 depot[16];\n"
+              "    .loc 1 2 3, function_name $L_f, inlined_at 1 4 5\n"
+              "    mov.u32 %r10, sh; /* a comment */\n"
+              "    mad.lo.s32 %r10, %r2, 4, %r10;\n"
+              "    st.shared.v2.u32 [%r10+8], {%r2, 7};\n"
+              "    mov.b64 %rd10, {%r2, %r3};\n"
+              "    mov.b64 {%r11, _}, %rd10;\n"
+              "    cp.async.cg.shared.global [%r10], [%rd2], 16, 8;\n"
+              "    cp.async.commit_group;\n    cp.async.wait_group 0;\n"
+              "    ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%r12, %r13}, [%r10];\n"
+              "    mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%f1, %f2, %f3, %f4},\n"
+              "        {%r12, %r13}, {%r13}, {%f1, %f2, %f3, %f4};\n"
+              "    mov.u64 %rd11, depot;\n    st.local.f64 [%rd11-0], 0d3FF0000000000000;\n"
+              "    .pragma \"used_bytes_mask 15\";\n"
+              "    ld.global.nc.v4.f32 {%f1, %f2, %f3, %f4}, [table+4];\n"
+              "    shfl.sync.bfly.b32 %r14|%p1, %r2, 1, 31, -1;\n"
+              "    setp.lt.and.f32 %p2|%p3, %f1, 0f3F800000, !%p1;\n"
+              "    @!%p2 bra $L_a;\n    bar.red.and.pred %p4, 0, %p2;\n"
+              "    bra.uni $L_end;\n"
+              "$L_a:\n    bar.sync 1;\n"
+              "    { .param .b32 p; .param .b32 q;\n    st.param.b32 [p], %r2;\n"
+              "    call.uni (q), f, (p);\n    ld.param.b32 %r15, [q]; }\n"
+              "$L_t: .branchtargets $L_a, $L_end;\n    brx.idx %r2, $L_t;\n"
+              "    ld.shared.u8 %rs1, [outer+63];\n    ld.shared.u8 %rs1, [memory];\n"
+              "    cvt.rn.f32.u16 %f5, %rs1;\n    trap;\n"
+              "$L_end:\n", "", ".maxntid 128, 1, 1\n.minnctapersm 1\n").substr(ptx_head().size());
+}
+
+static void test_broken(void) {
+    const std::string whole = sample();
+    char error[512] = "";
+    ptx_module *m = ptx_load(whole.c_str(), whole.size(), error, sizeof error);
+    CHECK(m, "the sample does not load: %s", error);
+    if (m) ptx_unload(m);
+    for (size_t n = 0; n <= whole.size(); n++) survives(whole.substr(0, n));
+
+    survives_changes(whole, 6000);
+}
+
+/* A branch to the end of the code ends the thread. */
+static void test_end_of_code(void) {
+    std::string text = ptx_program("setp.lt.u32 %p1, %r3, 16;\n@%p1 bra $L_end;\n"
+                                   "mul.wide.u32 %rd20, %r2, 4;\nadd.s64 %rd20, %rd1, %rd20;\n"
+                                   "st.global.u32 [%rd20], %r2;\n");
+    text = replaced(text, "    ret;\n}", "    ret;\n$L_end:\n}");
+    test_memory memory;
+    runs_clean("a label at the end", text, {}, memory, [&] {
+        for (uint32_t l = 0; l < 32; l++)
+            CHECK(memory.out.as<uint32_t>()[l] == (l < 16 ? 0xeeeeeeee : l), "lane %u", l);
+    });
+}
+
+
 // >>main
 
 static const test_part parts[] = {
-    {"forms", test_forms}, {"load_errors", test_load_errors}, {"kernels", test_kernels}};
+    {"forms", test_forms}, {"load_errors", test_load_errors}, {"invalid", test_invalid},
+    {"kernels", test_kernels}, {"broken", test_broken}, {"end_of_code", test_end_of_code}};
 
 int main(int argc, char **argv) {
     typedef void (*group)(int, char **);

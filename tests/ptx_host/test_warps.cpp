@@ -634,6 +634,33 @@ static void test_call(void) {
     }
 }
 
+/* exit in a function ends the thread, ret only the function. */
+static void test_exit_in_call(void) {
+    std::string function =
+        ".func leave(\n    .param .b32 leave_param_0\n)\n"
+        "{\n"
+        "    .reg .pred %p<2>;\n"
+        "    .reg .b32 %r<2>;\n"
+        "    ld.param.u32 %r1, [leave_param_0];\n"
+        "    setp.lt.u32 %p1, %r1, 9;\n"
+        "    @%p1 exit;\n"
+        "    ret;\n"
+        "}\n";
+    std::string body =
+        "    { .param .b32 param0;\n"
+        "    st.param.b32 [param0], %r3;\n"
+        "    call.uni leave, (param0);\n"
+        "    }\n"
+        "    mul.wide.u32 %rd20, %r2, 4;\n"
+        "    add.s64 %rd20, %rd1, %rd20;\n"
+        "    st.global.u32 [%rd20], %r3;\n";
+    test_memory memory;
+    runs_clean("exit in a function", ptx_program(body, function), {}, memory, [&] {
+        for (uint32_t l = 0; l < 32; l++)
+            CHECK(memory.out.as<uint32_t>()[l] == (l < 9 ? 0xeeeeeeee : l), "lane %u", l);
+    });
+}
+
 
 // >>orders
 
@@ -671,7 +698,8 @@ void test_warps(int argc, char **argv) {
         {"shfl", test_shfl},         {"vote", test_vote},
         {"barriers", test_barriers}, {"branches", test_branches},
         {"reconvergence", test_reconvergence},
-        {"call", test_call},         {"orders", test_orders},
+        {"call", test_call},         {"exit_in_call", test_exit_in_call},
+        {"orders", test_orders},
     };
     test_run(parts, sizeof parts / sizeof *parts, argc, argv);
 }
