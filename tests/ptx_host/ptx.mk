@@ -45,10 +45,10 @@ PTX_ARG    =
 endif
 PTX_FILE   = $(BUILD)/seqtx_cuda_$(1).ptx
 COUNTERS   = $(BUILD)/ran/ptx_$(1)_$(2).counters
-# $(call RUN_PTX,ARCH,TEST,NAME,SETTINGS)
+# $(call RUN_PTX,ARCH,TEST,NAME,SETTINGS[,ARGUMENT])
 RUN_PTX    = $(call RUN,$(3),$(BUILD)/test_cuda_$(2)_ptx $(call PTX_FILE,$(1)),\
 	env PTX_FILE=$(call PTX_FILE,$(1)) PTX_REGISTERS=tests/cuda/cuda_regs.txt $(4) \
-	$(BUILD)/test_cuda_$(2)_ptx $(call PTX_ARG,$(2)))
+	$(BUILD)/test_cuda_$(2)_ptx $(or $(5),$(call PTX_ARG,$(2))))
 $(call RUN,ptx,$(BUILD)/test_ptx $(PTX_ARCHS:%=$(BUILD)/seqtx_cuda_%.ptx),\
 	$(BUILD)/test_ptx coverage $(PTX_ARCHS:%=$(BUILD)/seqtx_cuda_%.ptx))
 $(foreach a,$(PTX_ARCHS),$(foreach t,$(PTX_SET),$(call RUN_PTX,$(a),$(t),ptx_$(a)_$(t),\
@@ -58,6 +58,7 @@ $(call RUN,ptx_registers,$(BUILD)/test_cuda_ops_ptx $(call PTX_FILE,sm_90),\
 	sh tests/ptx_host/registers.sh $(call PTX_FILE,sm_90) $(BUILD)/test_cuda_ops_ptx optimisers)
 $(foreach t,$(filter-out group model attention,$(TESTS_CUDA)),\
 	$(call RUN_PTX,sm_90,$(t),ptx_approximate_$(t),CUDA_ORDERS=1 PTX_APPROXIMATE=1))
+$(call RUN_PTX,sm_90,attention,ptx_approximate_attention,CUDA_ORDERS=1 PTX_APPROXIMATE=1,short)
 define ptx_coverage
 RUNS += ptx_$(1)_coverage
 run-ptx_$(1)_coverage: $(PTX_SET:%=run-ptx_$(1)_%)
