@@ -161,21 +161,32 @@ void check_written(machine &m, const instruction &i, const range &r, const alloc
 
 // >>counters
 
-unsigned count_sectors(const uint64_t *address, uint32_t active, size_t size) {
-    uint64_t sectors[2 * LANES];
+void count_sectors(const uint64_t *address, uint32_t active, size_t size, uint64_t *sectors,
+                   uint64_t *ideal) {
+    uint64_t at[LANES], next = 0;   /* next: the first sector that is not counted */
     size_t n = 0;
-    bool sorted = true;
-    for (int l : lanes{active}) {
-        uint64_t last = (address[l] + size - 1) / 32;
-        for (uint64_t s = address[l] / 32; s <= last; s++) {
-            if (n && sectors[n - 1] == s) continue;
-            sorted &= !n || sectors[n - 1] < s;
-            sectors[n++] = s;
-        }
+    for (int l : lanes{active}) at[n++] = address[l];
+    if (!std::is_sorted(at, at + n)) std::sort(at, at + n);
+    n = (size_t)(std::unique(at, at + n) - at);
+    for (size_t k = 0; k < n; k++) {
+        uint64_t first = std::max(at[k] / 32, next), end = (at[k] + size - 1) / 32 + 1;
+        if (first >= end) continue;
+        *sectors += end - first;
+        next = end;
     }
-    if (sorted) return (unsigned)n;
-    std::sort(sectors, sectors + n);
-    return (unsigned)(std::unique(sectors, sectors + n) - sectors);
+    *ideal += (n * size + 31) / 32;
+}
+
+void count_unique(machine &m, allocation &a, const range &r, bool writes) {
+    size_t end = (r.at + r.size * (size_t)r.count - 1) / 32 + 1;
+    uint64_t &count = writes ? m.count.unique_written : m.count.unique_read;
+    for (size_t s = r.at / 32; s < end; s++) {
+        uint64_t &word = a.touched[writes][s / 64], bit = 1ull << s % 64;
+        if (word & bit) continue;
+        if (!word) m.touched.push_back(&word);
+        word |= bit;
+        count++;
+    }
 }
 
 /* The passes over the 32 banks that one group of lanes needs: the greatest number of

@@ -64,8 +64,12 @@ void check_written(machine &m, const instruction &i, const range &r, const alloc
 
 // >>counters
 
-/* The number of 32-byte sectors that the active lanes touch. */
-unsigned count_sectors(const uint64_t *address, uint32_t active, size_t size);
+/* Adds the 32-byte sectors that the active lanes access, and the sectors that as many
+   different bytes need at least. */
+void count_sectors(const uint64_t *address, uint32_t active, size_t size, uint64_t *sectors,
+                   uint64_t *ideal);
+/* Counts the sectors of a range that the launch has not read (written) before. */
+void count_unique(machine &m, allocation &a, const range &r, bool writes);
 /* Counts the passes of an access to shared memory. */
 void count_shared(machine &m, const uint64_t *address, uint32_t active, size_t size);
 

@@ -64,6 +64,8 @@ static unsigned char *locate_atomic(machine &m, const instruction &i, ptx::space
         if (!locate_global(m, i, {lane, 1}, address, size, size, &r, &a)) return nullptr;
         check_written(m, i, r, *a);
         a->set_written(r.at, size, true);
+        count_unique(m, *a, r, false);
+        count_unique(m, *a, r, true);
     }
     note_atomic(m, i, r);
     return r.bytes;

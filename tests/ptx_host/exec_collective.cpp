@@ -47,7 +47,7 @@ static void shuffle(machine &m, const instruction &i, uint32_t active) {
 bool decode_shuffle(opcode &o, form &f) {
     static const char *modes[] = {"up", "down", "bfly", "idx"};
     f.to = o.take_type();
-    f.counter = IN_COLLECTIVE;
+    f.counter = IN_SHUFFLE;
     f.control = WARP_SYNC;
     f.mask_operand = 5;
     f.operands = "W|Pwwww";

@@ -27,6 +27,7 @@ static void copy_async(machine &m, const instruction &i, uint32_t active) {
             reading |= 1u << l;
             if (!locate_global(m, i, {l, 1}, from[l], bytes, size, &source, &a)) return;
             check_written(m, i, source, *a);
+            count_unique(m, *a, source, false);
             note_read(m, i, source);
             memcpy(c.data, source.bytes, bytes);
             m.count.global_bytes_read += bytes;
@@ -36,7 +37,7 @@ static void copy_async(machine &m, const instruction &i, uint32_t active) {
         m.warp->copies.push_back(c);
     }
     m.count.global_loads++;
-    if (reading) m.count.sectors_read += count_sectors(from, reading, size);
+    count_sectors(from, reading, size, &m.count.sectors_read, &m.count.ideal_read);
 }
 
 static void commit_group(machine &m, const instruction &, uint32_t active) {

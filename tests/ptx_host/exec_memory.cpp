@@ -97,6 +97,7 @@ static void load_checked(machine &m, const instruction &i, ptx::space s, uint32_
         bool found = s == SHARED ? locate_shared(m, i, runs[k], from, size, &whole)
                                  : locate_global(m, i, runs[k], from, size, size, &whole, &a);
         if (!found) return;
+        if (a) count_unique(m, *a, whole, false);
         for_used(i, whole, [&](const range &r) {
             if (a) check_written(m, i, r, *a);
             note_read(m, i, r);
@@ -112,7 +113,7 @@ static void load_global(machine &m, const instruction &i, uint32_t active, const
                         size_t size) {
     m.count.global_loads++;
     m.count.global_bytes_read += size * count_bits(active);
-    m.count.sectors_read += count_sectors(address, active, size);
+    count_sectors(address, active, size, &m.count.sectors_read, &m.count.ideal_read);
     load_checked(m, i, GLOBAL, active, address, size);
 }
 
@@ -210,7 +211,7 @@ static void write_values(const stored &s, const range &r) {
 static void store_global(machine &m, const instruction &i, uint32_t active, const stored &s) {
     m.count.global_stores++;
     m.count.global_bytes_written += s.size * count_bits(active);
-    m.count.sectors_written += count_sectors(s.address, active, s.size);
+    count_sectors(s.address, active, s.size, &m.count.sectors_written, &m.count.ideal_written);
     lane_values values = {s.address, s.value[0], MAX_VECTOR, active};
     run runs[LANES];
     int n = find_runs(s.address, active, s.size, runs);
@@ -219,6 +220,7 @@ static void store_global(machine &m, const instruction &i, uint32_t active, cons
         allocation *a = nullptr;
         uint64_t address = s.address[runs[k].lane];
         if (!locate_global(m, i, runs[k], address, s.size, s.size, &r, &a)) return;
+        count_unique(m, *a, r, true);
         note_write(m, i, r, &values);
         a->set_written(r.at, s.size * (size_t)r.count, true);
         write_values(s, r);

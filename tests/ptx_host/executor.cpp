@@ -9,6 +9,7 @@
        PTX_COUNTERS=FILE     writes one line per kernel at the end of the program
        PTX_REGISTERS=FILE    the registers of the compiled kernels, as cuda_regs.txt: a
                              launch that needs more than there are is a fault
+       PTX_LAUNCHES=FILE     writes one line per launch, for bench/cuda/count_kernels.c
 
    Faults become violations of cuda_host, which the tests check. */
 #include "ptx.h"
@@ -32,6 +33,7 @@ struct compiled {
 static struct {
     ptx_module *module;
     const char *counters;                               /* PTX_COUNTERS */
+    FILE *launches;                                     /* PTX_LAUNCHES */
     const char *only;                                   /* PTX_KERNEL */
     std::map<std::string, const ptx_kernel *> by_name;  /* by demangled name */
     std::map<const void *, compiled> by_function;
@@ -118,6 +120,72 @@ static compiled compiled_of(const cuda_host_kernel &k) {
 }
 
 
+// >>counters
+
+/* The names of the counters in the files. */
+static const struct {
+    const char *name;
+    uint64_t ptx_counters::*value;
+} counter_names[] = {
+    {"launches", &ptx_counters::launches},
+    {"blocks", &ptx_counters::blocks},
+    {"warps", &ptx_counters::warps},
+    {"instructions", &ptx_counters::instructions},
+    {"threads", &ptx_counters::thread_instructions},
+    {"arithmetic", &ptx_counters::arithmetic},
+    {"doubles", &ptx_counters::doubles},
+    {"special", &ptx_counters::special},
+    {"conversion", &ptx_counters::conversion},
+    {"control", &ptx_counters::control},
+    {"collective", &ptx_counters::collective},
+    {"shuffles", &ptx_counters::shuffles},
+    {"barrier", &ptx_counters::barrier},
+    {"mma", &ptx_counters::mma},
+    {"global_loads", &ptx_counters::global_loads},
+    {"global_stores", &ptx_counters::global_stores},
+    {"atomics", &ptx_counters::atomics},
+    {"shared_loads", &ptx_counters::shared_loads},
+    {"shared_stores", &ptx_counters::shared_stores},
+    {"local", &ptx_counters::local},
+    {"bytes_read", &ptx_counters::global_bytes_read},
+    {"bytes_written", &ptx_counters::global_bytes_written},
+    {"sectors_read", &ptx_counters::sectors_read},
+    {"sectors_written", &ptx_counters::sectors_written},
+    {"ideal_read", &ptx_counters::ideal_read},
+    {"ideal_written", &ptx_counters::ideal_written},
+    {"unique_read", &ptx_counters::unique_read},
+    {"unique_written", &ptx_counters::unique_written},
+    {"wavefronts", &ptx_counters::shared_wavefronts},
+    {"ideal_wavefronts", &ptx_counters::shared_ideal},
+    {"divergent", &ptx_counters::divergent_branches},
+};
+
+static void write_values(FILE *f, const ptx_counters &c) {
+    for (const auto &n : counter_names)
+        fprintf(f, " %s %llu", n.name, (unsigned long long)(c.*n.value));
+    fputs("\n", f);
+}
+
+/* Writes the name of a kernel as in tests/cuda/cuda_regs.txt, without blanks and
+   parameters. */
+static void write_name(FILE *f, const ptx_kernel *k) {
+    std::string name = symbol_demangle(ptx_kernel_name(k));
+    for (char c : name.substr(0, name.find('(')))
+        if (c != ' ') fputc(c, f);
+}
+
+/* Writes the shape of a launch and what it adds to the counters of its kernel. */
+static void write_launch(const ptx_launch &l, const ptx_counters &before) {
+    ptx_counters c = ptx_counters_of(l.kernel);
+    for (const auto &n : counter_names) c.*n.value -= before.*n.value;
+    write_name(E.launches, l.kernel);
+    fprintf(E.launches, " grid %ux%ux%u block %u static %zu dynamic %zu", l.grid[0], l.grid[1],
+            l.grid[2], l.block[0] * l.block[1] * l.block[2], ptx_static_shared(l.kernel),
+            l.shared_bytes);
+    write_values(E.launches, c);
+}
+
+
 // >>launches
 
 static void report_faults(void) {
@@ -176,9 +244,10 @@ static int run(const cuda_host_kernel &k, int block_order, uint64_t seed) {
     l.order = order_of(block_order);
     l.seed = seed;
     l.registers = found.registers;
-    uint64_t mmas = ptx_counters_of(kernel).mma;
+    ptx_counters before = ptx_counters_of(kernel);
     if (ptx_run(&l)) report_faults();
-    cuda_host_add_mmas((long)(ptx_counters_of(kernel).mma - mmas));
+    if (E.launches) write_launch(l, before);
+    cuda_host_add_mmas((long)(ptx_counters_of(kernel).mma - before.mma));
     return 1;
 }
 
@@ -197,48 +266,13 @@ static void freed(void *p) {
 
 static const cuda_host_executor executor = {run, allocated, freed, ptx_memory_written};
 
-/* The names of the counters in the file. */
-static const struct {
-    const char *name;
-    uint64_t ptx_counters::*value;
-} counter_names[] = {
-    {"launches", &ptx_counters::launches},
-    {"blocks", &ptx_counters::blocks},
-    {"warps", &ptx_counters::warps},
-    {"instructions", &ptx_counters::instructions},
-    {"threads", &ptx_counters::thread_instructions},
-    {"arithmetic", &ptx_counters::arithmetic},
-    {"special", &ptx_counters::special},
-    {"conversion", &ptx_counters::conversion},
-    {"control", &ptx_counters::control},
-    {"collective", &ptx_counters::collective},
-    {"barrier", &ptx_counters::barrier},
-    {"mma", &ptx_counters::mma},
-    {"global_loads", &ptx_counters::global_loads},
-    {"global_stores", &ptx_counters::global_stores},
-    {"atomics", &ptx_counters::atomics},
-    {"shared_loads", &ptx_counters::shared_loads},
-    {"shared_stores", &ptx_counters::shared_stores},
-    {"local", &ptx_counters::local},
-    {"bytes_read", &ptx_counters::global_bytes_read},
-    {"bytes_written", &ptx_counters::global_bytes_written},
-    {"sectors_read", &ptx_counters::sectors_read},
-    {"sectors_written", &ptx_counters::sectors_written},
-    {"wavefronts", &ptx_counters::shared_wavefronts},
-    {"ideal_wavefronts", &ptx_counters::shared_ideal},
-    {"divergent", &ptx_counters::divergent_branches},
-};
-
 static void write_counters(void) {
     FILE *f = fopen(E.counters, "w");
     if (!f) return;
     for (size_t i = 0; i < ptx_kernel_count(E.module); i++) {
         const ptx_kernel *k = ptx_kernel_at(E.module, i);
-        ptx_counters c = ptx_counters_of(k);
         fputs(ptx_kernel_name(k), f);
-        for (const auto &n : counter_names)
-            fprintf(f, " %s %llu", n.name, (unsigned long long)(c.*n.value));
-        fputs("\n", f);
+        write_values(f, ptx_counters_of(k));
     }
     fclose(f);
 }
@@ -250,6 +284,7 @@ static struct start_and_end {
         if (!path || !*path) return;
         E.counters = getenv("PTX_COUNTERS");
         E.only = getenv("PTX_KERNEL");
+        if (getenv("PTX_LAUNCHES")) E.launches = fopen(getenv("PTX_LAUNCHES"), "w");
         ptx_approximate(approximate && atoi(approximate));
         if (load(path) && (!registers || !*registers || load_registers(registers)))
             cuda_host_execute_by(&executor);
@@ -258,6 +293,7 @@ static struct start_and_end {
     ~start_and_end() {
         if (!E.module) return;
         if (E.counters) write_counters();
+        if (E.launches) fclose(E.launches);
         cuda_host_execute_by(NULL);
         ptx_unload(E.module);
     }

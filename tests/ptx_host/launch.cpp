@@ -152,10 +152,12 @@ static void add_counters(const machine &m, uint64_t blocks) {
     for (uint64_t n : m.executed) c.instructions += n;
     c.thread_instructions += m.thread_instructions;
     c.arithmetic += m.executed[IN_ARITHMETIC];
+    c.doubles += m.executed[IN_DOUBLE];
     c.special += m.executed[IN_SPECIAL];
     c.conversion += m.executed[IN_CONVERSION];
     c.control += m.executed[IN_CONTROL];
     c.collective += m.executed[IN_COLLECTIVE];
+    c.shuffles += m.executed[IN_SHUFFLE];
     c.barrier += m.executed[IN_BARRIER];
     c.mma += m.executed[IN_MMA];
     c.global_loads += d.global_loads;
@@ -168,6 +170,10 @@ static void add_counters(const machine &m, uint64_t blocks) {
     c.global_bytes_written += d.global_bytes_written;
     c.sectors_read += d.sectors_read;
     c.sectors_written += d.sectors_written;
+    c.ideal_read += d.ideal_read;
+    c.ideal_written += d.ideal_written;
+    c.unique_read += d.unique_read;
+    c.unique_written += d.unique_written;
     c.shared_wavefronts += d.shared_wavefronts;
     c.shared_ideal += d.shared_ideal;
     c.divergent_branches += d.divergent_branches;
@@ -249,6 +255,8 @@ size_t ptx_run(const ptx_launch *l) {
     }
     m.kernel->launches++;
     ptx::add_counters(m, done);
+    for (uint64_t *word : m.touched) *word = 0;
+    m.touched.clear();
     return m.faults;
 }
 

@@ -101,6 +101,7 @@ struct machine {
     uint64_t executed[CLASSES];
     uint64_t thread_instructions;
     ptx_counters count;                 /* memory classes and divergence */
+    std::vector<uint64_t *> touched;    /* words of allocations in which the launch set bits */
 };
 
 inline uint32_t *row32(machine &m, operand o) { return m.bank[o >> 31] + (o & ROW_MASK); }

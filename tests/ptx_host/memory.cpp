@@ -94,6 +94,7 @@ void ptx_memory_add(void *base, size_t bytes) {
     a->bytes = bytes;
     a->origin = (uint64_t)(uintptr_t)base / 64 * 64;
     a->written.resize(bytes / 64 + 2);
+    for (auto &touched : a->touched) touched.resize(bytes / (64 * 32) + 2);
     a->shadow.resize(bytes + 64);
     auto &list = ptx::allocations();
     size_t at = ptx::index_after((uint64_t)(uintptr_t)base);

@@ -87,6 +87,8 @@ struct allocation {
     size_t bytes;
     uint64_t origin;
     std::vector<uint64_t> written;      /* one bit per byte */
+    /* One bit per 32-byte sector that the launch has read, and written. */
+    std::vector<uint64_t> touched[2];
     ptx::shadow shadow;
 
     /* Whether an access is within the allocation. */

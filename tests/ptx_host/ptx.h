@@ -113,10 +113,13 @@ struct ptx_counters {
     uint64_t launches, blocks, warps;
     uint64_t instructions;          /* executed warp instructions */
     uint64_t thread_instructions;   /* the same, times active lanes */
-    uint64_t arithmetic, special, conversion, control, collective, barrier, mma;
+    /* Classes; `doubles` is arithmetic in f64, `collective` is without shuffles. */
+    uint64_t arithmetic, doubles, special, conversion, control, collective, shuffles, barrier, mma;
     uint64_t global_loads, global_stores, atomics, shared_loads, shared_stores, local;
     uint64_t global_bytes_read, global_bytes_written;   /* bytes that the threads request */
     uint64_t sectors_read, sectors_written;             /* 32-byte sectors per warp request */
+    uint64_t ideal_read, ideal_written;     /* the same if the requested bytes were adjacent */
+    uint64_t unique_read, unique_written;   /* sectors, each once per launch */
     uint64_t shared_wavefronts;     /* passes over the 32 banks */
     uint64_t shared_ideal;          /* passes without bank conflicts */
     uint64_t divergent_branches;

@@ -102,13 +102,17 @@ static void test_classes(void) {
     };
     static const row rows[] = {
         {"add.f32 %f2, %f1, %f1;\n", &ptx_counters::arithmetic},
-        {"fma.rn.f64 %fd2, %fd1, %fd1, %fd1;\n", &ptx_counters::arithmetic},
+        {"fma.rn.f64 %fd2, %fd1, %fd1, %fd1;\n", &ptx_counters::doubles},
+        {"setp.lt.f64 %p2, %fd1, %fd1;\n", &ptx_counters::doubles},
+        {"mov.f64 %fd2, %fd1;\n", &ptx_counters::arithmetic},
+        {"selp.f64 %fd2, %fd1, %fd1, %p1;\n", &ptx_counters::arithmetic},
+        {"cvt.f64.f32 %fd2, %f1;\n", &ptx_counters::conversion},
         {"mad.lo.s32 %r30, %r3, 3, %r3;\n", &ptx_counters::arithmetic},
         {"ex2.approx.ftz.f32 %f2, %f1;\n", &ptx_counters::special},
         {"rcp.approx.ftz.f32 %f2, %f1;\n", &ptx_counters::special},
         {"cvt.rn.f32.s32 %f2, %r3;\n", &ptx_counters::conversion},
         {"cvt.rn.bf16x2.f32 %r30, %f1, %f1;\n", &ptx_counters::conversion},
-        {"shfl.sync.bfly.b32 %r30|%p2, %r3, 1, 31, -1;\n", &ptx_counters::collective},
+        {"shfl.sync.bfly.b32 %r30|%p2, %r3, 1, 31, -1;\n", &ptx_counters::shuffles},
         {"vote.sync.ballot.b32 %r30, %p1, -1;\n", &ptx_counters::collective},
         {"bar.sync 0;\n", &ptx_counters::barrier},
         {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f2,%f3,%f4,%f5}, "
@@ -195,6 +199,63 @@ static void test_sectors(void) {
               "cp.async.commit_group;\ncp.async.wait_group 0;\n");
     CHECK(c.sectors_read == 16 && c.global_bytes_read == 512, "cp.async: %llu sectors",
           (unsigned long long)c.sectors_read);
+}
+
+/* The sectors that the requested bytes need at least, and those of a launch. */
+static void test_ideal(void) {
+    const struct {
+        const char *what;
+        std::string offset;             /* sets %r20 */
+        const char *body;               /* accesses [%rd30] */
+        uint64_t sectors, ideal, unique;
+    } rows[] = {
+        {"adjacent", "shl.b32 %r20, %r3, 2;\n", "ld.global.u32 %r30, [%rd30];\n", 4, 4, 4},
+        {"not aligned", "shl.b32 %r20, %r3, 2;\n", "ld.global.u32 %r30, [%rd30+4];\n", 5, 4, 5},
+        {"one sector each", "shl.b32 %r20, %r3, 5;\n", "ld.global.u32 %r30, [%rd30];\n", 32, 4, 32},
+        {"descending", "mul.lo.s32 %r20, %r3, -4;\nadd.s32 %r20, %r20, 124;\n",
+         "ld.global.u32 %r30, [%rd30];\n", 4, 4, 4},
+        {"all the same", "mov.u32 %r20, 0;\n", "ld.global.u32 %r30, [%rd30];\n", 1, 1, 1},
+        {"pairs of lanes", "and.b32 %r20, %r3, 30;\nshl.b32 %r20, %r20, 2;\n",
+         "ld.global.u32 %r30, [%rd30];\n", 4, 2, 4},
+        {"16 bytes", "shl.b32 %r20, %r3, 6;\n",
+         "ld.global.v4.u32 {%r30, %r31, %r32, %r33}, [%rd30];\n", 32, 16, 32},
+        {"twice", "shl.b32 %r20, %r3, 2;\n",
+         "ld.global.u32 %r30, [%rd30];\nld.global.u32 %r31, [%rd30+32];\n", 8, 8, 5},
+    };
+    for (const auto &r : rows) {
+        ptx_counters c = added(r.offset + "cvt.u64.u32 %rd31, %r20;\nadd.s64 %rd30, %rd2, %rd31;\n",
+                               r.body, threads(32, 3));
+        CHECK(c.sectors_read == 3 * r.sectors, "%s: %llu sectors", r.what,
+              (unsigned long long)c.sectors_read);
+        CHECK(c.ideal_read == 3 * r.ideal, "%s: %llu ideal", r.what,
+              (unsigned long long)c.ideal_read);
+        CHECK(c.unique_read == r.unique, "%s: %llu unique", r.what,
+              (unsigned long long)c.unique_read);
+        CHECK(c.ideal_written == 0 && c.unique_written == 0, "%s: writes", r.what);
+    }
+    /* A launch counts its sectors again; reads and writes are separate. */
+    test_module m(ptx_program("ld.global.u32 %r30, [%rd3];\nbar.warp.sync -1;\n"
+                              "mul.wide.u32 %rd30, %r3, 8;\nadd.s64 %rd30, %rd1, %rd30;\n"
+                              "st.global.u32 [%rd30], %r30;\n"));
+    if (!m.kernel) return;
+    test_memory memory;
+    ptx_counters_clear();
+    for (int i = 0; i < 2; i++) CHECK(memory.run(m, threads(32)) == 0, "faults");
+    ptx_counters c = ptx_counters_of(m.kernel);
+    CHECK(c.unique_read == 2 && c.unique_written == 2 * 8, "%llu read, %llu written in 2 launches",
+          (unsigned long long)c.unique_read, (unsigned long long)c.unique_written);
+    CHECK(c.sectors_written == 2 * 8 && c.ideal_written == 2 * 4, "%llu sectors written",
+          (unsigned long long)c.sectors_written);
+    /* Atomics read and write; cp.async reads. */
+    c = added("", "atom.global.add.u32 %r30, [%rd2+64], 1;\n", threads(32, 2));
+    CHECK(c.unique_read == 1 && c.unique_written == 1, "atomics: %llu and %llu",
+          (unsigned long long)c.unique_read, (unsigned long long)c.unique_written);
+    c = added("mov.u32 %r20, sh;\nshl.b32 %r21, %r3, 4;\nadd.s32 %r20, %r20, %r21;\n"
+              "mul.wide.u32 %rd30, %r3, 32;\nadd.s64 %rd30, %rd2, %rd30;\n",
+              "cp.async.cg.shared.global [%r20], [%rd30], 16, 16;\n"
+              "cp.async.commit_group;\ncp.async.wait_group 0;\n", threads(32, 2));
+    CHECK(c.unique_read == 32 && c.ideal_read == 2 * 16, "cp.async: %llu unique, %llu ideal",
+          (unsigned long long)c.unique_read, (unsigned long long)c.ideal_read);
 }
 
 
@@ -295,6 +356,7 @@ void test_counters(int argc, char **argv) {
     static const test_part parts[] = {
         {"instructions", test_instructions}, {"divergent", test_divergent},
         {"classes", test_classes},           {"sectors", test_sectors},
+        {"ideal", test_ideal},
         {"wavefronts", test_wavefronts},     {"clear", test_clear},
     };
     test_run(parts, sizeof parts / sizeof *parts, argc, argv);

@@ -1,0 +1,69 @@
+/* machines.h - GPUs: rates of their resources from NVIDIA's documents, and the number of
+   blocks that a multiprocessor can hold. */
+#ifndef BENCH_MACHINES_H
+#define BENCH_MACHINES_H
+#include <stddef.h>
+
+/* Multiprocessors, clock and bandwidth: the whitepapers "NVIDIA A100 Tensor Core GPU
+   Architecture" and "NVIDIA H100 Tensor Core GPU Architecture", and the data sheets of
+   the A100 (SXM, 80 GB), H100 (SXM) and H200. The clock of an H100 is the one of its 989
+   TFLOP/s in bf16, which are 132 x 4096 x 1.83 GHz.
+
+   Rates of a multiprocessor: the table "Throughput of Native Arithmetic Instructions" of
+   the CUDA C++ Programming Guide (compute capability 8.0 and 9.0), in warp instructions
+   per clock.
+
+   mma.sync m16n8k16 in bf16 and m16n8k8 in tf32 take one clock of an H100 at its dense
+   rate, and two of an A100. The rate of an H100 is that of wgmma, of which mma.sync
+   reaches about 62 % (Luo et al., "Dissecting the NVIDIA Hopper Architecture through
+   Microbenchmarking and Multiple Level Analysis", arXiv 2501.12084). */
+typedef struct machine {
+    const char *name, *arch; /* arch: whose registers count */
+    double processors, ghz, bytes; /* multiprocessors, clock, bytes of memory per second */
+    /* warp instructions, passes over the banks and mma per clock of a multiprocessor */
+    double issue, shared, shuffle, special, doubles, mma;
+    size_t shared_bytes; /* of a multiprocessor */
+} machine;
+
+static const machine machines[] = {
+    /*  name  arch     SMs  GHz   bytes/s  issue shared shfl sfu  f64 mma  shared memory */
+    {"A100", "sm_80", 108, 1.41, 2.039e12, 4,    1,     1,   0.5, 1,  0.5, 164 << 10},
+    {"H100", "sm_90", 132, 1.83, 3.35e12,  4,    1,     1,   0.5, 2,  1,   228 << 10},
+    {"H200", "sm_90", 132, 1.83, 4.8e12,   4,    1,     1,   0.5, 2,  1,   228 << 10}};
+
+enum { MACHINES = sizeof machines / sizeof *machines };
+
+/* Bytes of memory per clock and multiprocessor. */
+static inline double machine_bytes(const machine *m) {
+    return m->bytes / (m->processors * m->ghz * 1e9);
+}
+
+
+// >>occupancy
+
+typedef struct occupancy {
+    int blocks, warps;
+    const char *limit; /* what allows no more blocks */
+} occupancy;
+
+static inline void limit_blocks(occupancy *o, int blocks, const char *limit) {
+    if (blocks >= o->blocks) return;
+    o->blocks = blocks;
+    o->limit = limit;
+}
+
+/* Returns how many blocks fit on a multiprocessor, by the rules of NVIDIA's
+   cuda_occupancy.h for compute capability 8.0 and 9.0: 64 warps, 32 blocks, four
+   partitions of 16384 registers, of which a warp takes units of 256, and shared memory in
+   units of 128 bytes, with 1 KiB per block that is reserved. */
+static inline occupancy occupancy_of(const machine *m, int threads, int registers, size_t shared) {
+    const int warps = (threads + 31) / 32, per_warp = (32 * registers + 255) / 256 * 256;
+    const size_t bytes = (shared + 1024 + 127) / 128 * 128;
+    occupancy o = {32, 0, "blocks"};
+    limit_blocks(&o, 64 / warps, "warps");
+    if (per_warp) limit_blocks(&o, 16384 / per_warp * 4 / warps, "registers");
+    limit_blocks(&o, (int)(m->shared_bytes / bytes), "shared");
+    o.warps = o.blocks * warps;
+    return o;
+}
+#endif
