@@ -1,9 +1,13 @@
 #!/bin/sh
-# run_cuda.sh [--record] [--count] [options of bench_cuda.c] - runs the GPU benchmarks of
+# run_cuda.sh [--record] [--count | --formulas] [options] - runs the GPU benchmarks of
 # bench/README.md; make bench-cuda builds them. --record also appends the report to
-# bench/results/DATE-GPU.md. --count prints counted operations and bytes and needs no GPU.
+# bench/results/DATE-GPU.md.
+#   --count [--model LIST] [--kernel TEXT] [--shapes]   what the kernels of training steps
+#       do, and which resource bounds each: counted, in about five minutes, with nvcc and
+#       without a GPU. --kernel: those whose name contains TEXT; --shapes: all launches
+#   --formulas [--kernels] [--tiny]   operations and bytes of whole steps; needs no GPU
 # Environment: PYTHON (a python3 with torch), BUILD (default: build), BENCH_CUDA (the program;
-# default: BUILD/cuda/bench_cuda), CC (for --count), COMMIT (outside of a git clone).
+# default: BUILD/cuda/bench_cuda), CC (for --formulas), COMMIT (outside of a git clone).
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -14,9 +18,9 @@ for a in "$@"; do
     command="$command $a"
     case $a in
     --record) record=1 ;;
-    --count) count=1 ;;
+    --count | --formulas) count=${a#--} ;;
     --help)
-        sed -n '2,6s/^# //p' "$0"
+        sed -n '2,11s/^# //p' "$0"
         sh bench/usage.sh bench/cuda/bench_cuda.c
         exit 0 ;;
     *[!A-Za-z0-9_./,=+-]*) echo "run_cuda.sh: unexpected characters in the option $a" >&2; exit 2 ;;
@@ -35,10 +39,9 @@ finish() { # NAME: appends the report to the one of today
     echo "written: $target"
 }
 
-if [ -n "$count" ]; then
-    ${CC:-cc} -std=c99 -O2 bench/cuda/count_cuda.c -o "$work/count_cuda" -lm
+begin() { # TITLE: the head of a report of what was counted
     {
-        echo "# seqtx on a GPU: counted work, $(date +%Y-%m-%d)"
+        echo "# seqtx on a GPU: $1, $(date +%Y-%m-%d)"
         echo
         echo "- nothing was measured: no GPU was used"
         echo "- command: \`$command\`"
@@ -46,8 +49,37 @@ if [ -n "$count" ]; then
         echo
     } >"$work/report.md"
     cat "$work/report.md"
+}
+
+if [ "$count" = formulas ]; then
+    ${CC:-cc} -std=c99 -O2 bench/cuda/count_cuda.c -o "$work/count_cuda" -lm
+    begin "counted work"
     "$work/count_cuda" --append "$work/report.md" $args
     finish cuda-counted
+    exit 0
+fi
+
+if [ "$count" = count ]; then
+    build=${BUILD:-build} models= options=
+    set -- $args
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --model) models=$(echo "${2:-}" | tr , ' '); shift ;;
+        *) options="$options $1" ;;
+        esac
+        shift
+    done
+    ${CC:-cc} -std=c99 -O2 bench/cuda/count_kernels.c -o "$work/count_kernels" -lm
+    make -s "$build/step_cuda_ptx" "$build/seqtx_cuda_sm_90.ptx"
+    export PTX_FILE="$build/seqtx_cuda_sm_90.ptx"
+    begin "counted kernels"
+    set -- --append "$work/report.md" $options --meaning
+    for m in ${models:-$("$build/step_cuda_ptx")}; do
+        what=$(PTX_LAUNCHES="$work/$m.launches" "$build/step_cuda_ptx" "$m")
+        set -- "$@" --title "$m: $what" "$work/$m.launches"
+    done
+    "$work/count_kernels" "$@"
+    finish cuda-kernels
     exit 0
 fi
 

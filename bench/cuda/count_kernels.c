@@ -4,11 +4,9 @@
        PTX_FILE=build/seqtx_cuda_sm_90.ptx PTX_LAUNCHES=build/sru.launches \
            build/test_cuda_sru_ptx short
        cc -O2 bench/cuda/count_kernels.c -o build/count_kernels -lm
-       build/count_kernels [--kernel TEXT] [--shapes] [--regs FILE] [--append FILE] \
-           build/sru.launches ..
+       build/count_kernels --kernel sru build/sru.launches
 
-   Each kernel is shown with the launch shape that took most of its instructions; with
-   --shapes, with all of them. --kernel selects kernels whose names contain TEXT. */
+   sh bench/run_cuda.sh --count does this for the kernels of training steps. */
 #define _DEFAULT_SOURCE
 #include "../report.h"
 #include "machines.h"
@@ -37,12 +35,15 @@ static const char *const counter_name[COUNTERS] = {
 /* The launches of a kernel with one shape. */
 typedef struct shape {
     char name[160], grid[40];
-    int threads, registers[MACHINES], listed;
-    size_t stat, dynamic; /* bytes of shared memory */
+    int threads, registers[MACHINES];
+    int listed; /* NOT_LISTED .. IN_ALL_TABLES */
+    size_t fixed, dynamic; /* bytes of shared memory */
     double launches, blocks, of[COUNTERS];
 } shape;
 
-enum { MAX_SHAPES = 4096 };
+enum { NOT_LISTED, IN_FIRST_TABLE, IN_ALL_TABLES };
+
+enum { MAX_SHAPES = 4096, MAX_KERNELS = 1024 };
 
 static shape shapes[MAX_SHAPES];
 static int shape_count;
@@ -79,7 +80,7 @@ static void read_launches(const char *path) {
         if (sscanf(line, "%159s grid %39s", s.name, s.grid) != 2) continue;
         if (only && !strstr(s.name, only)) continue;
         s.threads = (int)value_of(line, "block");
-        s.stat = (size_t)value_of(line, "static");
+        s.fixed = (size_t)value_of(line, "static");
         s.dynamic = (size_t)value_of(line, "dynamic");
         to = shape_of(&s);
         to->launches++;
@@ -110,8 +111,8 @@ static void read_registers(void) {
 
 enum { R_MEMORY, R_ISSUE, R_SHARED, R_SHUFFLE, R_DOUBLE, R_SPECIAL, R_MMA, RESOURCES };
 
-static const char *const resource_name[RESOURCES] = {"memory", "issue", "shared", "shuffle",
-                                                     "f64", "special", "mma"};
+static const char *const resource_name[RESOURCES] = {"mem", "issue", "smem", "shfl",
+                                                     "f64", "sfu",   "mma"};
 
 /* The clocks of a multiprocessor that each resource needs for a block. Returns the one
    that needs most. */
@@ -138,40 +139,63 @@ static double bound(const machine *m, const shape *s) {
     return clocks[most] * s->blocks;
 }
 
-/* Lists one shape of each kernel, or all shapes, those that take most clocks first. */
 static int by_bound(const void *a, const void *b) {
-    double x = bound(&machines[1], (const shape *)a), y = bound(&machines[1], (const shape *)b);
+    double x = bound(&machines[H100], (const shape *)a);
+    double y = bound(&machines[H100], (const shape *)b);
     return x > y ? -1 : x < y;
 }
 
+/* The kernels of the tables so far. */
+static char seen[MAX_KERNELS][160];
+static int seen_count;
+
+/* Returns 1 if the tables have not shown a kernel yet. */
+static int is_new(const char *name) {
+    int i;
+    for (i = 0; i < seen_count; i++)
+        if (!strcmp(seen[i], name)) return 0;
+    if (seen_count == MAX_KERNELS) die("too many kernels");
+    memcpy(seen[seen_count++], name, sizeof seen[0]);
+    return 1;
+}
+
+/* Sorts the shapes and lists the first of each kernel, or all. Kernels that take less
+   than 1 % and are in an earlier table are only in the first table. */
 static void choose_shapes(void) {
     int i, k;
+    double all = 0;
     qsort(shapes, (size_t)shape_count, sizeof *shapes, by_bound);
+    for (i = 0; i < shape_count; i++) all += bound(&machines[H100], &shapes[i]);
     for (i = 0; i < shape_count; i++) {
-        shapes[i].listed = 1;
-        for (k = 0; k < i && !all_shapes; k++)
-            if (!strcmp(shapes[k].name, shapes[i].name)) shapes[i].listed = 0;
+        int again = 0, large = bound(&machines[H100], &shapes[i]) >= 0.01 * all;
+        for (k = 0; k < i; k++) again |= !strcmp(shapes[k].name, shapes[i].name);
+        if (again && !all_shapes) continue;
+        shapes[i].listed = is_new(shapes[i].name) || large ? IN_ALL_TABLES : IN_FIRST_TABLE;
     }
 }
 
 
 // >>tables
 
-/* Shortens a name: without stx__, _kernel and the names of templates of types. */
+/* Shortens a name: stx__, _kernel, the templates of types and the usual type, bf16, are
+   left out. */
 static const char *short_name(const shape *s) {
-    static const char *const drop[] = {"stx__", "_kernel", "attn_bwd_shape", "attn_bwd_variants",
-                                       "__nv_", "attn_bf16", "attn_f32", "attn_tf32", "loat16"};
-    static const char *const by[] = {"", "", "", "", "", "bf16", "f32", "tf32", "16"};
+    static const struct {
+        const char *from, *to;
+    } words[] = {{"stx__attn_bf16,", ""}, {"stx__attn_tf32", "tf32"}, {"stx__attn_f32", "f32"},
+                 {"stx__attn_bwd_shape<", ""}, {"stx__attn_bwd_variants<", ""},
+                 {"__nv_bfloat16,", ""}, {"stx__", ""}, {"_kernel", ""}, {">>", ">"}};
     static char name[160];
-    size_t n = 0;
+    size_t n = 0, i, w;
     const char *p = s->name;
-    while (*p) {
-        size_t i;
-        for (i = 0; i < sizeof drop / sizeof *drop; i++)
-            if (!strncmp(p, drop[i], strlen(drop[i]))) break;
-        if (i < sizeof drop / sizeof *drop) {
-            n += (size_t)snprintf(name + n, sizeof name - n, "%s", by[i]);
-            p += strlen(drop[i]);
+    while (*p && n + 8 < sizeof name) {
+        for (i = 0; i < sizeof words / sizeof *words; i++) {
+            w = strlen(words[i].from);
+            if (!strncmp(p, words[i].from, w)) break;
+        }
+        if (i < sizeof words / sizeof *words) {
+            n += (size_t)snprintf(name + n, sizeof name - n, "%s", words[i].to);
+            p += w;
         } else
             name[n++] = *p++;
     }
@@ -180,130 +204,173 @@ static const char *short_name(const shape *s) {
 }
 
 static void percent(int column, double part, double all) {
-    if (all > 0 && part > 0) cell(column, "%.0f", 100 * part / all);
-    else cell(column, "-");
+    if (all > 0 && part > 0)
+        cell(column, "%.0f", 100 * part / all);
+    else
+        cell(column, "-");
 }
 
-static void ratio(int column, double a, double b) {
-    if (b > 0) cell(column, "%.2f", a / b);
-    else cell(column, "-");
+static void ratio(int column, int digits, double a, double b) {
+    if (b > 0)
+        cell(column, "%.*f", digits, a / b);
+    else
+        cell(column, "-");
 }
 
-static void table_launches(void) {
-    double all = 0;
-    int i, m;
-    for (i = 0; i < shape_count; i++) all += bound(&machines[1], &shapes[i]);
-    header("kernel|% of clocks|launches|blocks|threads|shared|A100: regs|blocks|warps|limit|"
-           "H100: regs|blocks|warps|limit");
-    for (i = 0; i < shape_count; i++) {
-        const shape *s = &shapes[i];
-        if (!s->listed) continue;
-        row_begin();
-        cell(0, "%s", short_name(s));
-        cell(1, "%.1f", 100 * bound(&machines[1], s) / all);
-        cell(2, "%.0f", s->launches);
-        cell(3, "%.0f", s->blocks / s->launches);
-        cell(4, "%d", s->threads);
-        cell(5, "%zu", s->stat + s->dynamic);
-        for (m = 0; m < 2; m++) {
-            occupancy o =
-                occupancy_of(&machines[m], s->threads, s->registers[m], s->stat + s->dynamic);
-            if (!s->registers[m]) continue;
-            cell(6 + 4 * m, "%d", s->registers[m]);
-            cell(7 + 4 * m, "%d", o.blocks);
-            cell(8 + 4 * m, "%d", o.warps);
-            cell(9 + 4 * m, "%s", o.limit);
-        }
-    }
-    print_table();
-}
-
-static void table_instructions(void) {
+/* Calls row(s) for each shape that is listed to this degree, in a new row of a table. */
+static void table_of(const char *columns, int degree, void (*row)(const shape *s)) {
     int i;
-    header("kernel|per warp|alu|f64|sfu|cvt|bra|shfl|sync|mem|mma|lanes");
+    header(columns);
     for (i = 0; i < shape_count; i++) {
-        const shape *s = &shapes[i];
-        const double *c = s->of, n = c[C_INSTRUCTIONS];
-        double sync = c[C_COLLECTIVE] + c[C_BARRIER];
-        double others = c[C_ARITHMETIC] + c[C_DOUBLES] + c[C_SPECIAL] + c[C_CONVERSION]
-                        + c[C_CONTROL] + c[C_SHUFFLES] + sync + c[C_MMA];
-        if (!s->listed) continue;
+        if (shapes[i].listed < degree) continue;
         row_begin();
-        cell(0, "%s", short_name(s));
-        cell(1, "%.0f", n / c[C_WARPS]);
-        percent(2, c[C_ARITHMETIC], n);
-        percent(3, c[C_DOUBLES], n);
-        percent(4, c[C_SPECIAL], n);
-        percent(5, c[C_CONVERSION], n);
-        percent(6, c[C_CONTROL], n);
-        percent(7, c[C_SHUFFLES], n);
-        percent(8, sync, n);
-        percent(9, n - others, n);
-        percent(10, c[C_MMA], n);
-        cell(11, "%.1f", c[C_THREADS] / n);
+        cell(0, "%s", short_name(&shapes[i]));
+        row(&shapes[i]);
     }
     print_table();
 }
 
-static void table_memory(void) {
-    int i;
-    header("kernel|loads: sectors|/ ideal|stores: sectors|/ ideal|KB asked|unique|banks|divergent");
-    for (i = 0; i < shape_count; i++) {
-        const shape *s = &shapes[i];
-        const double *c = s->of;
-        if (!s->listed) continue;
+static void row_bounds(const shape *s) {
+    double clocks[RESOURCES], all = 0;
+    int i, m, most = resources(&machines[H100], s, clocks);
+    for (i = 0; i < shape_count; i++) all += bound(&machines[H100], &shapes[i]);
+    cell(1, "%.1f", 100 * bound(&machines[H100], s) / all);
+    cell(2, "%.0f", s->launches);
+    cell(3, "%.0f", s->blocks / s->launches);
+    cell(4, "%.0f", clocks[most]);
+    for (m = 0; m < MACHINES; m++)
+        cell(5 + m, "%s", resource_name[resources(&machines[m], s, clocks)]);
+}
+
+static void row_resources(const shape *s) {
+    double clocks[RESOURCES];
+    int k, most = resources(&machines[H100], s, clocks);
+    for (k = 0; k < RESOURCES; k++) percent(1 + k, clocks[k], clocks[most]);
+    ratio(1 + RESOURCES, 1, s->of[C_THREADS], s->of[C_INSTRUCTIONS]);
+    ratio(2 + RESOURCES, 1, s->of[C_DIVERGENT], s->of[C_WARPS]);
+}
+
+static void row_occupancy(const shape *s) {
+    const size_t shared = s->fixed + s->dynamic;
+    int m;
+    cell(1, "%d", s->threads);
+    cell(2, "%zu", shared);
+    for (m = 0; m < 2; m++) {
+        occupancy o = occupancy_of(&machines[m], s->threads, s->registers[m], shared);
+        if (!s->registers[m]) continue;
+        cell(3 + 3 * m, "%d", s->registers[m]);
+        cell(4 + 3 * m, "%d x %d", o.blocks, o.warps / (o.blocks ? o.blocks : 1));
+        cell(5 + 3 * m, "%s", o.limit);
+    }
+}
+
+static void row_instructions(const shape *s) {
+    const double *c = s->of, n = c[C_INSTRUCTIONS];
+    double sync = c[C_COLLECTIVE] + c[C_BARRIER];
+    double others = c[C_ARITHMETIC] + c[C_DOUBLES] + c[C_SPECIAL] + c[C_CONVERSION] + c[C_CONTROL]
+                    + c[C_SHUFFLES] + sync + c[C_MMA];
+    ratio(1, 0, n, c[C_WARPS]);
+    percent(2, c[C_ARITHMETIC], n);
+    percent(3, c[C_DOUBLES], n);
+    percent(4, c[C_SPECIAL], n);
+    percent(5, c[C_CONVERSION], n);
+    percent(6, c[C_CONTROL], n);
+    percent(7, c[C_SHUFFLES], n);
+    percent(8, sync, n);
+    percent(9, n - others, n);
+    percent(10, c[C_MMA], n);
+}
+
+static void row_memory(const shape *s) {
+    const double *c = s->of, kilobytes = 32e-3 / s->launches;
+    ratio(1, 1, c[C_READ], c[C_LOADS]);
+    ratio(2, 2, c[C_READ], c[C_IDEAL_READ]);
+    ratio(3, 1, c[C_WRITTEN], c[C_STORES]);
+    ratio(4, 2, c[C_WRITTEN], c[C_IDEAL_WRITTEN]);
+    cell(5, "%.0f", kilobytes * (c[C_READ] + c[C_WRITTEN]));
+    cell(6, "%.0f", kilobytes * c[C_UNIQUE_READ]);
+    cell(7, "%.0f", kilobytes * c[C_UNIQUE_WRITTEN]);
+    ratio(8, 2, c[C_WAVEFRONTS], c[C_IDEAL_WAVEFRONTS]);
+}
+
+static void table_machines(void) {
+    int m;
+    header("GPU|multiprocessors|GHz|TB/s|bytes per clock of one");
+    for (m = 0; m < MACHINES; m++) {
+        const machine *g = &machines[m];
         row_begin();
-        cell(0, "%s", short_name(s));
-        ratio(1, c[C_READ], c[C_LOADS]);
-        ratio(2, c[C_READ], c[C_IDEAL_READ]);
-        ratio(3, c[C_WRITTEN], c[C_STORES]);
-        ratio(4, c[C_WRITTEN], c[C_IDEAL_WRITTEN]);
-        cell(5, "%.1f", 0.032 * (c[C_READ] + c[C_WRITTEN]) / s->launches);
-        cell(6, "%.1f", 0.032 * (c[C_UNIQUE_READ] + c[C_UNIQUE_WRITTEN]) / s->launches);
-        ratio(7, c[C_WAVEFRONTS], c[C_IDEAL_WAVEFRONTS]);
-        cell(8, "%.1f", c[C_DIVERGENT] / c[C_WARPS]);
+        cell(0, "%s", g->name);
+        cell(1, "%.0f", g->processors);
+        cell(2, "%.2f", g->ghz);
+        cell(3, "%.2f", g->bytes * 1e-12);
+        cell(4, "%.1f", machine_bytes(g));
     }
     print_table();
 }
 
-static void table_bounds(void) {
-    int i, k, m;
-    header("kernel|clocks|memory|issue|shared|shfl|f64|sfu|mma|A100|H100|H200");
-    for (i = 0; i < shape_count; i++) {
-        const shape *s = &shapes[i];
-        double clocks[RESOURCES];
-        int most = resources(&machines[1], s, clocks);
-        if (!s->listed) continue;
-        row_begin();
-        cell(0, "%s", short_name(s));
-        cell(1, "%.0f", clocks[most]);
-        for (k = 0; k < RESOURCES; k++) percent(2 + k, clocks[k], clocks[most]);
-        for (m = 0; m < MACHINES; m++)
-            cell(2 + RESOURCES + m, "%s", resource_name[resources(&machines[m], s, clocks)]);
-    }
-    print_table();
+static void say_meaning(void) {
+    say("An interpreter counted what the kernels do as nvcc compiled them to PTX "
+        "(tests/ptx_host).\nptxas may still remove, fuse or add instructions. Caches, latencies "
+        "and waits are not\nmodelled. Kernels that take less than 1 %% of a step are only in the "
+        "first table of a model,\nunless no model before it has them.\n\n"
+        "1. Bounds. clocks: of one multiprocessor of an H100 per block, for the resource that "
+        "needs\n   most, which the column of each GPU names. They are a lower limit of the time, "
+        "which grows\n   with the number of blocks. share: of all kernels of the step, without "
+        "the matmuls of\n   cublasLt.\n"
+        "2. Resources of an H100, in %% of the one that needs most. mem: each 32-byte sector of "
+        "global\n   memory once per launch. issue: warp instructions, 4 per clock. smem: passes "
+        "over the banks\n   of shared memory, 1. shfl: shuffles, 1. f64: 2. sfu: special "
+        "functions, 1/2. mma: 1, the\n   rate of wgmma. lanes: active per instruction. split: "
+        "divergent branches per warp.\n"
+        "3. Occupancy: bytes of shared memory per block, registers per thread, blocks per\n"
+        "   multiprocessor x warps per block, and what allows no more. The launch is the one on "
+        "an H100.\n"
+        "4. Instructions per warp, and %% of them by class: integers and floats, f64, special\n"
+        "   functions, conversions, branches, shuffles, barriers and votes, loads and stores, "
+        "mma.\n"
+        "5. Memory. ld, st: sectors per load and store of a warp, and relative to the fewest "
+        "that the\n   different bytes need. asked: KB of all requests of a launch, which memory "
+        "moves if no cache\n   helps. read, written: KB, each sector once, which it moves at "
+        "least. banks: passes,\n   relative to those without conflicts.\n\n");
+    table_machines();
+}
+
+static void tables(const char *path, const char *title) {
+    read_launches(path);
+    if (!shape_count) return;
+    read_registers();
+    choose_shapes();
+    say("## %s\n\n", title);
+    table_of("1. bounds|share|launches|blocks|clocks|A100|H100|H200", IN_FIRST_TABLE, row_bounds);
+    table_of("2. resources|mem|issue|smem|shfl|f64|sfu|mma|lanes|split", IN_ALL_TABLES,
+             row_resources);
+    table_of("3. occupancy|threads|shared|A100|blocks|by|H100|blocks|by", IN_ALL_TABLES,
+             row_occupancy);
+    table_of("4. instructions|warp|alu|f64|sfu|cvt|bra|shfl|sync|mem|mma", IN_ALL_TABLES,
+             row_instructions);
+    table_of("5. memory|ld|/ ideal|st|/ ideal|asked|read|written|banks", IN_ALL_TABLES,
+             row_memory);
 }
 
 int main(int argc, char **argv) {
-    int i, taken;
-    const option options[] = {OPTION_TEXT("--kernel", &only), OPTION_FLAG("--shapes", &all_shapes),
-                              OPTION_TEXT("--regs", &registers_path),
-                              OPTION_TEXT("--append", &report_path), OPTION_END};
+    const char *title = NULL;
+    int i, taken, meaning = 0;
+    const option options[] = {
+        OPTION_TEXT("--kernel", &only),         OPTION_FLAG("--shapes", &all_shapes),
+        OPTION_TEXT("--title", &title),         OPTION_FLAG("--meaning", &meaning),
+        OPTION_TEXT("--regs", &registers_path), OPTION_TEXT("--append", &report_path),
+        OPTION_END};
     program = "count_kernels";
     for (i = 1; i < argc; i += taken) {
         taken = option_take(options, argc, argv, i);
+        if (meaning) say_meaning();
+        meaning = 0;
         if (taken) continue;
         if (argv[i][0] == '-')
-            return option_unknown(argv[i], "count_kernels [--kernel TEXT] [--shapes] [--regs FILE] "
-                                           "[--append FILE] FILE ..\n");
+            return option_unknown(argv[i], "count_kernels [--append FILE] [--kernel TEXT] [--shapes]"
+                                           " [--regs FILE] [--meaning] [--title TEXT] FILE ..\n");
+        tables(argv[i], title ? title : argv[i]);
         taken = 1;
-        read_launches(argv[i]);
-        read_registers();
-        choose_shapes();
-        table_launches();
-        table_instructions();
-        table_memory();
-        table_bounds();
     }
     return 0;
 }

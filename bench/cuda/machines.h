@@ -31,7 +31,7 @@ static const machine machines[] = {
     {"H100", "sm_90", 132, 1.83, 3.35e12,  4,    1,     1,   0.5, 2,  1,   228 << 10},
     {"H200", "sm_90", 132, 1.83, 4.8e12,   4,    1,     1,   0.5, 2,  1,   228 << 10}};
 
-enum { MACHINES = sizeof machines / sizeof *machines };
+enum { A100, H100, H200, MACHINES };
 
 /* Bytes of memory per clock and multiprocessor. */
 static inline double machine_bytes(const machine *m) {

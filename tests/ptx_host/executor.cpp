@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 struct compiled {
@@ -183,6 +184,12 @@ static void write_launch(const ptx_launch &l, const ptx_counters &before) {
             l.grid[2], l.block[0] * l.block[1] * l.block[2], ptx_static_shared(l.kernel),
             l.shared_bytes);
     write_values(E.launches, c);
+}
+/* For bench/cuda/step_cuda.c: forgets the launches so far. */
+extern "C" void ptx_launches_restart(void) {
+    if (!E.launches) return;
+    rewind(E.launches);
+    if (ftruncate(fileno(E.launches), 0)) cuda_host_report("ptx_host: cannot truncate a file");
 }
 
 

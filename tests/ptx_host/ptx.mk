@@ -23,6 +23,10 @@ $(BUILD)/test_ptx: $(PTX_TESTS) $(filter-out %/executor.o %/symbols.o,$(PTX_HOST
 $(TESTS_CUDA:%=$(BUILD)/test_cuda_%_ptx): $(BUILD)/test_cuda_%_ptx: $(BUILD)/test_cuda_%.o \
 		$(SHIM) $(PTX_HOST)
 	$(call say,LD)$(LINK_SHIM)
+$(BUILD)/step_cuda.o: bench/cuda/step_cuda.c $(BUILD)/flags
+	$(call say,CC)$(T) $(CUDA_F32) $(DEPS) -c $< -o $@
+$(BUILD)/step_cuda_ptx: $(BUILD)/step_cuda.o $(SHIM) $(PTX_HOST)
+	$(call say,LD)$(LINK_SHIM)
 $(BUILD)/seqtx_cuda_%.ptx: seqtx_cuda.cu $(PARTS:%=%.h) $(BUILD)/flags
 	$(call say,NVCC)$(T) $(NVCC) -ptx -std=c++17 -O3 -lineinfo -arch=$* -I. $< -o $@
 
