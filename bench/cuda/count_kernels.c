@@ -68,14 +68,50 @@ static shape *shape_of(const shape *like) {
     return &shapes[shape_count++];
 }
 
+/* The accesses of a kernel to memory by the instructions of one kind in one line of the
+   source. */
+typedef struct place {
+    char name[160], instruction[64], at[128];
+    double requests, units, ideal; /* units: sectors, or passes over shared memory */
+} place;
+
+enum { MAX_PLACES = 8192 };
+
+static place places[MAX_PLACES];
+static int place_count;
+
+static void read_access(const char *line) {
+    place p, *to;
+    int i;
+    memset(&p, 0, sizeof p);
+    if (sscanf(line, "access %159s %lf %lf %lf %63s %127[^\n]", p.name, &p.requests, &p.units,
+               &p.ideal, p.instruction, p.at) != 6)
+        return;
+    if (only && !strstr(p.name, only)) return;
+    for (i = 0; i < place_count; i++)
+        if (!strcmp(places[i].name, p.name) && !strcmp(places[i].at, p.at)
+            && !strcmp(places[i].instruction, p.instruction))
+            break;
+    if (i == MAX_PLACES) die("too many accesses");
+    if (i == place_count) {
+        places[place_count++] = p;
+        return;
+    }
+    to = &places[i];
+    to->requests += p.requests;
+    to->units += p.units;
+    to->ideal += p.ideal;
+}
+
 static void read_launches(const char *path) {
     static char line[4096];
     FILE *f = fopen(path, "r");
     int i;
     if (!f) die("cannot read a file of launches");
-    shape_count = 0;
+    shape_count = place_count = 0;
     while (fgets(line, sizeof line, f)) {
         shape s, *to;
+        read_access(line);
         memset(&s, 0, sizeof s);
         if (sscanf(line, "%159s grid %39s", s.name, s.grid) != 2) continue;
         if (only && !strstr(s.name, only)) continue;
@@ -109,27 +145,16 @@ static void read_registers(void) {
 
 // >>what bounds a kernel
 
-enum { R_MEMORY, R_ISSUE, R_SHARED, R_SHUFFLE, R_DOUBLE, R_SPECIAL, R_MMA, RESOURCES };
-
-static const char *const resource_name[RESOURCES] = {"mem", "issue", "smem", "shfl",
-                                                     "f64", "sfu",   "mma"};
-
 /* The clocks of a multiprocessor that each resource needs for a block. Returns the one
    that needs most. */
 static int resources(const machine *m, const shape *s, double clocks[RESOURCES]) {
-    int i, most = 0;
-    clocks[R_MEMORY] = 32 * (s->of[C_UNIQUE_READ] + s->of[C_UNIQUE_WRITTEN]) / machine_bytes(m);
-    clocks[R_ISSUE] = s->of[C_INSTRUCTIONS] / m->issue;
-    clocks[R_SHARED] = s->of[C_WAVEFRONTS] / m->shared;
-    clocks[R_SHUFFLE] = s->of[C_SHUFFLES] / m->shuffle;
-    clocks[R_DOUBLE] = s->of[C_DOUBLES] / m->doubles;
-    clocks[R_SPECIAL] = s->of[C_SPECIAL] / m->special;
-    clocks[R_MMA] = s->of[C_MMA] / m->mma;
-    for (i = 0; i < RESOURCES; i++) {
-        clocks[i] /= s->blocks > 0 ? s->blocks : 1;
-        if (clocks[i] > clocks[most]) most = i;
-    }
-    return most;
+    static const int counter[RESOURCES] = {0,         C_INSTRUCTIONS, C_WAVEFRONTS, C_SHUFFLES,
+                                           C_DOUBLES, C_SPECIAL,      C_MMA};
+    double amount[RESOURCES];
+    int i;
+    for (i = 0; i < RESOURCES; i++) amount[i] = s->of[counter[i]] / s->blocks;
+    amount[R_MEMORY] = 32 * (s->of[C_UNIQUE_READ] + s->of[C_UNIQUE_WRITTEN]) / s->blocks;
+    return machine_clocks(m, amount, clocks);
 }
 
 /* The clocks of all launches of a shape, by the resource that needs most. */
@@ -179,7 +204,7 @@ static void choose_shapes(void) {
 
 /* Shortens a name: stx__, _kernel, the templates of types and the usual type, bf16, are
    left out. */
-static const char *short_name(const shape *s) {
+static const char *short_name(const char *full) {
     static const struct {
         const char *from, *to;
     } words[] = {{"stx__attn_bf16,", ""}, {"stx__attn_tf32", "tf32"}, {"stx__attn_f32", "f32"},
@@ -187,7 +212,7 @@ static const char *short_name(const shape *s) {
                  {"__nv_bfloat16,", ""}, {"stx__", ""}, {"_kernel", ""}, {">>", ">"}};
     static char name[160];
     size_t n = 0, i, w;
-    const char *p = s->name;
+    const char *p = full;
     while (*p && n + 8 < sizeof name) {
         for (i = 0; i < sizeof words / sizeof *words; i++) {
             w = strlen(words[i].from);
@@ -224,7 +249,7 @@ static void table_of(const char *columns, int degree, void (*row)(const shape *s
     for (i = 0; i < shape_count; i++) {
         if (shapes[i].listed < degree) continue;
         row_begin();
-        cell(0, "%s", short_name(&shapes[i]));
+        cell(0, "%s", short_name(shapes[i].name));
         row(&shapes[i]);
     }
     print_table();
@@ -293,6 +318,35 @@ static void row_memory(const shape *s) {
     ratio(8, 2, c[C_WAVEFRONTS], c[C_IDEAL_WAVEFRONTS]);
 }
 
+/* More sectors (passes) than the fewest come first. */
+static int by_excess(const void *a, const void *b) {
+    const place *p = (const place *)a, *q = (const place *)b;
+    double x = p->units - p->ideal, y = q->units - q->ideal;
+    return x > y ? -1 : x < y;
+}
+
+/* Lists the places with more than 1.2 of the fewest sectors (passes), unless the others
+   are below 0.1 % of all. */
+static void table_places(void) {
+    double all = 0;
+    int i;
+    qsort(places, (size_t)place_count, sizeof *places, by_excess);
+    for (i = 0; i < place_count; i++) all += places[i].units;
+    header("6. accesses|instruction|requests|units|/ ideal|at");
+    for (i = 0; i < place_count; i++) {
+        const place *p = &places[i];
+        if (p->units < 1.2 * p->ideal || p->units - p->ideal < 1e-3 * all) continue;
+        row_begin();
+        cell(0, "%s", short_name(p->name));
+        cell(1, "%s", p->instruction);
+        cell(2, "%.0f", p->requests);
+        cell(3, "%.0f", p->units);
+        cell(4, "%.2f", p->units / p->ideal);
+        cell(5, "%s", p->at);
+    }
+    if (table.rows > 1) print_table();
+}
+
 static void table_machines(void) {
     int m;
     header("GPU|multiprocessors|GHz|TB/s|bytes per clock of one");
@@ -331,7 +385,9 @@ static void say_meaning(void) {
         "5. Memory. ld, st: sectors per load and store of a warp, and relative to the fewest "
         "that the\n   different bytes need. asked: KB of all requests of a launch, which memory "
         "moves if no cache\n   helps. read, written: KB, each sector once, which it moves at "
-        "least. banks: passes,\n   relative to those without conflicts.\n\n");
+        "least. banks: passes,\n   relative to those without conflicts.\n"
+        "6. Accesses that need more than 1.2 of the fewest sectors (passes), with their lines in\n"
+        "   seqtx_cuda.cu, unless they are below 0.1 %% of all.\n\n");
     table_machines();
 }
 
@@ -350,6 +406,7 @@ static void tables(const char *path, const char *title) {
              row_instructions);
     table_of("5. memory|ld|/ ideal|st|/ ideal|asked|read|written|banks", IN_ALL_TABLES,
              row_memory);
+    table_places();
 }
 
 int main(int argc, char **argv) {
@@ -367,8 +424,9 @@ int main(int argc, char **argv) {
         meaning = 0;
         if (taken) continue;
         if (argv[i][0] == '-')
-            return option_unknown(argv[i], "count_kernels [--append FILE] [--kernel TEXT] [--shapes]"
-                                           " [--regs FILE] [--meaning] [--title TEXT] FILE ..\n");
+            return option_unknown(argv[i], "count_kernels [--append FILE] [--kernel TEXT] "
+                                           "[--shapes] [--regs FILE] [--meaning] [--title TEXT] "
+                                           "FILE ..\n");
         tables(argv[i], title ? title : argv[i]);
         taken = 1;
     }

@@ -17,25 +17,41 @@
    rate, and two of an A100. The rate of an H100 is that of wgmma, of which mma.sync
    reaches about 62 % (Luo et al., "Dissecting the NVIDIA Hopper Architecture through
    Microbenchmarking and Multiple Level Analysis", arXiv 2501.12084). */
+enum { R_MEMORY, R_ISSUE, R_SHARED, R_SHUFFLE, R_DOUBLE, R_SPECIAL, R_MMA, RESOURCES };
+
+static const char *const resource_name[RESOURCES] = {"mem", "issue", "smem", "shfl",
+                                                     "f64", "sfu",   "mma"};
+
 typedef struct machine {
-    const char *name, *arch; /* arch: whose registers count */
+    const char *name, *arch;       /* arch: that of its registers in cuda_regs.txt */
     double processors, ghz, bytes; /* multiprocessors, clock, bytes of memory per second */
-    /* warp instructions, passes over the banks and mma per clock of a multiprocessor */
-    double issue, shared, shuffle, special, doubles, mma;
-    size_t shared_bytes; /* of a multiprocessor */
+    size_t shared_bytes;           /* of a multiprocessor */
+    double rate[RESOURCES];        /* per clock and multiprocessor; 0 for memory */
 } machine;
 
 static const machine machines[] = {
-    /*  name  arch     SMs  GHz   bytes/s  issue shared shfl sfu  f64 mma  shared memory */
-    {"A100", "sm_80", 108, 1.41, 2.039e12, 4,    1,     1,   0.5, 1,  0.5, 164 << 10},
-    {"H100", "sm_90", 132, 1.83, 3.35e12,  4,    1,     1,   0.5, 2,  1,   228 << 10},
-    {"H200", "sm_90", 132, 1.83, 4.8e12,   4,    1,     1,   0.5, 2,  1,   228 << 10}};
+    /* name, arch, SMs, GHz, bytes/s, shared memory; mem issue smem shfl f64 sfu mma */
+    {"A100", "sm_80", 108, 1.41, 2.039e12, 164 << 10, {0, 4, 1, 1, 1, 0.5, 0.5}},
+    {"H100", "sm_90", 132, 1.83, 3.35e12, 228 << 10, {0, 4, 1, 1, 2, 0.5, 1}},
+    {"H200", "sm_90", 132, 1.83, 4.8e12, 228 << 10, {0, 4, 1, 1, 2, 0.5, 1}}};
 
 enum { A100, H100, H200, MACHINES };
 
 /* Bytes of memory per clock and multiprocessor. */
 static inline double machine_bytes(const machine *m) {
     return m->bytes / (m->processors * m->ghz * 1e9);
+}
+
+/* Stores the clocks of a multiprocessor that amounts of each resource take: bytes of
+   memory, warp instructions, passes over the banks of shared memory and so on. Returns
+   the resource that takes most. */
+static inline int machine_clocks(const machine *m, const double *amount, double *clocks) {
+    int i, most = 0;
+    for (i = 0; i < RESOURCES; i++) {
+        clocks[i] = amount[i] / (i == R_MEMORY ? machine_bytes(m) : m->rate[i]);
+        if (clocks[i] > clocks[most]) most = i;
+    }
+    return most;
 }
 
 

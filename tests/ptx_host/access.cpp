@@ -161,9 +161,19 @@ void check_written(machine &m, const instruction &i, const range &r, const alloc
 
 // >>counters
 
-void count_sectors(const uint64_t *address, uint32_t active, size_t size, uint64_t *sectors,
-                   uint64_t *ideal) {
+/* Counts a request of an instruction. */
+static void count_request(machine &m, const instruction &i, bool shared, uint64_t units,
+                          uint64_t ideal) {
+    ptx_kernel::accesses &a = m.kernel->accessed[2 * i.pc + shared];
+    a.requests++;
+    a.units += units;
+    a.ideal += ideal;
+}
+
+void count_sectors(machine &m, const instruction &i, const uint64_t *address, uint32_t active,
+                   size_t size, bool writes) {
     uint64_t at[LANES], next = 0;   /* next: the first sector that is not counted */
+    uint64_t sectors = 0, ideal;
     size_t n = 0;
     for (int l : lanes{active}) at[n++] = address[l];
     if (!std::is_sorted(at, at + n)) std::sort(at, at + n);
@@ -171,10 +181,13 @@ void count_sectors(const uint64_t *address, uint32_t active, size_t size, uint64
     for (size_t k = 0; k < n; k++) {
         uint64_t first = std::max(at[k] / 32, next), end = (at[k] + size - 1) / 32 + 1;
         if (first >= end) continue;
-        *sectors += end - first;
+        sectors += end - first;
         next = end;
     }
-    *ideal += (n * size + 31) / 32;
+    ideal = (n * size + 31) / 32;
+    (writes ? m.count.sectors_written : m.count.sectors_read) += sectors;
+    (writes ? m.count.ideal_written : m.count.ideal_read) += ideal;
+    count_request(m, i, false, sectors, ideal);
 }
 
 void count_unique(machine &m, allocation &a, const range &r, bool writes) {
@@ -222,15 +235,20 @@ static unsigned count_passes(const uint64_t *address, uint32_t group, size_t siz
 }
 
 /* A warp accesses 128 bytes at a time: all lanes, half or a quarter of them. */
-void count_shared(machine &m, const uint64_t *address, uint32_t active, size_t size) {
+void count_shared(machine &m, const instruction &i, const uint64_t *address, uint32_t active,
+                  size_t size) {
     unsigned group = size <= 4 ? 32 : 128 / (unsigned)size;
     uint32_t all = group == 32 ? ALL_LANES : (1u << group) - 1;
+    uint64_t passes = 0, ideal = 0;
     for (unsigned l = 0; l < LANES; l += group) {
         uint32_t part = active & all << l;
         if (!part) continue;
-        m.count.shared_wavefronts += count_passes(address, part, size);
-        m.count.shared_ideal++;
+        passes += count_passes(address, part, size);
+        ideal++;
     }
+    m.count.shared_wavefronts += passes;
+    m.count.shared_ideal += ideal;
+    count_request(m, i, true, passes, ideal);
 }
 
 

@@ -66,12 +66,13 @@ void check_written(machine &m, const instruction &i, const range &r, const alloc
 
 /* Adds the 32-byte sectors that the active lanes access, and the sectors that as many
    different bytes need at least. */
-void count_sectors(const uint64_t *address, uint32_t active, size_t size, uint64_t *sectors,
-                   uint64_t *ideal);
+void count_sectors(machine &m, const instruction &i, const uint64_t *address, uint32_t active,
+                   size_t size, bool writes);
 /* Counts the sectors of a range that the launch has not read (written) before. */
 void count_unique(machine &m, allocation &a, const range &r, bool writes);
 /* Counts the passes of an access to shared memory. */
-void count_shared(machine &m, const uint64_t *address, uint32_t active, size_t size);
+void count_shared(machine &m, const instruction &i, const uint64_t *address, uint32_t active,
+                  size_t size);
 
 
 // >>decoding

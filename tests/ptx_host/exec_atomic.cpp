@@ -79,7 +79,7 @@ static void atomic_in(machine &m, const instruction &i, ptx::space s, uint32_t a
     bool returns = f.operands[0] != 'm';
     const operand *sources = i.o + (returns ? 3 : 2);
     m.count.atomics++;
-    if (s == SHARED) count_shared(m, address, active, size);
+    if (s == SHARED) count_shared(m, i, address, active, size);
     for (int l : lanes{active}) {
         unsigned char *p = locate_atomic(m, i, s, l, address[l], size);
         if (!p) return;

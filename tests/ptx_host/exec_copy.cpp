@@ -14,7 +14,7 @@ static void copy_async(machine &m, const instruction &i, uint32_t active) {
     gather_addresses(m, i.o, to);
     gather_addresses(m, i.o + 2, from);
     m.count.shared_stores++;
-    count_shared(m, to, active, size);
+    count_shared(m, i, to, active, size);
 
     for (int l : lanes{active}) {
         size_t bytes = i.o[5] == NO_OPERAND ? size : std::min<size_t>(row32(m, i.o[5])[l], size);
@@ -37,7 +37,7 @@ static void copy_async(machine &m, const instruction &i, uint32_t active) {
         m.warp->copies.push_back(c);
     }
     m.count.global_loads++;
-    count_sectors(from, reading, size, &m.count.sectors_read, &m.count.ideal_read);
+    count_sectors(m, i, from, reading, size, false);
 }
 
 static void commit_group(machine &m, const instruction &, uint32_t active) {

@@ -113,14 +113,14 @@ static void load_global(machine &m, const instruction &i, uint32_t active, const
                         size_t size) {
     m.count.global_loads++;
     m.count.global_bytes_read += size * count_bits(active);
-    count_sectors(address, active, size, &m.count.sectors_read, &m.count.ideal_read);
+    count_sectors(m, i, address, active, size, false);
     load_checked(m, i, GLOBAL, active, address, size);
 }
 
 static void load_shared(machine &m, const instruction &i, uint32_t active, const uint64_t *address,
                         size_t size) {
     m.count.shared_loads++;
-    count_shared(m, address, active, size);
+    count_shared(m, i, address, active, size);
     load_checked(m, i, SHARED, active, address, size);
 }
 
@@ -211,7 +211,7 @@ static void write_values(const stored &s, const range &r) {
 static void store_global(machine &m, const instruction &i, uint32_t active, const stored &s) {
     m.count.global_stores++;
     m.count.global_bytes_written += s.size * count_bits(active);
-    count_sectors(s.address, active, s.size, &m.count.sectors_written, &m.count.ideal_written);
+    count_sectors(m, i, s.address, active, s.size, true);
     lane_values values = {s.address, s.value[0], MAX_VECTOR, active};
     run runs[LANES];
     int n = find_runs(s.address, active, s.size, runs);
@@ -229,7 +229,7 @@ static void store_global(machine &m, const instruction &i, uint32_t active, cons
 
 static void store_shared(machine &m, const instruction &i, uint32_t active, const stored &s) {
     m.count.shared_stores++;
-    count_shared(m, s.address, active, s.size);
+    count_shared(m, i, s.address, active, s.size);
     lane_values values = {s.address, s.value[0], MAX_VECTOR, active};
     run runs[LANES];
     int n = find_runs(s.address, active, s.size, runs);

@@ -152,7 +152,7 @@ static void ldmatrix(machine &m, const instruction &i, uint32_t) {
         for (uint64_t &a : address) a &= ~WINDOW_MASK;
 
     m.count.shared_loads++;
-    count_shared(m, address, reading, sizeof element[0]);
+    count_shared(m, i, address, reading, sizeof element[0]);
     for (int l : lanes{reading}) {
         range r;
         if (!locate_shared(m, i, {l, 1}, address[l], sizeof element[0], &r)) return;

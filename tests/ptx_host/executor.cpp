@@ -9,7 +9,8 @@
        PTX_COUNTERS=FILE     writes one line per kernel at the end of the program
        PTX_REGISTERS=FILE    the registers of the compiled kernels, as cuda_regs.txt: a
                              launch that needs more than there are is a fault
-       PTX_LAUNCHES=FILE     writes one line per launch, for bench/cuda/count_kernels.c
+       PTX_LAUNCHES=FILE     writes one line per launch, and one per instruction that
+                             accesses memory, for bench/cuda/count_kernels.c
 
    Faults become violations of cuda_host, which the tests check. */
 #include "ptx.h"
@@ -175,6 +176,23 @@ static void write_name(FILE *f, const ptx_kernel *k) {
         if (c != ' ') fputc(c, f);
 }
 
+/* Writes what each instruction has accessed: the kernel, requests, sectors or passes, the
+   fewest of them, and the instruction with its place in the source. */
+static void write_accesses(FILE *f) {
+    for (size_t n = 0; n < ptx_kernel_count(E.module); n++) {
+        const ptx_kernel *k = ptx_kernel_at(E.module, n);
+        ptx_access a;
+        for (size_t i = 0; ptx_access_at(k, i, &a); i++) {
+            if (!a.requests) continue;
+            fputs("access ", f);
+            write_name(f, k);
+            fprintf(f, " %llu %llu %llu %s %s\n", (unsigned long long)a.requests,
+                    (unsigned long long)a.units, (unsigned long long)a.ideal, a.instruction,
+                    a.place);
+        }
+    }
+}
+
 /* Writes the shape of a launch and what it adds to the counters of its kernel. */
 static void write_launch(const ptx_launch &l, const ptx_counters &before) {
     ptx_counters c = ptx_counters_of(l.kernel);
@@ -185,9 +203,11 @@ static void write_launch(const ptx_launch &l, const ptx_counters &before) {
             l.shared_bytes);
     write_values(E.launches, c);
 }
+
 /* For bench/cuda/step_cuda.c: forgets the launches so far. */
 extern "C" void ptx_launches_restart(void) {
     if (!E.launches) return;
+    ptx_counters_clear();
     rewind(E.launches);
     if (ftruncate(fileno(E.launches), 0)) cuda_host_report("ptx_host: cannot truncate a file");
 }
@@ -300,7 +320,10 @@ static struct start_and_end {
     ~start_and_end() {
         if (!E.module) return;
         if (E.counters) write_counters();
-        if (E.launches) fclose(E.launches);
+        if (E.launches) {
+            write_accesses(E.launches);
+            fclose(E.launches);
+        }
         cuda_host_execute_by(NULL);
         ptx_unload(E.module);
     }

@@ -227,6 +227,8 @@ static void reserve(machine &m) {
     if (m.storage.size() < (size_t)m.warp_count * k.row_words)
         m.storage.resize((size_t)m.warp_count * k.row_words);
     m.bank[1] = const_cast<uint32_t *>(k.constant_rows.data());
+    if (k.accessed.empty() || k.counters_epoch != counters_epoch)
+        k.accessed.assign(2 * k.code.size(), {});
     m.shared_bytes = dynamic_start(k) + m.launch->shared_bytes;
     if (m.shared.size() < m.shared_bytes) m.shared.resize(m.shared_bytes);
     if (m.shared_shadow.pages.size() * SHADOW_PAGE < m.shared_bytes)
@@ -262,6 +264,19 @@ size_t ptx_run(const ptx_launch *l) {
 
 ptx_counters ptx_counters_of(const ptx_kernel *k) {
     return k->counters_epoch == ptx::counters_epoch ? k->counters : ptx_counters{};
+}
+
+bool ptx_access_at(const ptx_kernel *k, size_t i, ptx_access *a) {
+    if (k->counters_epoch != ptx::counters_epoch || i >= k->accessed.size()) return false;
+    const ptx_kernel::accesses &from = k->accessed[i];
+    std::string place = ptx::line_text(*k, i / 2);
+    size_t source = place.find('(');
+    if (source != std::string::npos) place = place.substr(source + 1, place.size() - source - 2);
+    int caller = k->locations[k->code[i / 2].location].caller_line;
+    if (caller) place += " from " + std::to_string(caller);
+    *a = {from.requests, from.units, from.ideal, k->code[i / 2].form->text.c_str(), ""};
+    snprintf(a->place, sizeof a->place, "%s", place.c_str());
+    return true;
 }
 
 void ptx_counters_clear(void) { ptx::counters_epoch++; }

@@ -288,6 +288,12 @@ struct ptx_kernel : ptx::body {
     std::unordered_map<int, ptx::tracked_use> tracked;  /* by instruction */
     std::vector<ptx::operand> tracked_rows;
 
+    /* Requests of each instruction, to global and to shared memory. */
+    struct accesses {
+        uint64_t requests, units, ideal;
+    };
+    mutable std::vector<accesses> accessed;
+
     mutable ptx_counters counters = {};
     mutable uint64_t counters_epoch = 0;    /* older than the last clear: all are 0 */
     mutable uint64_t launches = 0;

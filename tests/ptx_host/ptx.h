@@ -127,4 +127,17 @@ struct ptx_counters {
 
 ptx_counters ptx_counters_of(const ptx_kernel *k);
 void ptx_counters_clear(void);
+
+/* What the executions of one instruction have accessed since the last clear. */
+struct ptx_access {
+    uint64_t requests;              /* of warps */
+    uint64_t units, ideal;          /* sectors of global memory, passes over shared memory */
+    const char *instruction;
+    char place[300];                /* "file.cu:34", with " from 56" if it was inlined
+                                       there, or "PTX line 12" */
+};
+
+/* Gets access i of a kernel. There are two per instruction, to global and to shared
+   memory. Returns false after the last. */
+bool ptx_access_at(const ptx_kernel *k, size_t i, ptx_access *a);
 #endif

@@ -1,5 +1,7 @@
 /* test_counters.cpp - tests of the counters: programs whose counts are known. */
+#include "../../bench/cuda/machines.h"
 #include "test_ptx.h"
+#include <math.h>
 
 static launch_shape threads(unsigned block, unsigned grid = 1) {
     launch_shape s;
@@ -334,6 +336,121 @@ static void test_wavefronts(void) {
           (unsigned long long)c.shared_wavefronts);
 }
 
+/* The accesses of single instructions. */
+static void test_accesses(void) {
+    test_module m(ptx_program("mov.u32 %r20, sh;\nshl.b32 %r21, %r3, 3;\n"
+                              "add.s32 %r20, %r20, %r21;\n"
+                              "st.shared.u32 [%r20], %r3;\n"
+                              "mul.wide.u32 %rd30, %r3, 16;\nadd.s64 %rd30, %rd2, %rd30;\n"
+                              "ld.global.u32 %r30, [%rd30];\nst.global.u32 [%rd1], 7;\n",
+                              SHARED_4096));
+    if (!m.kernel) return;
+    struct row {
+        const char *instruction;
+        uint64_t units, ideal;
+    };
+    static const row rows[] = {{"st.shared.u32", 2, 1}, {"ld.global.u32", 16, 4},
+                               {"st.global.u32", 1, 1}};
+    test_memory memory;
+    for (uint64_t runs = 1; runs <= 2; runs++) {
+        if (runs == 1) ptx_counters_clear();
+        CHECK(memory.run(m, threads(32)) == 0, "faults");
+        print_faults("accesses");
+        ptx_access a;
+        size_t found = 0;
+        for (size_t i = 0; ptx_access_at(m.kernel, i, &a); i++) {
+            if (!a.requests) continue;
+            const row &r = rows[found++ % 3];
+            CHECK(r.instruction == std::string(a.instruction), "%s", a.instruction);
+            CHECK(a.requests == runs && a.units == runs * r.units && a.ideal == runs * r.ideal,
+                  "%s: %llu requests, %llu units, %llu ideal", a.instruction,
+                  (unsigned long long)a.requests, (unsigned long long)a.units,
+                  (unsigned long long)a.ideal);
+            CHECK(!strncmp(a.place, "PTX line ", 9), "place %s", a.place);
+        }
+        CHECK(found == 3, "%zu instructions with accesses", found);
+    }
+    ptx_counters_clear();
+    ptx_access a;
+    CHECK(!ptx_access_at(m.kernel, 0, &a), "accesses are cleared");
+    CHECK(memory.run(m, threads(32)) == 0, "faults");
+    uint64_t requests = 0;
+    for (size_t i = 0; ptx_access_at(m.kernel, i, &a); i++) requests += a.requests;
+    CHECK(requests == 3, "%llu requests after the clear", (unsigned long long)requests);
+}
+
+
+// >>bench/cuda/machines.h
+
+/* Blocks per multiprocessor as NVIDIA's cuda_occupancy.h of CUDA 13.0 gives them. */
+static void test_occupancy(void) {
+    struct row {
+        int machine, threads, registers;
+        size_t shared;
+        int blocks, warps;
+        const char *limit;
+    };
+    static const row rows[] = {
+        {A100, 256, 32, 0, 8, 64, "warps"},
+        {A100, 256, 33, 0, 6, 48, "registers"},     /* a warp has 1280 */
+        {A100, 256, 40, 0, 6, 48, "registers"},
+        {A100, 128, 255, 0, 2, 8, "registers"},     /* 2 warps in each partition */
+        {A100, 96, 255, 0, 2, 6, "registers"},      /* 8 warps in all */
+        {A100, 160, 255, 0, 1, 5, "registers"},
+        {A100, 32, 88, 0, 20, 20, "registers"},     /* 5 warps in each partition */
+        {A100, 288, 255, 0, 0, 0, "registers"},
+        {A100, 1024, 64, 0, 1, 32, "registers"},
+        {A100, 1024, 65, 0, 0, 0, "registers"},
+        {A100, 32, 16, 0, 32, 32, "blocks"},
+        {A100, 1, 16, 0, 32, 32, "blocks"},
+        {A100, 96, 16, 0, 21, 63, "warps"},
+        {A100, 64, 16, 163 << 10, 1, 2, "shared"},
+        {A100, 64, 16, (163 << 10) + 1, 0, 0, "shared"},
+        {A100, 64, 16, 81 << 10, 2, 4, "shared"},   /* with 1 KiB each that is reserved */
+        {A100, 64, 16, (81 << 10) + 1, 1, 2, "shared"},
+        {A100, 64, 16, 10150, 14, 28, "shared"},    /* 11174 bytes are 88 units of 128 */
+        {A100, 64, 16, 9473, 15, 30, "shared"},
+        {A100, 64, 16, 9472, 16, 32, "shared"},
+        {H100, 64, 16, 227 << 10, 1, 2, "shared"},
+        {H100, 64, 16, 113 << 10, 2, 4, "shared"},
+        {H100, 64, 16, (113 << 10) + 1, 1, 2, "shared"},
+        {H100, 128, 168, 74 << 10, 3, 12, "registers"},
+        {H200, 128, 168, 100 << 10, 2, 8, "shared"},
+    };
+    for (const row &r : rows) {
+        occupancy o = occupancy_of(&machines[r.machine], r.threads, r.registers, r.shared);
+        CHECK(o.blocks == r.blocks && o.warps == r.warps && r.limit == std::string(o.limit),
+              "%s, %d threads, %d registers, %zu bytes: %d blocks, %d warps by %s",
+              machines[r.machine].name, r.threads, r.registers, r.shared, o.blocks, o.warps,
+              o.limit);
+    }
+}
+
+/* One unit of work more than the others bound, for each resource. */
+static void test_bounds(void) {
+    /* amounts that take 1000 clocks */
+    static const double amount[2][RESOURCES] = {
+        {0, 4000, 1000, 1000, 1000, 500, 500},      /* A100 */
+        {0, 4000, 1000, 1000, 2000, 500, 1000}};    /* H100 */
+    for (int m = A100; m <= H100; m++) {
+        for (int most = 0; most < RESOURCES; most++) {
+            double of[RESOURCES], clocks[RESOURCES];
+            for (int i = 0; i < RESOURCES; i++) of[i] = amount[m][i];
+            of[R_MEMORY] = 1000 * machine_bytes(&machines[m]);
+            of[most] *= 1.25;
+            int found = machine_clocks(&machines[m], of, clocks);
+            CHECK(found == most && fabs(clocks[most] - 1250) < 1e-9, "%s: %s, %g clocks",
+                  machines[m].name, resource_name[found], clocks[found]);
+        }
+    }
+    CHECK(fabs(machine_bytes(&machines[A100]) - 13.390) < 1e-3, "A100: %g bytes per clock",
+          machine_bytes(&machines[A100]));
+    CHECK(fabs(machine_bytes(&machines[H100]) - 13.868) < 1e-3, "H100: %g bytes per clock",
+          machine_bytes(&machines[H100]));
+    CHECK(fabs(machine_bytes(&machines[H200]) - 19.871) < 1e-3, "H200: %g bytes per clock",
+          machine_bytes(&machines[H200]));
+}
+
 /* Counters belong to one kernel, accumulate over launches and can be cleared. */
 static void test_clear(void) {
     test_module a(ptx_program("")), b(ptx_program("add.s32 %r10, %r2, 1;\n"));
@@ -358,6 +475,8 @@ void test_counters(int argc, char **argv) {
         {"classes", test_classes},           {"sectors", test_sectors},
         {"ideal", test_ideal},
         {"wavefronts", test_wavefronts},     {"clear", test_clear},
+        {"accesses", test_accesses},         {"occupancy", test_occupancy},
+        {"bounds", test_bounds},
     };
     test_run(parts, sizeof parts / sizeof *parts, argc, argv);
 }
