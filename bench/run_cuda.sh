@@ -76,7 +76,7 @@ if [ "$count" = count ]; then
     set -- --append "$work/report.md" $options --meaning
     for m in ${models:-$("$build/step_cuda_ptx")}; do
         what=$(PTX_LAUNCHES="$work/$m.launches" "$build/step_cuda_ptx" "$m")
-        set -- "$@" --title "$m: $what" "$work/$m.launches"
+        set -- "$@" --title "$what" "$work/$m.launches"
     done
     "$work/count_kernels" "$@"
     finish cuda-kernels

@@ -146,9 +146,9 @@ const form *find_form(const std::string &text) {
     f.text = text;
     if (!decode || !decode(o, f) || !o.modifiers.empty()) return nullptr;
     if (!f.run && f.control == NEXT) return nullptr;
-    bool moves = f.copies || f.selects;
-    if (f.counter == IN_ARITHMETIC && (f.to == F64 || f.from == F64) && !moves)
-        f.counter = IN_DOUBLE;
+    bool is_double = f.to == F64 || f.from == F64;
+    if (o.name == "mov" || o.name == "cvta" || f.space == PARAM) f.counter = IN_MOVE;
+    else if (f.counter == IN_ARITHMETIC && is_double && !f.selects) f.counter = IN_DOUBLE;
     return &(forms[text] = f);
 }
 

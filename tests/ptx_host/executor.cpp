@@ -136,6 +136,7 @@ static const struct {
     {"threads", &ptx_counters::thread_instructions},
     {"arithmetic", &ptx_counters::arithmetic},
     {"doubles", &ptx_counters::doubles},
+    {"moves", &ptx_counters::moves},
     {"special", &ptx_counters::special},
     {"conversion", &ptx_counters::conversion},
     {"control", &ptx_counters::control},

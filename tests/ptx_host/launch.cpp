@@ -152,6 +152,7 @@ static void add_counters(const machine &m, uint64_t blocks) {
     for (uint64_t n : m.executed) c.instructions += n;
     c.thread_instructions += m.thread_instructions;
     c.arithmetic += m.executed[IN_ARITHMETIC];
+    c.moves += m.executed[IN_MOVE];
     c.doubles += m.executed[IN_DOUBLE];
     c.special += m.executed[IN_SPECIAL];
     c.conversion += m.executed[IN_CONVERSION];

@@ -78,8 +78,8 @@ enum control : uint8_t {
 
 /* Counter of an instruction; the memory classes count themselves. */
 enum instruction_class : uint8_t {
-    IN_ARITHMETIC, IN_DOUBLE, IN_SPECIAL, IN_CONVERSION, IN_CONTROL, IN_COLLECTIVE, IN_SHUFFLE,
-    IN_BARRIER, IN_MMA, IN_MEMORY,
+    IN_ARITHMETIC, IN_DOUBLE, IN_MOVE, IN_SPECIAL, IN_CONVERSION, IN_CONTROL, IN_COLLECTIVE,
+    IN_SHUFFLE, IN_BARRIER, IN_MMA, IN_MEMORY,
     CLASSES
 };
 

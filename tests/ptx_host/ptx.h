@@ -113,8 +113,10 @@ struct ptx_counters {
     uint64_t launches, blocks, warps;
     uint64_t instructions;          /* executed warp instructions */
     uint64_t thread_instructions;   /* the same, times active lanes */
-    /* Classes; `doubles` is arithmetic in f64, `collective` is without shuffles. */
-    uint64_t arithmetic, doubles, special, conversion, control, collective, shuffles, barrier, mma;
+    /* Classes. `doubles` is arithmetic in f64; `moves` are mov, cvta and ld.param, most
+       of which ptxas removes; `collective` is without shuffles. */
+    uint64_t arithmetic, doubles, moves, special, conversion, control, collective, shuffles;
+    uint64_t barrier, mma;
     uint64_t global_loads, global_stores, atomics, shared_loads, shared_stores, local;
     uint64_t global_bytes_read, global_bytes_written;   /* bytes that the threads request */
     uint64_t sectors_read, sectors_written;             /* 32-byte sectors per warp request */
