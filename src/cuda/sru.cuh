@@ -32,6 +32,16 @@
    too. P and Q are computed together with the states. If there are several warps, their
    number does not affect how e passes from tile to tile.
 
+   A single warp loads the next tile meanwhile if data is in bfloat16. There are three
+   slots of half a tile. If A and B contain tile 3:
+
+       computed                      loaded
+       ----------------------------  ----------------------------------
+       states of tile 3              first half of tile 2, to C
+       back to the middle of tile 3
+       back to the start of tile 3   second half of tile 2, to B
+       states of tile 2              first half of tile 1, to A
+
    The kernel and the number of warps depend on sizes alone, so results do not depend on
    the GPU. Arithmetic is in float. Parameter gradients are summed over the tiles of a
    warp, then over warps, then over batch rows, each in a fixed order.
@@ -177,7 +187,7 @@ template <class E, int PLAIN, int HASV, int STEPS, int BACK> struct stx__sru_sou
                      : stx__sru_input_of<E>(p.xr, p.O, 0, p, q);
         if (HASV) V = stx__sru_input_of<E>(p.V, 2 * p.O, 0, p, q);
         if (BACK) dh = stx__sru_input_of<E>(p.dh, p.O, 0, p, q);
-        if (BACK && p.add_xr) dxr = stx__sru_input_of<E>(p.dxr, p.O, 0, p, q);
+        if (BACK) dxr = stx__sru_input_of<E>(p.dxr, p.O, 0, p, q);
     }
 
     __device__ __forceinline__ void fetch(E *slot, const stx__sru &p, const stx__sru_column &q,
@@ -415,13 +425,13 @@ typedef struct stx__sru_step_grad {
     float d, f, r, s, kept, gr, dzr, J, rest;
 } stx__sru_step_grad;
 
-template <class E, int HASV, int TANH>
+template <class E, int HASV, int TANH, int STEPS>
 static __device__ __forceinline__ stx__sru_step_grad stx__sru_step_grads(const E *slot, int at,
                                                                          const stx__sru &p,
                                                                          const stx__sru_column &q,
                                                                          float c, float cn, float f,
                                                                          float r) {
-    constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
+    constexpr int N = 32 * STEPS, GRAD = HASV ? 6 : 4;
     const float unscale = 1.0f / STX__NLOG2E;
     stx__sru_step_grad k;
     float vf = q.vf * unscale, vr = q.vr * unscale, g = TANH ? tanhf(cn) : cn,
@@ -443,23 +453,23 @@ static __device__ __forceinline__ stx__sru_step_grad stx__sru_step_grads(const E
     return k;
 }
 
-/* Computes the states of a tile (32,32) from c. With PARALLEL, also computes P and Q,
-   where (e before the tile) = P (e after the tile) + Q. */
-template <class E, int HASV, int TANH, int PARALLEL, int FULL>
+/* Computes the states (STEPS,32) of a part of a tile from c. With PARALLEL, also
+   continues P and Q, where (e before the tile) = P (e after these steps) + Q. */
+template <class E, int HASV, int TANH, int PARALLEL, int STEPS, int FULL>
 static __device__ __forceinline__ float stx__sru_states(float *state, const E *slot,
                                                         const stx__sru &p, const stx__sru_column &q,
                                                         uint32_t skip, float c, float &P,
                                                         float &Q) {
   #pragma unroll(FULL ? 8 : 1)
-    for (int i = 0; i < STX_SRU_TILE; i++) {
+    for (int i = 0; i < STEPS; i++) {
         int at = i * 32 + q.col;
         state[i * 32 + q.lane] = c;
         if (!FULL && (skip >> i & 1)) continue;
         float u0 = stx__sru_float(slot[at]),
-              f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), cn = fmaf(c - u0, f, u0);
+              f = stx__sru_gate<E, HASV, STEPS>(slot, 0, at, q, c), cn = fmaf(c - u0, f, u0);
         if (PARALLEL) {
-            stx__sru_step_grad k = stx__sru_step_grads<E, HASV, TANH>(
-                slot, at, p, q, c, cn, f, stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c));
+            stx__sru_step_grad k = stx__sru_step_grads<E, HASV, TANH, STEPS>(
+                slot, at, p, q, c, cn, f, stx__sru_gate<E, HASV, STEPS>(slot, 1, at, q, c));
             Q = fmaf(P, fmaf(k.gr, k.J, k.rest), Q);
             P *= k.J;
         }
@@ -468,17 +478,18 @@ static __device__ __forceinline__ float stx__sru_states(float *state, const E *s
     return c;
 }
 
-/* Walks a tile backward from e after the tile, computes all gradients and returns e
-   before the tile. Adds dvf, dvr, dbf and dbr of the tile to `sum`. */
-template <class E, int PLAIN, int HASV, int TANH, int FULL>
-static __device__ __forceinline__ float stx__sru_steps_back(const float *state, const E *slot,
-                                                            const stx__sru &p,
-                                                            const stx__sru_column &q, size_t n0,
-                                                            uint32_t skip, float cn, float e,
-                                                            float (&sum)[4]) {
-    constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
+/* Walks back through the STEPS steps from n0 on. Computes all gradients, replaces the
+   state cn and the adjoint e after these steps by those before them, and adds dvf, dvr,
+   dbf and dbr to `sum`. */
+template <class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL>
+static __device__ __forceinline__ void stx__sru_steps_back(const float *state, const E *slot,
+                                                           const stx__sru &p,
+                                                           const stx__sru_column &q, size_t n0,
+                                                           uint32_t skip, float &cn, float &e,
+                                                           float (&sum)[4]) {
+    constexpr int N = 32 * STEPS, GRAD = HASV ? 6 : 4;
     /* may be beyond the last row, but is not used then */
-    const size_t row = stx__sru_row(q, n0 + STX_SRU_TILE - 1);
+    const size_t row = stx__sru_row(q, n0 + STEPS - 1);
     const ptrdiff_t by = q.back ? (ptrdiff_t)p.O : -(ptrdiff_t)p.O, by_u = by * (ptrdiff_t)p.k,
                     by_x = p.k == 4 ? by_u : by;
     stx__sru_output<E, PLAIN> du(p.du, row * p.k * p.O + q.o),
@@ -486,14 +497,15 @@ static __device__ __forceinline__ float stx__sru_steps_back(const float *state, 
         dV(p.dV, row * 2 * p.O + q.o);
     const int has_x = p.k == 4 || p.dxr.p, has_V = HASV && p.dV.p;
   #pragma unroll(FULL && !PLAIN ? 4 : 1)
-    for (int i = STX_SRU_TILE - 1; i >= 0; i--, du.step(by_u), dx.step(by_x), dV.step(2 * by)) {
+    for (int i = STEPS - 1; i >= 0; i--, du.step(by_u), dx.step(by_x), dV.step(2 * by)) {
         int at = i * 32 + q.col;
         float c = state[i * 32 + q.lane], du0 = 0, dzf = 0, dzr = 0, dxt = 0,
               was = p.add_xr ? stx__sru_float(slot[(GRAD + 1) * N + at]) : 0.0f;
         if (FULL || !(skip >> i & 1)) {
-            float f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c),
-                  r = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c);
-            stx__sru_step_grad k = stx__sru_step_grads<E, HASV, TANH>(slot, at, p, q, c, cn, f, r);
+            float f = stx__sru_gate<E, HASV, STEPS>(slot, 0, at, q, c),
+                  r = stx__sru_gate<E, HASV, STEPS>(slot, 1, at, q, c);
+            stx__sru_step_grad k =
+                stx__sru_step_grads<E, HASV, TANH, STEPS>(slot, at, p, q, c, cn, f, r);
             float a = k.gr + e;
             du0 = fmaf(-a, f, a);
             dzf = a * (k.d * k.s);
@@ -516,7 +528,22 @@ static __device__ __forceinline__ float stx__sru_steps_back(const float *state, 
             dV.put(p.O, dzr * c);
         }
     }
-    return e;
+}
+
+/* Returns whether a warp of the backward kernel loads the next tile ahead. In float, the
+   copies of the other warps should keep the memory busy, and a third slot would leave
+   fewer warps per multiprocessor. */
+static constexpr __host__ __device__ int stx__sru_ahead(int parallel, size_t size) {
+    return !parallel && size == 2;
+}
+
+/* Returns the shared memory of a warp of the backward kernel in bytes, without the buffer
+   for the exchange: `inputs` planes of a tile, or of one and a half if the next tile is
+   loaded ahead, and the states. `size` is the size of an element. */
+static __host__ __device__ __forceinline__ size_t stx__sru_bwd_bytes(int ahead, int inputs,
+                                                                     size_t size) {
+    const size_t plane = STX__SRU_SLOT * size;
+    return inputs * (ahead ? plane + plane / 2 : plane) + STX__SRU_SLOT * sizeof(float);
 }
 
 /* Backward. With PARALLEL, a block has up to 8 warps, which process adjacent tiles in
@@ -524,47 +551,74 @@ static __device__ __forceinline__ float stx__sru_steps_back(const float *state, 
 template <class E, int PLAIN, int HASV, int TANH, int PARALLEL>
 STX__GLOBAL(PARALLEL ? 256 : 32, 1)
 stx__sru_bwd_kernel(stx__sru p) {
-    constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
+    constexpr int AHEAD = stx__sru_ahead(PARALLEL, sizeof(E)),
+                  STEPS = AHEAD ? STX_SRU_TILE / 2 : STX_SRU_TILE, N = 32 * STEPS;
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_column_of(p);
     const int warps = PARALLEL ? blockDim.x / 32 : 1, warp = PARALLEL ? threadIdx.x / 32 : 0,
-              slots = GRAD + 1 + p.add_xr;
-    const stx__sru_source<E, PLAIN, HASV, STX_SRU_TILE, 1> from(p, q);
-    const size_t each = N * (slots * sizeof(E) + sizeof(float));
-    E *slot = (E *)(raw + warp * each);
-    float *state = (float *)(slot + slots * N), *buffer = (float *)(raw + warps * each);
-    float e = stx__sru_get_or(p.dlast, q.b * p.O + q.o, 0), total[4] = {0, 0, 0, 0};
+              inputs = (HASV ? 7 : 5) + p.add_xr;
+    const stx__sru_source<E, PLAIN, HASV, STEPS, 1> from(p, q);
+    const size_t each = stx__sru_bwd_bytes(AHEAD, inputs, sizeof(E));
+    float *state = (float *)(raw + warp * each), *buffer = (float *)(raw + warps * each);
+    E *first = (E *)(state + STX__SRU_SLOT), *second = first + inputs * N,
+      *other = second + inputs * N; /* without AHEAD, `first` is the only slot */
+    float e = stx__sru_get_or(p.dlast, q.b * p.O + q.o, 0), total[4] = {0, 0, 0, 0}, c_next = 0;
+    int pad_next = 0;
     for (size_t turn = warp, round = 0; turn - warp < p.tiles; turn += warps, round++) {
-        size_t tile = p.tiles - 1 - turn, n0 = tile * STX_SRU_TILE;
-        float P = 1, Q = 0, mine = 0, c = 0;
+        const size_t tile = p.tiles - 1 - turn, n0 = tile * STX_SRU_TILE;
+        const int ahead = AHEAD && tile > 0;
+        float P = 1, Q = 0, mine = e, c = 0;
         uint32_t skip = 0;
         if (turn < p.tiles) {
-            __syncwarp();
-            from.fetch(slot, p, q, n0);
-            c = p.c[(q.b * p.tiles + tile) * p.O + q.o];
-            skip = stx__sru_skips(p, q, n0, stx__sru_pad(p, q, n0 + q.lane));
+            if (!AHEAD || round == 0) {
+                __syncwarp();
+                from.fetch(first, p, q, n0);
+                if (AHEAD) from.fetch(second, p, q, n0 + STEPS);
+                c_next = p.c[(q.b * p.tiles + tile) * p.O + q.o];
+                pad_next = stx__sru_pad(p, q, n0 + q.lane);
+            }
+            c = c_next;
+            skip = stx__sru_skips(p, q, n0, pad_next);
             stx__cp_wait<0>();
+            /* all lanes now see this tile, and no lane still reads the previous one */
             __syncwarp();
-            if (skip)
-                c = stx__sru_states<E, HASV, TANH, PARALLEL, 0>(state, slot, p, q, skip, c, P, Q);
-            else
-                c = stx__sru_states<E, HASV, TANH, PARALLEL, 1>(state, slot, p, q, 0, c, P, Q);
+            if (ahead) {
+                from.fetch(other, p, q, n0 - STX_SRU_TILE);
+                c_next = p.c[(q.b * p.tiles + tile - 1) * p.O + q.o];
+                pad_next = stx__sru_pad(p, q, n0 - STX_SRU_TILE + q.lane);
+            }
+            for (int n = 0; n < STX_SRU_TILE; n += STEPS) {
+                const E *slot = n ? second : first;
+                if (skip)
+                    c = stx__sru_states<E, HASV, TANH, PARALLEL, STEPS, 0>(
+                        state + n * 32, slot, p, q, skip >> n, c, P, Q);
+                else
+                    c = stx__sru_states<E, HASV, TANH, PARALLEL, STEPS, 1>(state + n * 32, slot, p,
+                                                                           q, 0, c, P, Q);
+            }
         }
-        if (PARALLEL)
-            stx__sru_exchange(buffer, (int)round, warps, warp, q.lane, P, Q, mine, e);
-        else
-            mine = e;
+        if (PARALLEL) stx__sru_exchange(buffer, (int)round, warps, warp, q.lane, P, Q, mine, e);
         if (turn < p.tiles) {
             float sum[4] = {0, 0, 0, 0};
-            if (skip)
-                mine = stx__sru_steps_back<E, PLAIN, HASV, TANH, 0>(state, slot, p, q, n0, skip, c,
-                                                                    mine, sum);
-            else
-                mine = stx__sru_steps_back<E, PLAIN, HASV, TANH, 1>(state, slot, p, q, n0, 0, c,
-                                                                    mine, sum);
+            for (int n = STX_SRU_TILE - STEPS; n >= 0; n -= STEPS) {
+                const E *slot = n ? second : first;
+                if (skip)
+                    stx__sru_steps_back<E, PLAIN, HASV, TANH, STEPS, 0>(
+                        state + n * 32, slot, p, q, n0 + n, skip >> n, c, mine, sum);
+                else
+                    stx__sru_steps_back<E, PLAIN, HASV, TANH, STEPS, 1>(
+                        state + n * 32, slot, p, q, n0 + n, 0, c, mine, sum);
+                if (!ahead || !n) continue;
+                __syncwarp(); /* no lane still reads the second half */
+                from.fetch(second, p, q, n0 - STEPS);
+            }
             for (int k = 0; k < 4; k++) total[k] += sum[k];
         }
         if (!PARALLEL) e = mine;
+        if (!AHEAD) continue;
+        E *spare = first;
+        first = other;
+        other = spare;
     }
     /* add the sums of the warps, in order */
     if (PARALLEL && p.part) {
@@ -723,18 +777,18 @@ void stx_sru_fwd_cuda(stx_ctx *x, const stx_sru_args *a) {
 void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     stx__sru p;
     stx__sru_kernel kernel;
-    size_t each, O2 = 2 * a->D * a->H;
+    size_t each, size, O2 = 2 * a->D * a->H;
     stx_real *to[2];
-    int warps, plain, half;
+    int warps, plain, half, inputs;
     if (stx__sru_refused(x, a, "stx_sru_bwd")) return;
     p = stx__sru_of(x, a, 1);
     plain = !stx__sru_is_uniform(p);
     half = p.u.half != 0;
-    each = STX__SRU_SLOT
-               * ((5 + 2 * (a->V != NULL) + p.add_xr) * (plain || !half ? sizeof(float) : 2)
-                  + sizeof(float))
-           + 4 * 32 * sizeof(float);
+    size = plain || !half ? sizeof(float) : 2;
+    inputs = 5 + 2 * (a->V != NULL) + p.add_xr;
+    each = stx__sru_bwd_bytes(0, inputs, size) + 4 * 32 * sizeof(float);
     warps = stx__sru_warps(a, each);
+    if (warps <= 1) each = stx__sru_bwd_bytes(stx__sru_ahead(0, size), inputs, size);
     kernel = warps > 1 ? stx__sru_bwd_choose<1>(a, plain, half)
                        : stx__sru_bwd_choose<0>(a, plain, half);
     stx__sru_run(x, "stx_sru_bwd", kernel, a, p, warps < 1 ? 1 : warps, each);

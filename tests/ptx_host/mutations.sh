@@ -197,9 +197,13 @@ mutation tile_early sru sru stx__sru_bwd_kernel "sru options bits" any "shared r
 /^stx__sru_bwd_kernel/,/^}/{
 /__syncwarp();/{
 N
-/from.fetch/s/__syncwarp();//
+/from.fetch(first/s/__syncwarp();//
 }
 }
+END
+mutation half_early sru sru stx__sru_bwd_kernel "sru wide" any "shared race" \
+    "half a tile is refilled without a __syncwarp after the walk" << 'END'
+/^stx__sru_bwd_kernel/,/^}/s/__syncwarp(); \/\* no lane still reads the second half.*//
 END
 mutation ring_unaligned sru sru stx__sru_fwd_kernel "sru options sizes" any misaligned \
     "rows of 8 bytes are copied in pieces of 16" << 'END'
