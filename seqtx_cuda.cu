@@ -3396,10 +3396,13 @@ void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, cons
 
    Sort, first stage: a block of 1024 threads sorts a chunk of 2048 keys with a bitonic
    network in shared memory. key = id 2^11 + index in the chunk. The last chunk is padded
-   with the largest 64-bit integer. */
-enum { STX__SORT = 2048, STX__ID_TILE = 32 };
+   with the largest 64-bit integer. Writes the id and the index of each key; the id of
+   padding is STX__NO_ID. */
+enum { STX__SORT = 2048, STX__RANKED = 8, STX__ID_TILE = 32 };
+  #define STX__NO_ID ((uint32_t)-1)
 
-STX__GLOBAL(1024) stx__embedding_sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
+STX__GLOBAL(1024)
+stx__embedding_sort_kernel(uint32_t *sorted, uint32_t *index, const int32_t *ids, size_t N) {
     STX__SHARED(uint64_t, k, STX__SORT);
     size_t base = (size_t)blockIdx.x * STX__SORT;
     for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024)
@@ -3415,30 +3418,55 @@ STX__GLOBAL(1024) stx__embedding_sort_kernel(uint64_t *keys, const int32_t *ids,
             }
         }
     __syncthreads();
-    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) keys[base + i] = k[i];
+    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) {
+        sorted[base + i] = (uint32_t)(k[i] / STX__SORT);
+        index[base + i] = (uint32_t)(k[i] % STX__SORT);
+    }
 }
 
-/* Sort, second stage: merges the chunks. The rank of a key is the number of keys before
+/* Sort, second stage: merges the chunks. The rank of an id is the number of ids before
    it, determined by a binary search in each chunk. Equal ids in earlier chunks precede
-   the key, and equal ids in later chunks follow it. Writes the id and the position of
-   each rank. A thread handles one key at a time. */
-STX__GLOBAL(256)
-stx__embedding_rank_kernel(int32_t *id, size_t *position, const uint64_t *keys, size_t chunks) {
+   the id, and equal ids in later chunks follow it. Writes the id and the position of
+   each rank. A thread handles one id at a time. It searches STX__RANKED chunks at the
+   same time, because each search is a chain of 12 dependent loads. The launch bound of
+   one block per multiprocessor keeps all of these loads in flight: otherwise nvcc would
+   save registers by waiting for each. */
+STX__GLOBAL(256, 1)
+stx__embedding_rank_kernel(int32_t *id, size_t *position, const uint32_t *sorted,
+                           const uint32_t *index, size_t chunks) {
     STX__STEP(i, chunks * STX__SORT, 1) {
-        size_t mine = i / STX__SORT, rank = i % STX__SORT;
-        uint64_t key = keys[i];
-        if (key == ~(uint64_t)0) continue;
-        for (size_t c = 0; c < chunks; c++) {
-            const uint64_t *k = keys + c * STX__SORT,
-                           limit = (key / STX__SORT + (c < mine)) * STX__SORT;
-            unsigned below = 0;
-            if (c == mine) continue;
-            for (unsigned step = STX__SORT / 2; step; step /= 2)
-                if (k[below + step - 1] < limit) below += step;
-            rank += below + (k[below] < limit);
+        const size_t mine = i / STX__SORT;
+        const uint32_t me = sorted[i];
+        const uint32_t *from = sorted;
+        size_t rank = i % STX__SORT;
+        if (me == STX__NO_ID) continue;
+        for (size_t c = 0; chunks > 1 && c < chunks; c += STX__RANKED) {
+            const int some = chunks - c < STX__RANKED ? (int)(chunks - c) : STX__RANKED;
+            uint32_t v[STX__RANKED], limit[STX__RANKED]; /* ids below the limit are counted */
+            uint32_t before[STX__RANKED];                /* index before the first id to test */
+            int own = mine < c ? -1 : STX__RANKED; /* chunk `mine` is c + own */
+            if (mine - c < STX__RANKED) own = (int)(mine - c);
+#pragma unroll
+            for (int j = 0; j < STX__RANKED; j++) {
+                limit[j] = j < some && j != own ? me + (j < own) : 0;
+                before[j] = j < some ? (uint32_t)j * STX__SORT - 1 : ~(uint32_t)0;
+            }
+#pragma unroll 1
+            for (uint32_t step = STX__SORT / 2; step; step /= 2) {
+#pragma unroll
+                for (int j = 0; j < STX__RANKED; j++) v[j] = from[before[j] + step];
+#pragma unroll
+                for (int j = 0; j < STX__RANKED; j++) before[j] += v[j] < limit[j] ? step : 0;
+            }
+#pragma unroll
+            for (int j = 0; j < STX__RANKED; j++) v[j] = from[++before[j]];
+#pragma unroll
+            for (int j = 0; j < STX__RANKED; j++)
+                rank += before[j] % STX__SORT + (v[j] < limit[j]);
+            from += STX__RANKED * STX__SORT;
         }
-        id[rank] = (int32_t)(uint32_t)(key / STX__SORT);
-        position[rank] = mine * STX__SORT + key % STX__SORT;
+        id[rank] = (int32_t)me;
+        position[rank] = mine * STX__SORT + index[i];
     }
 }
 
@@ -3532,22 +3560,24 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
                  tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
     const int four = C % 4 == 0 && stx__aligned4(D) && stx__aligned4(G);
     const dim3 grid((unsigned)tiles, stx__blocks(C, four ? 512 : 128, 65535));
-    uint64_t *keys;     /* (chunks,2048) */
-    size_t *position;   /* (N), sorted by id */
-    float *part;        /* (tiles,2,C) */
-    int32_t *id;        /* (N), sorted */
-    size_t bytes = chunks * STX__SORT * sizeof *keys + N * sizeof *position
+    uint32_t *sorted, *index; /* (chunks,2048) */
+    size_t *position;         /* (N), sorted by id */
+    float *part;              /* (tiles,2,C) */
+    int32_t *id;              /* (N), sorted */
+    size_t bytes = 2 * chunks * STX__SORT * sizeof *sorted + N * sizeof *position
                    + 2 * tiles * C * sizeof *part + N * sizeof *id;
     if (!N || !C) return;
-    keys = (uint64_t *)stx__scratch_of(x, bytes, name);
-    if (!keys) return;
-    position = (size_t *)(void *)(keys + chunks * STX__SORT);
+    sorted = (uint32_t *)stx__scratch_of(x, bytes, name);
+    if (!sorted) return;
+    index = sorted + chunks * STX__SORT;
+    position = (size_t *)(void *)(index + chunks * STX__SORT);
     part = (float *)(void *)(position + N);
     id = (int32_t *)(void *)(part + 2 * tiles * C);
 
-    STX__RUN_KERNEL(x, name, stx__embedding_sort_kernel, (unsigned)chunks, 1024, 0, keys, ids, N);
+    STX__RUN_KERNEL(x, name, stx__embedding_sort_kernel, (unsigned)chunks, 1024, 0, sorted, index,
+                    ids, N);
     STX__RUN_KERNEL(x, name, stx__embedding_rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0,
-                    id, position, keys, chunks);
+                    id, position, sorted, index, chunks);
     STX__CHOOSE(W, four, 4, 1,
                 STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<W>, grid, 128, 0, D, part, G,
                                 id, position, N, C);

@@ -639,10 +639,37 @@ static void test_embedding_case(size_t V, size_t N, size_t C, int how) {
     free(ids);
 }
 
+enum { ORDER_V = 1100, ORDER_EACH = 16, ORDER_N = ORDER_V * ORDER_EACH };
+
+/* Each id occurs 16 times, in several of the sorted chunks, and its rows are in one tile
+   of sorted positions. They must be added in their order in `ids`. */
+static void test_embedding_order(void) {
+    int32_t *ids = (int32_t *)malloc(ORDER_N * sizeof *ids), *dev;
+    arr dt = arr_of(ORDER_V, 1, 0, B_), dy = arr_of(ORDER_N, 1, 0, N_);
+    float *sum = (float *)calloc(ORDER_V, sizeof *sum), *got;
+    size_t i, bad = 0;
+    for (i = 0; i < ORDER_N; i++) {
+        ids[i] = (int32_t)(i % ORDER_V);
+        sum[ids[i]] += dy.c[i];
+    }
+    dev = ids_to_gpu(ids, ORDER_N);
+    stx_embedding_bwd_cuda(gx, dt.d, dy.d, dev, ORDER_N, 1);
+    got = arr_get(&dt);
+    for (i = 0; i < ORDER_V; i++) bad += got[i] != dt.c[i] + sum[i];
+    CHECK(!bad, "embedding order: %zu sums differ", bad);
+    free(got);
+    free(sum);
+    free(ids);
+    arr_free(&dt);
+    arr_free(&dy);
+    stx_cuda_free(gx, dev);
+}
+
 static void test_embedding(void) {
-    static const size_t cases[][3] = {{1, 1, 1},       {5, 7, 3},       {28, 300, 33},
-                                      {256, 4500, 12}, {3000, 2048, 5}, {9000, 6000, 4},
-                                      {50, 200, 516},  {50, 200, 1030}};
+    static const size_t cases[][3] = {{1, 1, 1},        {5, 7, 3},       {28, 300, 33},
+                                      {256, 4500, 12},  {3000, 2048, 5}, {9000, 6000, 4},
+                                      {50, 200, 516},   {50, 200, 1030}, {2049, 2049, 1},
+                                      {17000, 16385, 1}};
     size_t k;
     int how;
     for (k = 0; k < COUNT(cases); k++)
@@ -650,6 +677,7 @@ static void test_embedding(void) {
             size_t V = cases[k][0], N = cases[k][1], C = cases[k][2];
             test_embedding_case(V, how == 1 && N > V ? V : N, C, how);
         }
+    test_embedding_order();
 }
 
 
