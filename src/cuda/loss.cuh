@@ -266,68 +266,121 @@ static __device__ __forceinline__ int32_t stx__cluster_at(const stx__cluster_sor
     return (int32_t)(k.end[0] + (size_t)(k.forward_columns ? c - 1 : K - 1 - c));
 }
 
-/* Sorts the ids (n) by cluster with a stable sort, see stx__cluster_sort_args. One
-   block handles 1024 ids at a time. Each warp counts its ids per cluster with a ballot.
-   The rank of an id in its cluster is the number of earlier ids in the same cluster: in
-   earlier rounds (`taken`), in earlier warps (`count`) and in earlier lanes
-   (`before`). */
-STX__GLOBAL(1024)
-stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
-                         const int32_t *ids, size_t n, const stx__cluster_sort_args k) {
-    STX__SHARED(unsigned, count, 32 * STX_MAX_CLUSTERS);
-    STX__SHARED(size_t, taken, STX_MAX_CLUSTERS);
+/* Sorts the ids (n) by cluster with a stable sort, see stx__cluster_sort_args. A block
+   handles STX__CLUSTER_IDS ids. The rank of an id in its cluster is the number of earlier
+   ids in the same cluster: in earlier blocks (`earlier`), in earlier warps (`count`) and
+   in earlier lanes (`before`). If there are several blocks, a first kernel counts the
+   ids of each block.
+
+   stx__cluster_votes returns the cluster of an id, or k.count if it has none. Each warp
+   counts its ids per cluster with a ballot. */
+enum { STX__CLUSTER_IDS = 256, STX__CLUSTER_WARPS = STX__CLUSTER_IDS / 32 };
+
+static __device__ __forceinline__ int stx__cluster_votes(unsigned *count, unsigned &before,
+                                                         int32_t id,
+                                                         const stx__cluster_sort_args &k) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int K = (int)k.count;
-    for (size_t i = threadIdx.x; i < k.first[K]; i += 1024) {
-        local[i] = k.leftover;
-        place[i] = 0;
+    int c = id < 0 ? K : 0;
+    before = 0;
+    while (c < K && (size_t)id >= k.end[c]) c++;
+    for (int e = 0; e < K; e++) {
+        unsigned votes = __ballot_sync(STX__ALL, c == e);
+        if (lane == 0) count[e * STX__CLUSTER_WARPS + warp] = (unsigned)__popc(votes);
+        if (c == e) before = (unsigned)__popc(votes & ((1u << lane) - 1));
     }
-    if (threadIdx.x < STX_MAX_CLUSTERS) taken[threadIdx.x] = 0;
+    return c;
+}
+
+/* Returns the number of ids of cluster c in the first `warps` warps. */
+static __device__ __forceinline__ unsigned stx__cluster_count(const unsigned *count, int c,
+                                                              unsigned warps) {
+    unsigned sum = 0;
+    for (unsigned w = 0; w < STX__CLUSTER_WARPS; w++)
+        sum += w < warps ? count[c * STX__CLUSTER_WARPS + w] : 0;
+    return sum;
+}
+
+/* counts (K,blocks) = the number of ids of each cluster in each block. */
+STX__GLOBAL(STX__CLUSTER_IDS)
+stx__cluster_count_kernel(unsigned *counts, const int32_t *ids, size_t n,
+                          const stx__cluster_sort_args k) {
+    STX__SHARED(unsigned, count, STX_MAX_CLUSTERS *STX__CLUSTER_WARPS);
+    const size_t i = (size_t)blockIdx.x * STX__CLUSTER_IDS + threadIdx.x;
+    unsigned before;
+    (void)stx__cluster_votes(count, before, i < n ? ids[i] : -1, k);
+    __syncthreads();
+    if (threadIdx.x < k.count)
+        counts[threadIdx.x * gridDim.x + blockIdx.x] =
+            stx__cluster_count(count, (int)threadIdx.x, STX__CLUSTER_WARPS);
+}
+
+/* Writes the results. Warp c adds the counts of cluster c: those of earlier blocks and
+   those of all blocks. */
+STX__GLOBAL(STX__CLUSTER_IDS)
+stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
+                         const unsigned *counts, const int32_t *ids, size_t n,
+                         const stx__cluster_sort_args k) {
+    STX__SHARED(unsigned, count, STX_MAX_CLUSTERS *STX__CLUSTER_WARPS);
+    STX__SHARED(unsigned, earlier, STX_MAX_CLUSTERS);
+    STX__SHARED(unsigned, total, STX_MAX_CLUSTERS);
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const size_t i = (size_t)blockIdx.x * STX__CLUSTER_IDS + threadIdx.x;
+    const int32_t id = i < n ? ids[i] : -1;
+    const int K = (int)k.count;
+    unsigned before;
+    const int c = stx__cluster_votes(count, before, id, k);
+    static_assert((int)STX_MAX_CLUSTERS <= (int)STX__CLUSTER_WARPS, "a warp per cluster");
+    __syncthreads();
+    if ((int)warp < K) {
+        unsigned some = 0, all = 0;
+        for (unsigned b = lane; b < gridDim.x; b += 32) {
+            unsigned m = gridDim.x > 1 ? counts[warp * gridDim.x + b]
+                                       : stx__cluster_count(count, (int)warp, STX__CLUSTER_WARPS);
+            all += m;
+            if (b < blockIdx.x) some += m;
+        }
+        earlier[warp] = __reduce_add_sync(STX__ALL, some);
+        total[warp] = __reduce_add_sync(STX__ALL, all);
+    }
     __syncthreads();
 
-    for (size_t base = 0; base < n; base += 1024) {
-        const size_t i = base + threadIdx.x;
-        const int32_t id = i < n ? ids[i] : -1;
-        int c = id < 0 ? K : 0;
-        unsigned before = 0;
-        while (c < K && (size_t)id >= k.end[c]) c++;
-        for (int e = 0; e < K; e++) {
-            unsigned votes = __ballot_sync(STX__ALL, c == e);
-            if (lane == 0) count[warp * STX_MAX_CLUSTERS + e] = (unsigned)__popc(votes);
-            if (c == e) before = (unsigned)__popc(votes & ((1u << lane) - 1));
+    if (i < n && c == K) at[i] = -1;
+    if (c < K) {
+        size_t r = k.first[c] + earlier[c] + stx__cluster_count(count, c, warp) + before;
+        int fits = r < k.first[c + 1];
+        at[i] = stx__cluster_at(k, K, c, id, r, fits);
+        if (fits) {
+            local[r] = id - (c ? (int32_t)k.end[c - 1] : 0);
+            place[r] = (int32_t)i;
         }
-        __syncthreads();
-
-        if (i < n && c == K) at[i] = -1;
-        if (c < K) {
-            size_t r = taken[c] + before;
-            int fits;
-            for (unsigned w = 0; w < warp; w++) r += count[w * STX_MAX_CLUSTERS + c];
-            r += k.first[c];
-            fits = r < k.first[c + 1];
-            at[i] = stx__cluster_at(k, K, c, id, r, fits);
-            if (fits) {
-                local[r] = id - (c ? (int32_t)k.end[c - 1] : 0);
-                place[r] = (int32_t)i;
-            }
-        }
-        __syncthreads();
-        if ((int)threadIdx.x < K)
-            for (unsigned w = 0; w < 32; w++)
-                taken[threadIdx.x] += count[w * STX_MAX_CLUSTERS + threadIdx.x];
-        __syncthreads();
     }
 
-    if (threadIdx.x == 0) {
+    for (int e = 0; e < K; e++) /* unused slots */
+        for (size_t r = k.first[e] + total[e] + i; r < k.first[e + 1];
+             r += (size_t)gridDim.x * STX__CLUSTER_IDS) {
+            local[r] = k.leftover;
+            place[r] = 0;
+        }
+    if (i == 0) {
         int more = 0;
-        for (int c = k.head ? 1 : 0; c < K; c++) more |= taken[c] > k.first[c + 1] - k.first[c];
+        for (int e = k.head ? 1 : 0; e < K; e++) more |= total[e] > k.first[e + 1] - k.first[e];
         *over = more;
     }
 }
 
 void stx__cluster_sort_cuda(stx_ctx *x, const stx__cluster_sort_args *k) {
-    STX__RUN_KERNEL(x, "stx_adaptive_softmax, sort", stx__cluster_sort_kernel, 1, 1024, 0, k->local,
-                    k->place, k->at, k->over, k->ids, k->n, *k);
+    const char *name = "stx_adaptive_softmax, sort";
+    const unsigned blocks = stx__blocks(k->n, STX__CLUSTER_IDS, (size_t)1 << 30);
+    unsigned *counts = NULL; /* (K,blocks) */
+    if (blocks > 1) {
+        counts = (unsigned *)stx__scratch_of(x, k->count * blocks * sizeof *counts, name);
+        if (!counts) return;
+        STX__RUN_KERNEL(x, name, stx__cluster_count_kernel, blocks, STX__CLUSTER_IDS, 0, counts,
+                        k->ids, k->n, *k);
+    }
+    STX__RUN_KERNEL(x, name, stx__cluster_sort_kernel, blocks, STX__CLUSTER_IDS, 0, k->local,
+                    k->place, k->at, k->over, counts, k->ids, k->n, *k);
 }
 
 /* y (n) = NaN if flag[0] is not 0. A thread writes an element at a time. */

@@ -848,23 +848,27 @@ static void test_token_loss(size_t N, size_t V, size_t ld) {
 /* Cluster c has the ids from cluster_end[c - 1] (0 if c = 0) to cluster_end[c] - 1. */
 static const size_t cluster_end[4] = {10, 12, 500, 2000};
 
-/* Fills ids, every fifth of which is -1, and counts the ids of each cluster. */
-static void cluster_ids(int32_t *ids, size_t n, size_t count[4]) {
+enum { IDS_MIXED, IDS_EQUAL, IDS_NONE, IDS_KINDS };
+
+/* Fills ids and counts the ids of each cluster. kind: every fifth id is -1, all ids are
+   equal, or all are -1. */
+static void cluster_ids(int32_t *ids, size_t n, int kind, size_t count[4]) {
     size_t i, c;
     memset(count, 0, 4 * sizeof *count);
     for (i = 0; i < n; i++) {
         ids[i] = (int32_t)((i * i * 31) % (i % 2 ? 13 : 2000));
         if (i % 5 == 4) ids[i] = -1;
+        if (kind != IDS_MIXED) ids[i] = kind == IDS_EQUAL ? 77 : -1;
         for (c = 0; ids[i] >= 0 && (size_t)ids[i] >= cluster_end[c]; c++) continue;
         if (ids[i] >= 0) count[c]++;
     }
 }
 
 /* Returns the capacity of cluster c, which has `count` ids. tight: the capacity of
-   cluster 2 is too small. */
+   cluster 2 is too small by one. */
 static size_t cluster_capacity(size_t c, size_t count, int head, int tight) {
     if (head && c == 0) return 0;
-    return tight && c == 2 ? count / 2 : count + 3 * c;
+    return tight && c == 2 && count ? count - 1 : count + 3 * c;
 }
 
 /* Places the results in one array: `at` (n elements), `local` and `place` (`all`
@@ -891,11 +895,11 @@ static void test_nan_if(const int32_t *dev_flag, int flag) {
 
 /* Sorts ids by cluster. The result must be identical to the CPU's, even if a cluster's
    capacity is too small. */
-static void test_cluster_sort(size_t n, int head, int tight) {
+static void test_cluster_sort(size_t n, int kind, int head, int tight) {
     size_t all, size, c, i, count[4];
     int32_t *ids = (int32_t *)malloc(n * sizeof *ids), *dev, *a, *b, *dev_b;
     stx__cluster_sort_args s, g;
-    cluster_ids(ids, n, count);
+    cluster_ids(ids, n, kind, count);
     memset(&s, 0, sizeof s);
     s.n = n;
     s.count = 4;
@@ -918,7 +922,8 @@ static void test_cluster_sort(size_t n, int head, int tight) {
     BOTH(inner_cluster_sort, (cx, &s), (gx, &g));
     stx_cuda_download(gx, b, dev_b, size * sizeof *b);
     CHECK(!memcmp(a, b, size * sizeof *a),
-          "clusters of %zu ids, head %d, tight %d: differ from the CPU", n, head, tight);
+          "clusters of %zu ids, kind %d, head %d, tight %d: differ from the CPU", n, kind, head,
+          tight);
     CHECK(b[size - 1] == (tight && count[2] > 0), "clusters of %zu ids: over is %d", n,
           (int)b[size - 1]);
     for (i = 0; i < all; i++)
@@ -932,12 +937,14 @@ static void test_cluster_sort(size_t n, int head, int tight) {
 }
 
 static void test_cluster_sorts(void) {
-    static const size_t count[] = {1, 31, 33, 1000, 1025, 5000};
+    static const size_t count[] = {1, 31, 33, 255, 256, 257, 1000, 5000, 9000};
     size_t k;
-    int head, tight;
+    int kind, head, tight;
     for (k = 0; k < COUNT(count); k++)
-        for (head = 0; head < 2; head++)
-            for (tight = 0; tight < 2; tight++) test_cluster_sort(count[k], head, tight);
+        for (kind = 0; kind < IDS_KINDS; kind++)
+            for (head = 0; head < 2; head++)
+                for (tight = 0; tight < 2; tight++)
+                    test_cluster_sort(count[k], kind, head, tight);
 }
 
 /* Tests rows that contain some -infinity, only -infinity, one +infinity, one NaN, only

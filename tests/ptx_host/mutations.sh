@@ -221,13 +221,21 @@ mutation vector_unaligned embedding embedding stx__embedding_tile "ops embedding
     - misaligned "16-byte loads of an array with any alignment" << 'END'
 /^void stx_embedding_bwd_cuda/,/^}/s/four = C % 4 == 0 && .*/four = C % 4 == 0;/
 END
-mutation taken_unset loss loss stx__cluster_sort "ops losses" any "unwritten shared memory" \
-    "counters in shared memory are not set to 0" << 'END'
-s/if (threadIdx.x < STX_MAX_CLUSTERS) taken\[threadIdx.x\] = 0;//
+mutation rank_order embedding embedding stx__embedding_rank "ops embedding sums" values \
+    values "equal ids of later chunks come first" << 'END'
+/^stx__embedding_rank_kernel/,/^}/s/me + (j < own)/me + (j > own)/
+END
+mutation total_unset loss loss stx__cluster_sort "ops losses" any "unwritten shared memory" \
+    "the counts of the last cluster are not added" << 'END'
+/^stx__cluster_sort_kernel/,/^}/s/if ((int)warp < K) {/if ((int)warp + 1 < K) {/
+END
+mutation count_barrier loss loss stx__cluster_count "ops losses" values "shared race" \
+    "no __syncthreads between the counts of the warps and their sum" << 'END'
+/^stx__cluster_count_kernel/,/^}/s/__syncthreads();//
 END
 mutation sort_ballot loss loss stx__cluster_sort "ops losses" reports diverged \
     "a ballot of all lanes that lanes skip before a barrier" << 'END'
-s/unsigned votes = __ballot_sync/unsigned votes = 0; if (i < n) votes = __ballot_sync/
+s/unsigned votes = __ballot_sync/unsigned votes = 0; if (id >= 0) votes = __ballot_sync/
 END
 mutation chunk_bound sums loss stx__sum_kernel "ops flat sums" any "out of bounds" \
     "the last chunk of a sum is as long as the others" << 'END'
