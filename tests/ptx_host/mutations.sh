@@ -47,9 +47,14 @@ check() {
 build() {
     case $3 in
     attention)
-        other=bwd
-        [ "$2" = attention_fwd ] || other=fwd
-        sed "/attention_$other.cuh/d; /^extern.* stx_attention_work_cuda/,/^}/d
+        other=bwd unused=attention_bwd.cuh
+        if [ "$2" = attention_bwd ]; then
+            other=fwd unused="no part"      # attention_fwd.cuh without its kernels
+            sed '/^static.* stx__attn_fwd_choose(/,/^}/d; / stx__attn_fwd_choose((/d
+                /^static void stx__attn_fused_fwd(/,/^}/d' src/cuda/attention_fwd.cuh \
+                > "$1/src/attention_fwd.cuh"
+        fi
+        sed "/$unused/d; /^extern.* stx_attention_work_cuda/,/^}/d
             /^extern.* stx_attention_${other}_cuda/,/^}/d
             /^extern.* stx_cuda_attention/,/^}/d" src/cuda/attention.cuh > "$1/src/unit.cu"
         ;;
@@ -214,8 +219,12 @@ mutation tile_bound embedding embedding stx__embedding_tile "ops embedding sums"
 s/const int n = (int)(N - lo < .*/const int n = STX__ID_TILE;/
 END
 mutation tile_store_beyond embedding embedding stx__embedding_tile "ops embedding sums" \
-    reports - "a store past the end of a shared array, into the next one" << 'END'
+    reports "out of bounds" "a store past the end of a shared array, into the next one" << 'END'
 /^stx__embedding_tile_kernel/,/^}/s/i < n + 2; i += blockDim.x/i < n + 3; i += blockDim.x/
+END
+mutation run_unwritten embedding embedding stx__embedding_ "ops embedding sums" any \
+    "unwritten global memory" "a partial sum that the other kernel has not stored" << 'END'
+/^stx__embedding_run_kernel/,/^}/s/part\[(2 \* tile + !whole)/part[(2 * tile + 1)/
 END
 mutation vector_unaligned embedding embedding stx__embedding_tile "ops embedding sums" \
     - misaligned "16-byte loads of an array with any alignment" << 'END'
@@ -266,6 +275,10 @@ mutation plain_barrier optim optim stx__optim_prepare "ops optimisers" - "global
     "no __syncthreads before the load of a flag that thread 0 stored" << 'END'
 s/__syncthreads(); \/\* u->plain.*//
 END
+mutation warp_barrier optim optim stx__optim_prepare "ops optimisers" reports deadlock \
+    "__syncthreads in a branch of one whole warp" << 'END'
+s/__syncthreads(); \/\* u->plain.*/if (threadIdx.x < 32) __syncthreads();/
+END
 mutation rank_early comp comp stx__comp_rank "comp pick bits" any "shared race" \
     "the next 256 values are stored before all threads have read the last ones" << 'END'
 /^stx__comp_rank_kernel/,/^}/{
@@ -308,6 +321,23 @@ mutation ramp_syncwarp attention_fwd attention_fwd "stx__attn_fwd<" "attention 2
 N
 s/__syncwarp();//
 }
+END
+mutation keys_barrier attention_bwd_keys attention_bwd stx__attn_bwd_keys "attention 2 3" \
+    any "shared race" "no __syncthreads after the wait for a tile of queries" << 'END'
+/ stx__attn_bwd_key_walk(/,/^}/{
+/stx__cp_wait<0>();/{
+N
+s/__syncthreads();//
+}
+}
+END
+mutation keys_row attention_bwd_keys attention_bwd stx__attn_bwd_keys "attention 2 3" values \
+    values "the gradients are stored one key too far" << 'END'
+/ void stx__attn_bwd_key_store(/,/^}/s/row = j0 + group \* 16;/row = j0 + group * 16 + 1;/
+END
+mutation diagonals_barrier attention_bwd_diagonals attention_bwd stx__attn_bwd_diagonals \
+    "attention 5" any "shared race" "no barrier between dR and its sums" << 'END'
+/ stx__attn_bwd_diagonal_head(/,/^}/s/all = __syncthreads_and(all);//
 END
 
 echo "$passed passed, $failed failed"
