@@ -5583,6 +5583,12 @@ template <int CH> static __device__ __forceinline__ unsigned stx__attn_swizzle(i
     return (unsigned)(r * CH + (CH % 8 ? c ^ ((r >> 1) & 3) : c ^ (r & 7))) * 16;
 }
 
+/* Returns the number of threads that a row of `pieces` pieces is distributed over. A row
+   of 12 pieces has 16 threads, 4 of which are idle. */
+static constexpr __host__ __device__ int stx__attn_across(int pieces) {
+    return pieces & (pieces - 1) ? 16 : pieces;
+}
+
 /* Starts copies of rows r0 .. r0+n-1 of the array whose row 0 is at `from`, into a
    tile. Rows outside [lo,hi) are set to zeros. All threads of the block must call this
    function; the data is visible after the next stx__cp_wait and barrier. `ld` is the
@@ -5591,8 +5597,7 @@ template <int CH, int THREADS>
 static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n, const void *from,
                                                       size_t ld, int bytes, int r0, int lo,
                                                       int hi) {
-    /* threads per row; a row of 12 pieces has 16 threads, 4 of which are idle */
-    enum { ACROSS = CH & (CH - 1) ? 16 : CH, ROWS = THREADS / ACROSS };
+    enum { ACROSS = stx__attn_across(CH), ROWS = THREADS / ACROSS };
 
     int r = (int)threadIdx.x / ACROSS, c = (int)threadIdx.x % ACROSS, k;
     /* the row stride is multiplied only once; the loop adds to the address */
@@ -5867,20 +5872,30 @@ static __device__ __forceinline__ float stx__attn_to_float(float v) {
     return v;
 }
 
-static __device__ __forceinline__ void stx__attn_store(stx__bf16 *p, float v) {
-    *p = __float2bfloat16(v);
-}
-
-static __device__ __forceinline__ void stx__attn_store(float *p, float v) {
-    *p = v;
-}
-
 static __device__ __forceinline__ void stx__attn_store2(stx__bf16 *p, float a, float b) {
     *(uint32_t *)p = stx__pair(a, b);
 }
 
 static __device__ __forceinline__ void stx__attn_store2(float *p, float a, float b) {
     *(float2 *)p = make_float2(a, b);
+}
+
+/* Returns two bfloat16 plus a and b. */
+static __device__ __forceinline__ uint32_t stx__attn_add2(uint32_t v, float a, float b) {
+    return stx__pair(__uint_as_float(v << 16) + a, __uint_as_float(v & 0xffff0000u) + b);
+}
+
+/* These functions return a piece of 16 bytes, 8 bfloat16 or 4 floats, plus a bias. */
+static __device__ __forceinline__ uint4 stx__attn_add_bias(const uint4 &v, const float (&b)[8]) {
+    return make_uint4(stx__attn_add2(v.x, b[0], b[1]), stx__attn_add2(v.y, b[2], b[3]),
+                      stx__attn_add2(v.z, b[4], b[5]), stx__attn_add2(v.w, b[6], b[7]));
+}
+
+static __device__ __forceinline__ uint4 stx__attn_add_bias(const uint4 &v, const float (&b)[4]) {
+    return make_uint4(__float_as_uint(__uint_as_float(v.x) + b[0]),
+                      __float_as_uint(__uint_as_float(v.y) + b[1]),
+                      __float_as_uint(__uint_as_float(v.z) + b[2]),
+                      __float_as_uint(__uint_as_float(v.w) + b[3]));
 }
 
 /* The skew, in registers. R = Q PE^T contains the score of query row r with table row c.
@@ -6025,26 +6040,25 @@ static __device__ __forceinline__ void stx__attn_load_query(const stx__attn_para
                                                             unsigned char *tile, int r0, int n,
                                                             int i0, int b, int h,
                                                             const stx__array &bias) {
-    enum { PER = 16 / Pr::SIZE };
+    enum { PER = 16 / Pr::SIZE, ACROSS = stx__attn_across(CH) };
 
+    const int lane = (int)threadIdx.x & 31, c = lane % ACROSS;
     const typename Pr::element *q = (const typename Pr::element *)p.q + (size_t)b * p.q_batch_stride
-                                    + (size_t)h * p.D;
-    int i;
-    for (i = (int)threadIdx.x & 31; i < n * CH; i += 32) {
-        int r = r0 + i / CH, c = i % CH, row = i0 + r, e;
+                                    + (size_t)h * p.D + c * PER;
+    float add[PER];
+    int k, e;
+#pragma unroll
+    for (e = 0; e < PER; e++)
+        add[e] = bias.p && c * PER < p.D ? stx__get(bias, (size_t)h * p.D + c * PER + e) : 0;
+#pragma unroll 4
+    for (k = 0; k < n; k += 32 / ACROSS) {
+        const int r = r0 + k + lane / ACROSS, row = i0 + r;
         uint4 v = make_uint4(0, 0, 0, 0);
         if (row < p.T && c * PER < p.D) {
-            v = *(const uint4 *)(q + (size_t)row * p.q_row_stride + c * PER);
-            if (bias.p) {
-                typename Pr::element x[PER];
-                memcpy(x, &v, 16);
-                for (e = 0; e < PER; e++)
-                    stx__attn_store(x + e, stx__attn_to_float(x[e])
-                                               + stx__get(bias, (size_t)(h * p.D + c * PER + e)));
-                memcpy(&v, x, 16);
-            }
+            v = *(const uint4 *)(q + (size_t)row * p.q_row_stride);
+            if (bias.p) v = stx__attn_add_bias(v, add);
         }
-        *(uint4 *)(tile + stx__attn_swizzle<CH>(r, c)) = v;
+        if (c < CH) *(uint4 *)(tile + stx__attn_swizzle<CH>(r, c)) = v;
     }
     __syncwarp();
 }
@@ -7190,11 +7204,13 @@ template <class Pr_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         CHUNK = 16 * CH * 16,
         DISTANCES = BK + 16, /* a strip and a tile have BK + 15 distances */
         RAMPS = STRIPS * DISTANCES * 4,
+        BIAS = DP * 4,
 
         /* Minimum numbers of blocks per multiprocessor, or 0 for none. In the query
            sweep, a minimum of 2 would make nvcc spill registers for wide heads. */
         QUERY_BLOCKS = DP == 32 ? (int)Pr::QUERY_BLOCKS_32 : 0,
         KEY_BLOCKS = DP == 32 ? (int)Pr::KEY_BLOCKS_32 : 2 * (THREADS == 128),
+        DIAGONAL_BLOCKS = 3 * (DP == 32 && SIZE == 2),
         MASK = 1 /* 1 if missing keys are supported */
     };
 };
@@ -7214,23 +7230,27 @@ template <class Sh> struct stx__attn_bwd_variants<Sh, 0> { typedef Sh masked, un
 /* The shared memory of a block. With prefetching, arrays that change from tile to tile
    have two buffers, so that the next tile is copied while the current one is processed.
 
-       ramps | K V q dO | second buffers | q+vb | pe window (+ next) | exchange
+       ramps | u vb | K V q dO | second buffers | q+vb | pe window (+ next) | exchange
 
-   `ramps` holds the ramp weights of each warp, see "Edges". q becomes q + u in place;
-   q + vb is stored separately if the positions use a different query than the keys. K
-   and V change in the query sweep, q and dO in the key sweep, and all four in the
-   diagonal sweep. For the next tile, the window has BK or BQ more rows; the window of a
-   diagonal never changes. `exchange` holds data that warps pass to each other. */
+   `ramps` holds the ramp weights of each warp, see "Edges". u and vb are the biases of
+   the head, as floats. q becomes q + u in place; q + vb is stored separately if the
+   positions use a different query than the keys. K and V change in the query sweep, q
+   and dO in the key sweep, and all four in the diagonal sweep. For the next tile, the
+   window has BK or BQ more rows; the window of a diagonal never changes. `exchange`
+   holds data that warps pass to each other. */
 enum { STX__MOVES_K = 1, STX__MOVES_Q = 2 };
 
 template <class Sh> struct stx__attn_bwd_shared {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *exchange;
     float *ramp; /* ramp weights of this warp */
+    float *u, *vb;
 
     __device__ __forceinline__ stx__attn_bwd_shared(unsigned char *base, int moves, int prefetch,
                                                     int two, int rows) {
         ramp = (float *)base + (int)threadIdx.x / 32 * Sh::DISTANCES;
-        k = base + Sh::RAMPS;
+        u = (float *)(base + Sh::RAMPS);
+        vb = u + Sh::DP;
+        k = base + Sh::RAMPS + 2 * Sh::BIAS;
         v = k + Sh::TILE_K;
         q = v + Sh::TILE_K;
         dy = q + Sh::TILE_Q;
@@ -7767,41 +7787,66 @@ static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__attn_bwd_
                                         ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
 }
 
-/* Adds the biases to the rows of q in shared memory: stores q + vb in a separate tile and
-   replaces q with q + u. Each warp processes its own strip. Rows beyond T stay 0. */
+/* Stores a bias of head h in shared memory, as DP floats. All threads of the block must
+   call this function; the data is valid after the next barrier. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_add_biases(const stx__attn_bwd_params &a,
-                                                                const stx__attn_bwd_shared<Sh> &m,
-                                                                int i0, int h) {
-    typedef typename Sh::Pr::element element;
+static __device__ __forceinline__ void stx__attn_bwd_load_bias(const stx__attn_params &p,
+                                                               float *to, const stx__array &bias,
+                                                               int h) {
+    int c;
+    for (c = stx__attn_opaque((int)threadIdx.x); c < Sh::DP; c += Sh::THREADS)
+        to[c] = bias.p && c < p.D ? stx__get(bias, (size_t)h * p.D + c) : 0;
+}
 
-    enum { PER = 16 / Sh::SIZE };
-
-    const stx__attn_params &p = a.p;
-    int i, e;
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_load_biases(const stx__attn_params &p,
+                                                                 const stx__attn_bwd_shared<Sh> &m,
+                                                                 int h) {
     if (!p.u.p && m.qv == m.q) return;
-    for (i = (int)threadIdx.x & 31; i < 16 * Sh::CH; i += 32) {
-        const int r = (int)threadIdx.x / 32 * 16 + i / Sh::CH, c = i % Sh::CH,
-                  yes = i0 + r < p.T && c * PER < p.D;
-        const unsigned at = stx__attn_swizzle<Sh::CH>(r, c);
-        element x[PER], y[PER];
-        memcpy(x, m.q + at, 16);
-        if (m.qv != m.q) {
-            for (e = 0; e < PER; e++) {
-                y[e] = x[e];
-                if (yes && p.vb.p)
-                    stx__attn_store(y + e, stx__attn_to_float(x[e])
-                                               + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
-            }
-            memcpy(m.qv + at, y, 16);
-        }
-        if (yes && p.u.p) {
-            for (e = 0; e < PER; e++)
-                stx__attn_store(x + e, stx__attn_to_float(x[e])
-                                           + stx__get(p.u, (size_t)(h * p.D + c * PER + e)));
-            memcpy(m.q + at, x, 16);
-        }
+    stx__attn_bwd_load_bias<Sh>(p, m.u, p.u, h);
+    stx__attn_bwd_load_bias<Sh>(p, m.vb, p.vb, h);
+}
+
+/* Stores the rows of `from` plus a bias in `to`, for the warp's strip of a tile that
+   begins at query i0. Rows beyond T stay 0. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_add_bias(const stx__attn_params &p,
+                                                              unsigned char *to,
+                                                              const unsigned char *from,
+                                                              const float *bias, int i0) {
+    enum { PER = 16 / Sh::SIZE, ACROSS = stx__attn_across(Sh::CH) };
+
+    /* hidden, so that no addresses occupy registers throughout the sweep */
+    const int thread = stx__attn_opaque((int)threadIdx.x), c = thread % ACROSS,
+              first = thread / 32 * 16 + thread % 32 / ACROSS;
+    float add[PER];
+    int r, e;
+    if (c >= Sh::CH) return;
+#pragma unroll
+    for (e = 0; e < PER; e += 4) {
+        const float4 v = *(const float4 *)(bias + c * PER + e);
+        add[e] = v.x;
+        add[e + 1] = v.y;
+        add[e + 2] = v.z;
+        add[e + 3] = v.w;
     }
+#pragma unroll 1
+    for (r = first; r < first + 16; r += 32 / ACROSS) {
+        const unsigned at = stx__attn_swizzle<Sh::CH>(r, c);
+        const uint4 v = *(const uint4 *)(from + at);
+        *(uint4 *)(to + at) = i0 + r < p.T ? stx__attn_add_bias(v, add) : v;
+    }
+}
+
+/* Adds the biases to the rows of q in shared memory: stores q + vb in a separate tile and
+   replaces q with q + u. Each warp processes its own strip. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_add_biases(const stx__attn_params &p,
+                                                                const stx__attn_bwd_shared<Sh> &m,
+                                                                int i0) {
+    if (!p.u.p && m.qv == m.q) return;
+    if (m.qv != m.q) stx__attn_bwd_add_bias<Sh>(p, m.qv, m.q, m.vb, i0);
+    if (p.u.p) stx__attn_bwd_add_bias<Sh>(p, m.q, m.q, m.u, i0);
     __syncwarp();
 }
 
@@ -7872,8 +7917,8 @@ static __device__ __forceinline__ int stx__attn_bwd_window_row(const stx__attn_p
 static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__array &to, size_t i, float x,
                                                           float y, int accumulate) {
     if (to.half && (uintptr_t)to.p % 4 == 0 && i % 2 == 0) {
-        uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i), v = accumulate ? *p : 0;
-        *p = stx__pair(__uint_as_float(v << 16) + x, __uint_as_float(v & 0xffff0000u) + y);
+        uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i);
+        *p = stx__attn_add2(accumulate ? *p : 0, x, y);
     } else {
         stx__add(to, i, x, accumulate);
         stx__add(to, i + 1, y, accumulate);
@@ -8102,9 +8147,10 @@ static __device__ __forceinline__ void stx__attn_bwd_query_open(
         stx__attn_bwd_query_fetch<Sh>(a, m, t, 0, i0, first, b, h, 0, Sh::PE_ROWS);
     else
         stx__cp_commit();
+    stx__attn_bwd_load_biases<Sh>(p, m, h);
     stx__cp_wait<0>();
     __syncthreads();
-    stx__attn_bwd_add_biases<Sh>(a, m, i0, h);
+    stx__attn_bwd_add_biases<Sh>(p, m, i0);
 }
 
 /* Processes the persistent vectors: adds ds K to dk, the term of dQ that comes from
@@ -8498,7 +8544,7 @@ static __device__ __forceinline__ void stx__attn_bwd_key_walk(
         stx__attn_bwd_load_stats(a, t, b, h);
         stx__cp_wait<0>();
         __syncthreads();
-        if (!a.persistent) stx__attn_bwd_add_biases<Sh>(a, now, i0, h);
+        if (!a.persistent) stx__attn_bwd_add_biases<Sh>(a.p, now, i0);
         come = a.prefetch && b + end < b1;
         if (come) stx__attn_bwd_load_q_pe<Sh>(a, then, t, ring, next, b + end, h, table);
         all = stx__attn_bwd_key_scores<Sh>(a, w, now, t, edge, wa, wg);
@@ -8573,6 +8619,7 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
     t.ring = 0;
     t.chunks = held / 16;
     t.persistent = a.persistent;
+    stx__attn_bwd_load_biases<Sh>(p, m, h);
     stx__attn_bwd_load_kv<Sh>(a, m, j0, b0, h, a.persistent);
     if (table)
         stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window_row<Sh>(p, lo, j0), h, Sh::BQ,
@@ -8753,9 +8800,12 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
         t.i = i1 + (int)threadIdx.x / 32 * 16;
         t.j0 = j0;
         stx__attn_bwd_load_stats(a, t, b1, h);
+        /* in every tile: loading them once per head takes more registers. The barrier
+           after phase 1 of the previous tile follows the last use of the old ones */
+        stx__attn_bwd_load_biases<Sh>(p, m, h);
         stx__cp_wait<0>();
         __syncthreads();
-        stx__attn_bwd_add_biases<Sh>(a, now, i1, h);
+        stx__attn_bwd_add_biases<Sh>(p, now, i1);
         come = a.prefetch && b < stop;
         if (come) {
             stx__attn_bwd_load_kv<Sh>(a, then, i0 + off, b, h, 0);
@@ -8784,8 +8834,11 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
 
    A block walks its split of the batch or, if all heads share a table, of heads and
    batch. It stores a partial sum, (PE_ROWS,D) floats, for stx__attn_bwd_fold_diagonals.
-   A block without tiles only stores used = 0. The launch bound is one warp per strip. */
-template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_bwd_params a) {
+   A block without tiles only stores used = 0. The launch bound is one warp per strip and
+   DIAGONAL_BLOCKS blocks per multiprocessor. */
+template <class Sh>
+STX__GLOBAL(Sh::THREADS, (int)Sh::DIAGONAL_BLOCKS)
+stx__attn_bwd_diagonals(stx__attn_bwd_params a) {
     STX__DYNAMIC(shared);
     const stx__attn_params &p = a.p;
 
@@ -8845,7 +8898,8 @@ template <class Sh> struct stx__attn_bwd_table_shape {
         CH = COLUMNS / 8,
         XS = COLUMNS / 16 / Sh::STRIPS,
         TILE = Sh::BQ * CH * 16,
-        SHARED = 2 * (TILE + Sh::TILE_Q)
+        HALF = TILE + Sh::TILE_Q, /* the data of one step */
+        SHARED = 2 * HALF + Sh::BIAS
     };
 
     static_assert((int)SHARED <= (int)STX__SHARED_LEAST,
@@ -8886,31 +8940,6 @@ static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_
     stx__cp_commit();
 }
 
-/* Adds vb to the tile of q that begins at query i0. All threads of the block must call
-   this function. */
-template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_table_bias(const stx__attn_bwd_params &a,
-                                                                unsigned char *q, int i0, int h) {
-    typedef typename Sh::Pr::element element;
-
-    enum { PER = 16 / Sh::SIZE };
-
-    const stx__attn_params &p = a.p;
-    int k, e;
-    for (k = (int)threadIdx.x; k < Sh::BQ * Sh::CH; k += Sh::THREADS) {
-        const int r = k / Sh::CH, c = k % Sh::CH;
-        unsigned char *at = q + stx__attn_swizzle<Sh::CH>(r, c);
-        element v[PER];
-        if (i0 + r >= p.T || c * PER >= p.D) continue;
-        memcpy(v, at, 16);
-        for (e = 0; e < PER; e++)
-            stx__attn_store(v + e, stx__attn_to_float(v[e])
-                                       + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
-        memcpy(at, v, 16);
-    }
-    __syncthreads();
-}
-
 /* Adds dR^T (q + vb) of one step to dPE, for the warp's 16 XS columns. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_table_sums(float (&acc)[XS][Sh::DP / 8][4],
@@ -8947,6 +8976,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
     const int lo = max(0, p.first_key - (a.newest - 1 - back)) / Sh::BQ * Sh::BQ,
               steps = max(0, p.T - lo + Sh::BQ - 1) / Sh::BQ;
     const size_t part = ((size_t)blockIdx.x * gridDim.y + blockIdx.y) * a.splits + split;
+    float *vb = (float *)(shared + 2 * X::HALF);
     float acc[X::XS][Sh::DP / 8][4];
     int c, end, used = 0, s, n, x, e;
 
@@ -8959,16 +8989,20 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
         end = own ? c1 : min(c1, (h + 1) * p.B);
         if (back >= f.width || !steps) continue;
         __syncthreads();
+        if (p.vb.p) stx__attn_bwd_load_bias<Sh>(p, vb, p.vb, h);
         stx__attn_bwd_table_load<Sh>(a, shared, f, b, h, lo, back);
         for (s = 0; s < (end - c) * steps; s++) {
-            unsigned char *dr = shared + (s & 1) * (X::SHARED / 2), *q = dr + X::TILE;
+            unsigned char *dr = shared + (s & 1) * X::HALF, *q = dr + X::TILE;
             stx__cp_wait<0>();
             __syncthreads();
             if (s + 1 < (end - c) * steps)
-                stx__attn_bwd_table_load<Sh>(a, shared + ((s + 1) & 1) * (X::SHARED / 2), f,
+                stx__attn_bwd_table_load<Sh>(a, shared + ((s + 1) & 1) * X::HALF, f,
                                              b + (s + 1) / steps, h, lo + (s + 1) % steps * Sh::BQ,
                                              back);
-            if (p.vb.p) stx__attn_bwd_table_bias<Sh>(a, q, lo + s % steps * Sh::BQ, h);
+            if (p.vb.p) {
+                stx__attn_bwd_add_bias<Sh>(p, q, q, vb, lo + s % steps * Sh::BQ);
+                __syncthreads();
+            }
             stx__attn_bwd_table_sums<Sh, X::XS>(acc, dr, q);
         }
         used = 1;
@@ -9124,7 +9158,7 @@ static stx__attn_bwd_choice stx__attn_bwd_choice_of(const stx_attention_args *a)
     c.bk = BK;
     c.threads = Sh::THREADS;
     stx__attn_bwd_choose_table<Sh>(&c, (const Pr *)NULL);
-    c.shared_queries = Sh::RAMPS
+    c.shared_queries = (size_t)Sh::RAMPS + 2 * Sh::BIAS
                        + (size_t)Sh::TILE_Q
                              * (a->P && (a->content_bias || a->position_bias) ? 3 : 2)
                        + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_PE : 0);

@@ -123,7 +123,7 @@ static stx__attn_bwd_choice stx__attn_bwd_choice_of(const stx_attention_args *a)
     c.bk = BK;
     c.threads = Sh::THREADS;
     stx__attn_bwd_choose_table<Sh>(&c, (const Pr *)NULL);
-    c.shared_queries = Sh::RAMPS
+    c.shared_queries = (size_t)Sh::RAMPS + 2 * Sh::BIAS
                        + (size_t)Sh::TILE_Q
                              * (a->P && (a->content_bias || a->position_bias) ? 3 : 2)
                        + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_PE : 0);

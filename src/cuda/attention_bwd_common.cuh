@@ -204,11 +204,13 @@ template <class Pr_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
         CHUNK = 16 * CH * 16,
         DISTANCES = BK + 16, /* a strip and a tile have BK + 15 distances */
         RAMPS = STRIPS * DISTANCES * 4,
+        BIAS = DP * 4,
 
         /* Minimum numbers of blocks per multiprocessor, or 0 for none. In the query
            sweep, a minimum of 2 would make nvcc spill registers for wide heads. */
         QUERY_BLOCKS = DP == 32 ? (int)Pr::QUERY_BLOCKS_32 : 0,
         KEY_BLOCKS = DP == 32 ? (int)Pr::KEY_BLOCKS_32 : 2 * (THREADS == 128),
+        DIAGONAL_BLOCKS = 3 * (DP == 32 && SIZE == 2),
         MASK = 1 /* 1 if missing keys are supported */
     };
 };
@@ -228,23 +230,27 @@ template <class Sh> struct stx__attn_bwd_variants<Sh, 0> { typedef Sh masked, un
 /* The shared memory of a block. With prefetching, arrays that change from tile to tile
    have two buffers, so that the next tile is copied while the current one is processed.
 
-       ramps | K V q dO | second buffers | q+vb | pe window (+ next) | exchange
+       ramps | u vb | K V q dO | second buffers | q+vb | pe window (+ next) | exchange
 
-   `ramps` holds the ramp weights of each warp, see "Edges". q becomes q + u in place;
-   q + vb is stored separately if the positions use a different query than the keys. K
-   and V change in the query sweep, q and dO in the key sweep, and all four in the
-   diagonal sweep. For the next tile, the window has BK or BQ more rows; the window of a
-   diagonal never changes. `exchange` holds data that warps pass to each other. */
+   `ramps` holds the ramp weights of each warp, see "Edges". u and vb are the biases of
+   the head, as floats. q becomes q + u in place; q + vb is stored separately if the
+   positions use a different query than the keys. K and V change in the query sweep, q
+   and dO in the key sweep, and all four in the diagonal sweep. For the next tile, the
+   window has BK or BQ more rows; the window of a diagonal never changes. `exchange`
+   holds data that warps pass to each other. */
 enum { STX__MOVES_K = 1, STX__MOVES_Q = 2 };
 
 template <class Sh> struct stx__attn_bwd_shared {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *exchange;
     float *ramp; /* ramp weights of this warp */
+    float *u, *vb;
 
     __device__ __forceinline__ stx__attn_bwd_shared(unsigned char *base, int moves, int prefetch,
                                                     int two, int rows) {
         ramp = (float *)base + (int)threadIdx.x / 32 * Sh::DISTANCES;
-        k = base + Sh::RAMPS;
+        u = (float *)(base + Sh::RAMPS);
+        vb = u + Sh::DP;
+        k = base + Sh::RAMPS + 2 * Sh::BIAS;
         v = k + Sh::TILE_K;
         q = v + Sh::TILE_K;
         dy = q + Sh::TILE_Q;

@@ -175,9 +175,12 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
         t.i = i1 + (int)threadIdx.x / 32 * 16;
         t.j0 = j0;
         stx__attn_bwd_load_stats(a, t, b1, h);
+        /* in every tile: loading them once per head takes more registers. The barrier
+           after phase 1 of the previous tile follows the last use of the old ones */
+        stx__attn_bwd_load_biases<Sh>(p, m, h);
         stx__cp_wait<0>();
         __syncthreads();
-        stx__attn_bwd_add_biases<Sh>(a, now, i1, h);
+        stx__attn_bwd_add_biases<Sh>(p, now, i1);
         come = a.prefetch && b < stop;
         if (come) {
             stx__attn_bwd_load_kv<Sh>(a, then, i0 + off, b, h, 0);
@@ -206,8 +209,11 @@ static __device__ __forceinline__ void stx__attn_bwd_diagonal_head(
 
    A block walks its split of the batch or, if all heads share a table, of heads and
    batch. It stores a partial sum, (PE_ROWS,D) floats, for stx__attn_bwd_fold_diagonals.
-   A block without tiles only stores used = 0. The launch bound is one warp per strip. */
-template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__attn_bwd_params a) {
+   A block without tiles only stores used = 0. The launch bound is one warp per strip and
+   DIAGONAL_BLOCKS blocks per multiprocessor. */
+template <class Sh>
+STX__GLOBAL(Sh::THREADS, (int)Sh::DIAGONAL_BLOCKS)
+stx__attn_bwd_diagonals(stx__attn_bwd_params a) {
     STX__DYNAMIC(shared);
     const stx__attn_params &p = a.p;
 
@@ -267,7 +273,8 @@ template <class Sh> struct stx__attn_bwd_table_shape {
         CH = COLUMNS / 8,
         XS = COLUMNS / 16 / Sh::STRIPS,
         TILE = Sh::BQ * CH * 16,
-        SHARED = 2 * (TILE + Sh::TILE_Q)
+        HALF = TILE + Sh::TILE_Q, /* the data of one step */
+        SHARED = 2 * HALF + Sh::BIAS
     };
 
     static_assert((int)SHARED <= (int)STX__SHARED_LEAST,
@@ -308,31 +315,6 @@ static __device__ __forceinline__ void stx__attn_bwd_table_load(const stx__attn_
     stx__cp_commit();
 }
 
-/* Adds vb to the tile of q that begins at query i0. All threads of the block must call
-   this function. */
-template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_table_bias(const stx__attn_bwd_params &a,
-                                                                unsigned char *q, int i0, int h) {
-    typedef typename Sh::Pr::element element;
-
-    enum { PER = 16 / Sh::SIZE };
-
-    const stx__attn_params &p = a.p;
-    int k, e;
-    for (k = (int)threadIdx.x; k < Sh::BQ * Sh::CH; k += Sh::THREADS) {
-        const int r = k / Sh::CH, c = k % Sh::CH;
-        unsigned char *at = q + stx__attn_swizzle<Sh::CH>(r, c);
-        element v[PER];
-        if (i0 + r >= p.T || c * PER >= p.D) continue;
-        memcpy(v, at, 16);
-        for (e = 0; e < PER; e++)
-            stx__attn_store(v + e, stx__attn_to_float(v[e])
-                                       + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
-        memcpy(at, v, 16);
-    }
-    __syncthreads();
-}
-
 /* Adds dR^T (q + vb) of one step to dPE, for the warp's 16 XS columns. */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_table_sums(float (&acc)[XS][Sh::DP / 8][4],
@@ -369,6 +351,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
     const int lo = max(0, p.first_key - (a.newest - 1 - back)) / Sh::BQ * Sh::BQ,
               steps = max(0, p.T - lo + Sh::BQ - 1) / Sh::BQ;
     const size_t part = ((size_t)blockIdx.x * gridDim.y + blockIdx.y) * a.splits + split;
+    float *vb = (float *)(shared + 2 * X::HALF);
     float acc[X::XS][Sh::DP / 8][4];
     int c, end, used = 0, s, n, x, e;
 
@@ -381,16 +364,20 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__attn_bwd_p
         end = own ? c1 : min(c1, (h + 1) * p.B);
         if (back >= f.width || !steps) continue;
         __syncthreads();
+        if (p.vb.p) stx__attn_bwd_load_bias<Sh>(p, vb, p.vb, h);
         stx__attn_bwd_table_load<Sh>(a, shared, f, b, h, lo, back);
         for (s = 0; s < (end - c) * steps; s++) {
-            unsigned char *dr = shared + (s & 1) * (X::SHARED / 2), *q = dr + X::TILE;
+            unsigned char *dr = shared + (s & 1) * X::HALF, *q = dr + X::TILE;
             stx__cp_wait<0>();
             __syncthreads();
             if (s + 1 < (end - c) * steps)
-                stx__attn_bwd_table_load<Sh>(a, shared + ((s + 1) & 1) * (X::SHARED / 2), f,
+                stx__attn_bwd_table_load<Sh>(a, shared + ((s + 1) & 1) * X::HALF, f,
                                              b + (s + 1) / steps, h, lo + (s + 1) % steps * Sh::BQ,
                                              back);
-            if (p.vb.p) stx__attn_bwd_table_bias<Sh>(a, q, lo + s % steps * Sh::BQ, h);
+            if (p.vb.p) {
+                stx__attn_bwd_add_bias<Sh>(p, q, q, vb, lo + s % steps * Sh::BQ);
+                __syncthreads();
+            }
             stx__attn_bwd_table_sums<Sh, X::XS>(acc, dr, q);
         }
         used = 1;

@@ -167,7 +167,7 @@ static __device__ __forceinline__ void stx__attn_bwd_key_walk(
         stx__attn_bwd_load_stats(a, t, b, h);
         stx__cp_wait<0>();
         __syncthreads();
-        if (!a.persistent) stx__attn_bwd_add_biases<Sh>(a, now, i0, h);
+        if (!a.persistent) stx__attn_bwd_add_biases<Sh>(a.p, now, i0);
         come = a.prefetch && b + end < b1;
         if (come) stx__attn_bwd_load_q_pe<Sh>(a, then, t, ring, next, b + end, h, table);
         all = stx__attn_bwd_key_scores<Sh>(a, w, now, t, edge, wa, wg);
@@ -242,6 +242,7 @@ stx__attn_bwd_keys(stx__attn_bwd_params a) {
     t.ring = 0;
     t.chunks = held / 16;
     t.persistent = a.persistent;
+    stx__attn_bwd_load_biases<Sh>(p, m, h);
     stx__attn_bwd_load_kv<Sh>(a, m, j0, b0, h, a.persistent);
     if (table)
         stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window_row<Sh>(p, lo, j0), h, Sh::BQ,

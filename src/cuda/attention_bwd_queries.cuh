@@ -25,41 +25,66 @@ static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__attn_bwd_
                                         ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
 }
 
-/* Adds the biases to the rows of q in shared memory: stores q + vb in a separate tile and
-   replaces q with q + u. Each warp processes its own strip. Rows beyond T stay 0. */
+/* Stores a bias of head h in shared memory, as DP floats. All threads of the block must
+   call this function; the data is valid after the next barrier. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_add_biases(const stx__attn_bwd_params &a,
-                                                                const stx__attn_bwd_shared<Sh> &m,
-                                                                int i0, int h) {
-    typedef typename Sh::Pr::element element;
+static __device__ __forceinline__ void stx__attn_bwd_load_bias(const stx__attn_params &p,
+                                                               float *to, const stx__array &bias,
+                                                               int h) {
+    int c;
+    for (c = stx__attn_opaque((int)threadIdx.x); c < Sh::DP; c += Sh::THREADS)
+        to[c] = bias.p && c < p.D ? stx__get(bias, (size_t)h * p.D + c) : 0;
+}
 
-    enum { PER = 16 / Sh::SIZE };
-
-    const stx__attn_params &p = a.p;
-    int i, e;
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_load_biases(const stx__attn_params &p,
+                                                                 const stx__attn_bwd_shared<Sh> &m,
+                                                                 int h) {
     if (!p.u.p && m.qv == m.q) return;
-    for (i = (int)threadIdx.x & 31; i < 16 * Sh::CH; i += 32) {
-        const int r = (int)threadIdx.x / 32 * 16 + i / Sh::CH, c = i % Sh::CH,
-                  yes = i0 + r < p.T && c * PER < p.D;
-        const unsigned at = stx__attn_swizzle<Sh::CH>(r, c);
-        element x[PER], y[PER];
-        memcpy(x, m.q + at, 16);
-        if (m.qv != m.q) {
-            for (e = 0; e < PER; e++) {
-                y[e] = x[e];
-                if (yes && p.vb.p)
-                    stx__attn_store(y + e, stx__attn_to_float(x[e])
-                                               + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
-            }
-            memcpy(m.qv + at, y, 16);
-        }
-        if (yes && p.u.p) {
-            for (e = 0; e < PER; e++)
-                stx__attn_store(x + e, stx__attn_to_float(x[e])
-                                           + stx__get(p.u, (size_t)(h * p.D + c * PER + e)));
-            memcpy(m.q + at, x, 16);
-        }
+    stx__attn_bwd_load_bias<Sh>(p, m.u, p.u, h);
+    stx__attn_bwd_load_bias<Sh>(p, m.vb, p.vb, h);
+}
+
+/* Stores the rows of `from` plus a bias in `to`, for the warp's strip of a tile that
+   begins at query i0. Rows beyond T stay 0. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_add_bias(const stx__attn_params &p,
+                                                              unsigned char *to,
+                                                              const unsigned char *from,
+                                                              const float *bias, int i0) {
+    enum { PER = 16 / Sh::SIZE, ACROSS = stx__attn_across(Sh::CH) };
+
+    /* hidden, so that no addresses occupy registers throughout the sweep */
+    const int thread = stx__attn_opaque((int)threadIdx.x), c = thread % ACROSS,
+              first = thread / 32 * 16 + thread % 32 / ACROSS;
+    float add[PER];
+    int r, e;
+    if (c >= Sh::CH) return;
+#pragma unroll
+    for (e = 0; e < PER; e += 4) {
+        const float4 v = *(const float4 *)(bias + c * PER + e);
+        add[e] = v.x;
+        add[e + 1] = v.y;
+        add[e + 2] = v.z;
+        add[e + 3] = v.w;
     }
+#pragma unroll 1
+    for (r = first; r < first + 16; r += 32 / ACROSS) {
+        const unsigned at = stx__attn_swizzle<Sh::CH>(r, c);
+        const uint4 v = *(const uint4 *)(from + at);
+        *(uint4 *)(to + at) = i0 + r < p.T ? stx__attn_add_bias(v, add) : v;
+    }
+}
+
+/* Adds the biases to the rows of q in shared memory: stores q + vb in a separate tile and
+   replaces q with q + u. Each warp processes its own strip. */
+template <class Sh>
+static __device__ __forceinline__ void stx__attn_bwd_add_biases(const stx__attn_params &p,
+                                                                const stx__attn_bwd_shared<Sh> &m,
+                                                                int i0) {
+    if (!p.u.p && m.qv == m.q) return;
+    if (m.qv != m.q) stx__attn_bwd_add_bias<Sh>(p, m.qv, m.q, m.vb, i0);
+    if (p.u.p) stx__attn_bwd_add_bias<Sh>(p, m.q, m.q, m.u, i0);
     __syncwarp();
 }
 
@@ -130,8 +155,8 @@ static __device__ __forceinline__ int stx__attn_bwd_window_row(const stx__attn_p
 static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__array &to, size_t i, float x,
                                                           float y, int accumulate) {
     if (to.half && (uintptr_t)to.p % 4 == 0 && i % 2 == 0) {
-        uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i), v = accumulate ? *p : 0;
-        *p = stx__pair(__uint_as_float(v << 16) + x, __uint_as_float(v & 0xffff0000u) + y);
+        uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i);
+        *p = stx__attn_add2(accumulate ? *p : 0, x, y);
     } else {
         stx__add(to, i, x, accumulate);
         stx__add(to, i + 1, y, accumulate);
@@ -360,9 +385,10 @@ static __device__ __forceinline__ void stx__attn_bwd_query_open(
         stx__attn_bwd_query_fetch<Sh>(a, m, t, 0, i0, first, b, h, 0, Sh::PE_ROWS);
     else
         stx__cp_commit();
+    stx__attn_bwd_load_biases<Sh>(p, m, h);
     stx__cp_wait<0>();
     __syncthreads();
-    stx__attn_bwd_add_biases<Sh>(a, m, i0, h);
+    stx__attn_bwd_add_biases<Sh>(p, m, i0);
 }
 
 /* Processes the persistent vectors: adds ds K to dk, the term of dQ that comes from

@@ -370,6 +370,12 @@ template <int CH> static __device__ __forceinline__ unsigned stx__attn_swizzle(i
     return (unsigned)(r * CH + (CH % 8 ? c ^ ((r >> 1) & 3) : c ^ (r & 7))) * 16;
 }
 
+/* Returns the number of threads that a row of `pieces` pieces is distributed over. A row
+   of 12 pieces has 16 threads, 4 of which are idle. */
+static constexpr __host__ __device__ int stx__attn_across(int pieces) {
+    return pieces & (pieces - 1) ? 16 : pieces;
+}
+
 /* Starts copies of rows r0 .. r0+n-1 of the array whose row 0 is at `from`, into a
    tile. Rows outside [lo,hi) are set to zeros. All threads of the block must call this
    function; the data is visible after the next stx__cp_wait and barrier. `ld` is the
@@ -378,8 +384,7 @@ template <int CH, int THREADS>
 static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n, const void *from,
                                                       size_t ld, int bytes, int r0, int lo,
                                                       int hi) {
-    /* threads per row; a row of 12 pieces has 16 threads, 4 of which are idle */
-    enum { ACROSS = CH & (CH - 1) ? 16 : CH, ROWS = THREADS / ACROSS };
+    enum { ACROSS = stx__attn_across(CH), ROWS = THREADS / ACROSS };
 
     int r = (int)threadIdx.x / ACROSS, c = (int)threadIdx.x % ACROSS, k;
     /* the row stride is multiplied only once; the loop adds to the address */
@@ -654,20 +659,30 @@ static __device__ __forceinline__ float stx__attn_to_float(float v) {
     return v;
 }
 
-static __device__ __forceinline__ void stx__attn_store(stx__bf16 *p, float v) {
-    *p = __float2bfloat16(v);
-}
-
-static __device__ __forceinline__ void stx__attn_store(float *p, float v) {
-    *p = v;
-}
-
 static __device__ __forceinline__ void stx__attn_store2(stx__bf16 *p, float a, float b) {
     *(uint32_t *)p = stx__pair(a, b);
 }
 
 static __device__ __forceinline__ void stx__attn_store2(float *p, float a, float b) {
     *(float2 *)p = make_float2(a, b);
+}
+
+/* Returns two bfloat16 plus a and b. */
+static __device__ __forceinline__ uint32_t stx__attn_add2(uint32_t v, float a, float b) {
+    return stx__pair(__uint_as_float(v << 16) + a, __uint_as_float(v & 0xffff0000u) + b);
+}
+
+/* These functions return a piece of 16 bytes, 8 bfloat16 or 4 floats, plus a bias. */
+static __device__ __forceinline__ uint4 stx__attn_add_bias(const uint4 &v, const float (&b)[8]) {
+    return make_uint4(stx__attn_add2(v.x, b[0], b[1]), stx__attn_add2(v.y, b[2], b[3]),
+                      stx__attn_add2(v.z, b[4], b[5]), stx__attn_add2(v.w, b[6], b[7]));
+}
+
+static __device__ __forceinline__ uint4 stx__attn_add_bias(const uint4 &v, const float (&b)[4]) {
+    return make_uint4(__float_as_uint(__uint_as_float(v.x) + b[0]),
+                      __float_as_uint(__uint_as_float(v.y) + b[1]),
+                      __float_as_uint(__uint_as_float(v.z) + b[2]),
+                      __float_as_uint(__uint_as_float(v.w) + b[3]));
 }
 
 /* The skew, in registers. R = Q PE^T contains the score of query row r with table row c.

@@ -81,26 +81,25 @@ static __device__ __forceinline__ void stx__attn_load_query(const stx__attn_para
                                                             unsigned char *tile, int r0, int n,
                                                             int i0, int b, int h,
                                                             const stx__array &bias) {
-    enum { PER = 16 / Pr::SIZE };
+    enum { PER = 16 / Pr::SIZE, ACROSS = stx__attn_across(CH) };
 
+    const int lane = (int)threadIdx.x & 31, c = lane % ACROSS;
     const typename Pr::element *q = (const typename Pr::element *)p.q + (size_t)b * p.q_batch_stride
-                                    + (size_t)h * p.D;
-    int i;
-    for (i = (int)threadIdx.x & 31; i < n * CH; i += 32) {
-        int r = r0 + i / CH, c = i % CH, row = i0 + r, e;
+                                    + (size_t)h * p.D + c * PER;
+    float add[PER];
+    int k, e;
+#pragma unroll
+    for (e = 0; e < PER; e++)
+        add[e] = bias.p && c * PER < p.D ? stx__get(bias, (size_t)h * p.D + c * PER + e) : 0;
+#pragma unroll 4
+    for (k = 0; k < n; k += 32 / ACROSS) {
+        const int r = r0 + k + lane / ACROSS, row = i0 + r;
         uint4 v = make_uint4(0, 0, 0, 0);
         if (row < p.T && c * PER < p.D) {
-            v = *(const uint4 *)(q + (size_t)row * p.q_row_stride + c * PER);
-            if (bias.p) {
-                typename Pr::element x[PER];
-                memcpy(x, &v, 16);
-                for (e = 0; e < PER; e++)
-                    stx__attn_store(x + e, stx__attn_to_float(x[e])
-                                               + stx__get(bias, (size_t)(h * p.D + c * PER + e)));
-                memcpy(&v, x, 16);
-            }
+            v = *(const uint4 *)(q + (size_t)row * p.q_row_stride);
+            if (bias.p) v = stx__attn_add_bias(v, add);
         }
-        *(uint4 *)(tile + stx__attn_swizzle<CH>(r, c)) = v;
+        if (c < CH) *(uint4 *)(tile + stx__attn_swizzle<CH>(r, c)) = v;
     }
     __syncwarp();
 }
