@@ -8015,10 +8015,10 @@ static __device__ __forceinline__ void stx__attn_bwd_store_part(float *to, size_
     }
 }
 
-/* Prepares the sweeps. Computes dsum (B,H,T), the sum of dy y over D: one warp per row,
-   8 rows per block of 256 threads. Each lane sums every 32nd element, and the warp adds
-   the lanes' sums in a fixed tree. The first l.blocks blocks create the list of query
-   tiles instead; l.blocks is 0 if no list is required. */
+/* Prepares the sweeps. Computes dsum (B,H,T), the sum of dy y over D: 8 lanes per row, 32
+   queries of a head per block of 256 threads. Each lane sums every 8th piece of 16 bytes,
+   and the 8 lanes' sums are added in a fixed tree. The first l.blocks blocks create the
+   list of query tiles instead; l.blocks is 0 if no list is required. */
 typedef struct stx__attn_bwd_list {
     uint32_t *list;
     int tiles, bq, bk, newest, columns;
@@ -8026,23 +8026,34 @@ typedef struct stx__attn_bwd_list {
     unsigned blocks;
 } stx__attn_bwd_list;
 
+template <class E>
 STX__GLOBAL(256)
-stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, stx__array dy, stx__array y,
-                      float *dsum) {
+stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, const void *dy, float *dsum) {
     STX__SHARED(stx__attn_window, head, 256);
-    const int T = p.T, H = p.H, D = p.D;
-    const size_t row = ((size_t)blockIdx.x - l.blocks) * (blockDim.x / 32) + threadIdx.x / 32,
-                 n = (size_t)p.B * T * H;
-    int lane = (int)threadIdx.x & 31, d;
+
+    enum { PER = 16 / sizeof(E) };
+
+    const unsigned H = (unsigned)p.H, block = blockIdx.x - l.blocks,
+                   tiles = (unsigned)(p.T + 31) / 32, row = block / tiles; /* row: b H + h */
+    const int i = (int)(block % tiles * 32 + threadIdx.x / 8), part = (int)threadIdx.x & 7;
+    const size_t at = (((size_t)(row / H) * p.T + i) * H + row % H) * p.D;
     float s = 0;
+    int c, e;
     if (blockIdx.x < l.blocks) {
         stx__attn_make_list(p, l.list, l.tiles, l.bq, l.bk, l.place, l.newest, l.columns, head);
         return;
     }
-    if (row >= n) return;
-    for (d = lane; d < D; d += 32) s += stx__get(dy, row * D + d) * stx__get(y, row * D + d);
-    s = stx__warp_sum(s);
-    if (!lane) dsum[(row / ((size_t)T * H) * H + row % H) * T + row / H % T] = s;
+    for (c = part * PER; i < p.T && c < p.D; c += 8 * PER) {
+        const uint4 v = *(const uint4 *)((const E *)dy + at + c),
+                    w = *(const uint4 *)((const E *)p.y + at + c);
+        E x[PER], y[PER];
+        memcpy(x, &v, 16);
+        memcpy(y, &w, 16);
+#pragma unroll
+        for (e = 0; e < PER; e++) s += stx__attn_to_float(x[e]) * stx__attn_to_float(y[e]);
+    }
+    for (c = 4; c; c /= 2) s += __shfl_xor_sync(STX__ALL, s, c);
+    if (!part && i < p.T) dsum[(size_t)row * p.T + i] = s;
 }
 
 /* How the three kernels walk their tiles. Each round has these steps:
@@ -9123,7 +9134,11 @@ STX__GLOBAL(256) stx__attn_bwd_fold(stx__attn_bwd_folds a) {
 typedef stx__kernel_of<stx__attn_bwd_params> stx__attn_bwd_kernel;
 typedef stx__kernel_of<stx__attn_bwd_params, const uint32_t *> stx__attn_bwd_kernel_list;
 
+typedef stx__kernel_of<stx__attn_params, stx__attn_bwd_list, const void *, float *>
+    stx__attn_bwd_kernel_prepare;
+
 typedef struct stx__attn_bwd_choice {
+    stx__attn_bwd_kernel_prepare prepare;
     stx__attn_bwd_kernel_list queries;
     stx__attn_bwd_kernel keys, diagonals;
     size_t shared_queries, shared_keys, shared_diagonals; /* shared memory, in bytes */
@@ -9150,6 +9165,7 @@ static stx__attn_bwd_choice stx__attn_bwd_choice_of(const stx_attention_args *a)
     typedef stx__attn_bwd_shape<Pr, DP, BQ, BK> Sh;
     typedef stx__attn_bwd_variants<Sh, Pr::MASKED_SIZES & DP> Q;
     stx__attn_bwd_choice c = {};
+    c.prepare = stx__attn_bwd_prepare<typename Pr::element>;
     c.queries = stx__attn_bwd_queries<typename Q::unmasked>;
     if (stx__attn_key_words(a)) c.queries = stx__attn_bwd_queries<typename Q::masked>;
     c.keys = stx__attn_bwd_keys<Sh>;
@@ -9462,7 +9478,6 @@ static void stx__attn_bwd_run_prepare(stx_ctx *x, const stx_attention_args *a,
                                       const stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                       const stx__attn_bwd_params *p) {
     char *work = (char *)a->work;
-    const size_t rows = a->B * a->T * a->H;
     stx__attn_bwd_list list;
     memset(&list, 0, sizeof list);
     if (s->queries) {
@@ -9475,9 +9490,9 @@ static void stx__attn_bwd_run_prepare(stx_ctx *x, const stx_attention_args *a,
         list.place = s->rows ? (stx__attn_dr_slot *)(work + s->place) : (stx__attn_dr_slot *)NULL;
         list.blocks = stx__blocks((size_t)p->p.H * s->tiles, 256, (size_t)1 << 30);
     }
-    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_prepare,
-                    list.blocks + stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, p->p, list,
-                    stx__array_of(x, a->dy), stx__array_of(x, a->y), p->dsum);
+    STX__RUN_KERNEL(x, "stx_attention_bwd", c->prepare,
+                    list.blocks + stx__blocks(a->B * a->H * ((a->T + 31) / 32), 1, (size_t)1 << 30),
+                    256, 0, p->p, list, p->dy, p->dsum);
 }
 
 /* Runs the query sweep. */

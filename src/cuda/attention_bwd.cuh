@@ -88,7 +88,11 @@ STX__GLOBAL(256) stx__attn_bwd_fold(stx__attn_bwd_folds a) {
 typedef stx__kernel_of<stx__attn_bwd_params> stx__attn_bwd_kernel;
 typedef stx__kernel_of<stx__attn_bwd_params, const uint32_t *> stx__attn_bwd_kernel_list;
 
+typedef stx__kernel_of<stx__attn_params, stx__attn_bwd_list, const void *, float *>
+    stx__attn_bwd_kernel_prepare;
+
 typedef struct stx__attn_bwd_choice {
+    stx__attn_bwd_kernel_prepare prepare;
     stx__attn_bwd_kernel_list queries;
     stx__attn_bwd_kernel keys, diagonals;
     size_t shared_queries, shared_keys, shared_diagonals; /* shared memory, in bytes */
@@ -115,6 +119,7 @@ static stx__attn_bwd_choice stx__attn_bwd_choice_of(const stx_attention_args *a)
     typedef stx__attn_bwd_shape<Pr, DP, BQ, BK> Sh;
     typedef stx__attn_bwd_variants<Sh, Pr::MASKED_SIZES & DP> Q;
     stx__attn_bwd_choice c = {};
+    c.prepare = stx__attn_bwd_prepare<typename Pr::element>;
     c.queries = stx__attn_bwd_queries<typename Q::unmasked>;
     if (stx__attn_key_words(a)) c.queries = stx__attn_bwd_queries<typename Q::masked>;
     c.keys = stx__attn_bwd_keys<Sh>;
@@ -427,7 +432,6 @@ static void stx__attn_bwd_run_prepare(stx_ctx *x, const stx_attention_args *a,
                                       const stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                       const stx__attn_bwd_params *p) {
     char *work = (char *)a->work;
-    const size_t rows = a->B * a->T * a->H;
     stx__attn_bwd_list list;
     memset(&list, 0, sizeof list);
     if (s->queries) {
@@ -440,9 +444,9 @@ static void stx__attn_bwd_run_prepare(stx_ctx *x, const stx_attention_args *a,
         list.place = s->rows ? (stx__attn_dr_slot *)(work + s->place) : (stx__attn_dr_slot *)NULL;
         list.blocks = stx__blocks((size_t)p->p.H * s->tiles, 256, (size_t)1 << 30);
     }
-    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_prepare,
-                    list.blocks + stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, p->p, list,
-                    stx__array_of(x, a->dy), stx__array_of(x, a->y), p->dsum);
+    STX__RUN_KERNEL(x, "stx_attention_bwd", c->prepare,
+                    list.blocks + stx__blocks(a->B * a->H * ((a->T + 31) / 32), 1, (size_t)1 << 30),
+                    256, 0, p->p, list, p->dy, p->dsum);
 }
 
 /* Runs the query sweep. */

@@ -253,10 +253,10 @@ static __device__ __forceinline__ void stx__attn_bwd_store_part(float *to, size_
     }
 }
 
-/* Prepares the sweeps. Computes dsum (B,H,T), the sum of dy y over D: one warp per row,
-   8 rows per block of 256 threads. Each lane sums every 32nd element, and the warp adds
-   the lanes' sums in a fixed tree. The first l.blocks blocks create the list of query
-   tiles instead; l.blocks is 0 if no list is required. */
+/* Prepares the sweeps. Computes dsum (B,H,T), the sum of dy y over D: 8 lanes per row, 32
+   queries of a head per block of 256 threads. Each lane sums every 8th piece of 16 bytes,
+   and the 8 lanes' sums are added in a fixed tree. The first l.blocks blocks create the
+   list of query tiles instead; l.blocks is 0 if no list is required. */
 typedef struct stx__attn_bwd_list {
     uint32_t *list;
     int tiles, bq, bk, newest, columns;
@@ -264,23 +264,34 @@ typedef struct stx__attn_bwd_list {
     unsigned blocks;
 } stx__attn_bwd_list;
 
+template <class E>
 STX__GLOBAL(256)
-stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, stx__array dy, stx__array y,
-                      float *dsum) {
+stx__attn_bwd_prepare(stx__attn_params p, stx__attn_bwd_list l, const void *dy, float *dsum) {
     STX__SHARED(stx__attn_window, head, 256);
-    const int T = p.T, H = p.H, D = p.D;
-    const size_t row = ((size_t)blockIdx.x - l.blocks) * (blockDim.x / 32) + threadIdx.x / 32,
-                 n = (size_t)p.B * T * H;
-    int lane = (int)threadIdx.x & 31, d;
+
+    enum { PER = 16 / sizeof(E) };
+
+    const unsigned H = (unsigned)p.H, block = blockIdx.x - l.blocks,
+                   tiles = (unsigned)(p.T + 31) / 32, row = block / tiles; /* row: b H + h */
+    const int i = (int)(block % tiles * 32 + threadIdx.x / 8), part = (int)threadIdx.x & 7;
+    const size_t at = (((size_t)(row / H) * p.T + i) * H + row % H) * p.D;
     float s = 0;
+    int c, e;
     if (blockIdx.x < l.blocks) {
         stx__attn_make_list(p, l.list, l.tiles, l.bq, l.bk, l.place, l.newest, l.columns, head);
         return;
     }
-    if (row >= n) return;
-    for (d = lane; d < D; d += 32) s += stx__get(dy, row * D + d) * stx__get(y, row * D + d);
-    s = stx__warp_sum(s);
-    if (!lane) dsum[(row / ((size_t)T * H) * H + row % H) * T + row / H % T] = s;
+    for (c = part * PER; i < p.T && c < p.D; c += 8 * PER) {
+        const uint4 v = *(const uint4 *)((const E *)dy + at + c),
+                    w = *(const uint4 *)((const E *)p.y + at + c);
+        E x[PER], y[PER];
+        memcpy(x, &v, 16);
+        memcpy(y, &w, 16);
+#pragma unroll
+        for (e = 0; e < PER; e++) s += stx__attn_to_float(x[e]) * stx__attn_to_float(y[e]);
+    }
+    for (c = 4; c; c /= 2) s += __shfl_xor_sync(STX__ALL, s, c);
+    if (!part && i < p.T) dsum[(size_t)row * p.T + i] = s;
 }
 
 /* How the three kernels walk their tiles. Each round has these steps:
