@@ -32,6 +32,7 @@ $(BUILD)/seqtx_cuda_%.ptx: seqtx_cuda.cu $(PARTS:%=%.h) $(BUILD)/flags
 
 
 # >>runs: ptx_ARCH_TEST, and after them ptx_ARCH_coverage
+$(call RUN,ptx_tables,,sh tests/ptx_host/tables.sh)
 ifeq ($(HAS_NVCC)$(FULL),)
 RUNS += ptx
 run-ptx:
