@@ -363,11 +363,11 @@ static void table_machines(void) {
 }
 
 static void say_meaning(void) {
-    say("An interpreter counted what the kernels do as nvcc compiled them to PTX (tests/ptx_host).\n"
-        "ptxas still fuses and removes instructions: a tile of attention has a third fewer in the\n"
-        "machine's code (sh tests/cuda/cuda_regs.sh --count). Caches, latencies and waits are not\n"
-        "modelled. Kernels that take less than 1 %% of a step are only in the first table of a\n"
-        "model, unless no model before it has them.\n\n"
+    say("An interpreter counted what the kernels do, as nvcc compiled them to PTX\n"
+        "(tests/ptx_host). ptxas still fuses and removes instructions: a tile of attention has\n"
+        "a third fewer in the machine's code (sh tests/cuda/cuda_regs.sh --count). Caches,\n"
+        "latencies and waits are not modelled. Kernels that take less than 1 %% of a step are\n"
+        "only in the first table of a model, unless no model before it has them.\n\n"
         "1. Bounds. clocks: of one multiprocessor of an H100 per block, for the resource that\n"
         "   needs most, which the column of each GPU names. They are a lower limit of the time,\n"
         "   which grows with the number of blocks. share: of all kernels of the step, without\n"

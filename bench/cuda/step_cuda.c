@@ -1,7 +1,8 @@
 /* step_cuda.c - runs a training step of a small model on tests/cuda_host, so that the
    interpreter of PTX (tests/ptx_host) can count what its kernels do. Layers and streams
    are few, but layers have the sizes of the GPU benchmarks: the work of a block is
-   representative, and the number of blocks is not.
+   representative, and the number of blocks is not. 9 streams are the fewest with which
+   the forward pass of attention uses tiles of 128 queries.
 
        make build/step_cuda_ptx build/seqtx_cuda_sm_90.ptx
        PTX_FILE=build/seqtx_cuda_sm_90.ptx PTX_LAUNCHES=build/span.launches \
@@ -128,6 +129,19 @@ static stx_lm comp_used_create(stx_ctx *x) {
     return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 
+static stx_lm comp_pool_create(stx_ctx *x) {
+    stx_comp_desc d;
+    memset(&d, 0, sizeof d);
+    d.vocab = 256;
+    d.dim = 512;
+    d.heads = 8;
+    d.layers = 1;
+    d.segment = 128;
+    d.compress = STX_COMP_COMPRESS_MAX;
+    d.gate = STX_COMP_GATE_GTRXL;
+    return stx_comp_as_lm(stx_comp_create(x, &d));
+}
+
 static stx_lm sru_create(stx_ctx *x) {
     stx_sru_lm_desc d;
     memset(&d, 0, sizeof d);
@@ -156,17 +170,19 @@ static const struct {
     int steps, optimiser;   /* the last of the steps is counted, with a full memory */
 } models[] = {
     {"span", "adaptive spans: 512 wide, 8 heads of 64 with spans 48 .. 448, Adagrad",
-     span_create, 4, 512, 256, 2, STX_ADAGRAD},
+     span_create, 9, 512, 256, 2, STX_ADAGRAD},
     {"all-attention", "all-attention: 512 wide, 8 heads, 1024 persistent vectors, dropout, Adam",
      all_attention_create, 4, 256, 20000, 2, STX_ADAM},
     {"xl", "Transformer-XL: 512 wide, 8 heads, 256 + 256, adaptive words, dropout, LAMB",
      xl_create, 4, 256, 20000, 2, STX_LAMB},
     {"search", "PAR's supernet: 2 mixtures, 512 wide, 128 + 128, AdamW", search_create, 4, 128, 205,
-     2, STX_ADAMW},
+     3, STX_ADAMW},
     {"compressive", "Compressive: 512 wide, 256 + 256 + 64, convolution, GRU gates, GLU",
      comp_create, 4, 256, 256, 3, STX_ADAM},
     {"compressive-used", "Compressive: the most used rows, positions of Transformer-XL, highway",
      comp_used_create, 4, 256, 256, 3, STX_ADAM},
+    {"compressive-pool", "Compressive: the maximum of 4 rows, gates of GTrXL", comp_pool_create, 2,
+     128, 256, 3, STX_ADAM},
     {"sru", "SRU: 8 streams of 1536 units, 256 steps, dropout, SGD", sru_create, 8, 256, 256, 1,
      STX_SGD},
     {"sru++", "SRU++: 8 streams of 1024 units, 256 steps, one head of 256, RAdam", sru_pp_create, 8,
