@@ -332,7 +332,7 @@ static void table_places(void) {
     int i;
     qsort(places, (size_t)place_count, sizeof *places, by_excess);
     for (i = 0; i < place_count; i++) all += places[i].units;
-    header("6. accesses|instruction|requests|units|/ ideal|at");
+    header("6. accesses|instruction|requests|units|/ ideal|line");
     for (i = 0; i < place_count; i++) {
         const place *p = &places[i];
         if (p->units < 1.2 * p->ideal || p->units - p->ideal < 1e-3 * all) continue;
@@ -342,7 +342,7 @@ static void table_places(void) {
         cell(2, "%.0f", p->requests);
         cell(3, "%.0f", p->units);
         cell(4, "%.2f", p->units / p->ideal);
-        cell(5, "%s", p->at);
+        cell(5, "%s", p->at + (strstr(p->at, "seqtx_cuda.cu:") == p->at ? 14 : 0));
     }
     if (table.rows > 1) print_table();
 }
@@ -388,7 +388,7 @@ static void say_meaning(void) {
         "   moves if no cache helps. read, written: KB, each sector once, which it moves at\n"
         "   least. banks: passes, relative to those without conflicts.\n"
         "6. Accesses that need more than 1.2 of the fewest sectors (passes), with their lines in\n"
-        "   seqtx_cuda.cu, unless they are below 0.1 %% of all.\n\n");
+        "   seqtx_cuda.cu (and where they are inlined), unless they are below 0.1 %% of all.\n\n");
     table_machines();
 }
 

@@ -77,8 +77,8 @@ static inline occupancy occupancy_of(const machine *m, int threads, int register
     const size_t bytes = (shared + 1024 + 127) / 128 * 128;
     occupancy o = {32, 0, "blocks"};
     limit_blocks(&o, 64 / warps, "warps");
-    if (per_warp) limit_blocks(&o, 16384 / per_warp * 4 / warps, "registers");
-    limit_blocks(&o, (int)(m->shared_bytes / bytes), "shared");
+    if (per_warp) limit_blocks(&o, 16384 / per_warp * 4 / warps, "regs");
+    limit_blocks(&o, (int)(m->shared_bytes / bytes), "smem");
     o.warps = o.blocks * warps;
     return o;
 }

@@ -395,30 +395,30 @@ static void test_occupancy(void) {
     };
     static const row rows[] = {
         {A100, 256, 32, 0, 8, 64, "warps"},
-        {A100, 256, 33, 0, 6, 48, "registers"},     /* a warp has 1280 */
-        {A100, 256, 40, 0, 6, 48, "registers"},
-        {A100, 128, 255, 0, 2, 8, "registers"},     /* 2 warps in each partition */
-        {A100, 96, 255, 0, 2, 6, "registers"},      /* 8 warps in all */
-        {A100, 160, 255, 0, 1, 5, "registers"},
-        {A100, 32, 88, 0, 20, 20, "registers"},     /* 5 warps in each partition */
-        {A100, 288, 255, 0, 0, 0, "registers"},
-        {A100, 1024, 64, 0, 1, 32, "registers"},
-        {A100, 1024, 65, 0, 0, 0, "registers"},
+        {A100, 256, 33, 0, 6, 48, "regs"},     /* a warp has 1280 */
+        {A100, 256, 40, 0, 6, 48, "regs"},
+        {A100, 128, 255, 0, 2, 8, "regs"},     /* 2 warps in each partition */
+        {A100, 96, 255, 0, 2, 6, "regs"},      /* 8 warps in all */
+        {A100, 160, 255, 0, 1, 5, "regs"},
+        {A100, 32, 88, 0, 20, 20, "regs"},     /* 5 warps in each partition */
+        {A100, 288, 255, 0, 0, 0, "regs"},
+        {A100, 1024, 64, 0, 1, 32, "regs"},
+        {A100, 1024, 65, 0, 0, 0, "regs"},
         {A100, 32, 16, 0, 32, 32, "blocks"},
         {A100, 1, 16, 0, 32, 32, "blocks"},
         {A100, 96, 16, 0, 21, 63, "warps"},
-        {A100, 64, 16, 163 << 10, 1, 2, "shared"},
-        {A100, 64, 16, (163 << 10) + 1, 0, 0, "shared"},
-        {A100, 64, 16, 81 << 10, 2, 4, "shared"},   /* with 1 KiB each that is reserved */
-        {A100, 64, 16, (81 << 10) + 1, 1, 2, "shared"},
-        {A100, 64, 16, 10150, 14, 28, "shared"},    /* 11174 bytes are 88 units of 128 */
-        {A100, 64, 16, 9473, 15, 30, "shared"},
-        {A100, 64, 16, 9472, 16, 32, "shared"},
-        {H100, 64, 16, 227 << 10, 1, 2, "shared"},
-        {H100, 64, 16, 113 << 10, 2, 4, "shared"},
-        {H100, 64, 16, (113 << 10) + 1, 1, 2, "shared"},
-        {H100, 128, 168, 74 << 10, 3, 12, "registers"},
-        {H200, 128, 168, 100 << 10, 2, 8, "shared"},
+        {A100, 64, 16, 163 << 10, 1, 2, "smem"},
+        {A100, 64, 16, (163 << 10) + 1, 0, 0, "smem"},
+        {A100, 64, 16, 81 << 10, 2, 4, "smem"},   /* with 1 KiB each that is reserved */
+        {A100, 64, 16, (81 << 10) + 1, 1, 2, "smem"},
+        {A100, 64, 16, 10150, 14, 28, "smem"},    /* 11174 bytes are 88 units of 128 */
+        {A100, 64, 16, 9473, 15, 30, "smem"},
+        {A100, 64, 16, 9472, 16, 32, "smem"},
+        {H100, 64, 16, 227 << 10, 1, 2, "smem"},
+        {H100, 64, 16, 113 << 10, 2, 4, "smem"},
+        {H100, 64, 16, (113 << 10) + 1, 1, 2, "smem"},
+        {H100, 128, 168, 74 << 10, 3, 12, "regs"},
+        {H200, 128, 168, 100 << 10, 2, 8, "smem"},
     };
     for (const row &r : rows) {
         occupancy o = occupancy_of(&machines[r.machine], r.threads, r.registers, r.shared);
