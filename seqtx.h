@@ -1036,7 +1036,7 @@ typedef struct stx_residual_norm_args {
     const stx_real *h, *f;                  /* (N,C) */
     const stx_real *gain, *shift, *bias;    /* (C); bias can be NULL */
     stx_real *y, *s;                        /* (N,C) */
-    stx_real *mean, *rstd;                  /* (N) */
+    stx_real *mean, *rstd;                  /* (N), float in every precision */
     const stx_real *dy;                     /* (N,C) */
     stx_real *ds, *df;                      /* (N,C) */
     stx_real *dgain, *dshift, *dbias;       /* (C) */

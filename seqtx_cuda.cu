@@ -98,7 +98,8 @@
 
    Kernels that write a parameter also write its twin (stx__put does both); GEMMs and the
    attention read the twin. Thus the same kernel works in all precisions, and a call can
-   mix bfloat16 activations with float statistics.
+   mix bfloat16 activations with float statistics. Kernels that need many loads in flight
+   have instances for one storage type (stx__access).
 
    Deferred sums. The gradients of biases, gains and weights are sums over thousands of
    rows. They are computed in two stages: one kernel computes a partial sum for each chunk
@@ -155,6 +156,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <initializer_list>
+#include <type_traits>
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   #error "seqtx_cuda.cu requires -arch=sm_80 or newer (bfloat16 tensor cores, cp.async)"
@@ -188,9 +191,10 @@ enum { STX__WARP = 32 };
 
 /* An array in device memory, as it is passed to kernels. `half` is nonzero if the
    elements are bfloat16, and 0 if they are float. `twin` is the bfloat16 copy of a
-   parameter, or NULL; every kernel that writes the parameter also updates the copy. The
-   branch on `half` costs nothing: all threads take the same path, and these kernels are
-   limited by memory bandwidth. */
+   parameter, or NULL; every kernel that writes the parameter also updates the copy. All
+   threads take the same branch on `half`, but a load after it waits for the load before
+   it. Kernels that depend on many loads in flight know `half` when they are compiled,
+   see STX__FLOATS. */
 typedef struct stx__array {
     void *p;
     stx__bf16 *twin;
@@ -225,6 +229,29 @@ static __device__ __forceinline__ float4 stx__get4(const stx__array &a, size_t i
                            __uint_as_float(u.y << 16), __uint_as_float(u.y & 0xffff0000u));
     }
     return *(const float4 *)((const float *)a.p + i);
+}
+
+/* How a kernel accesses the arrays of its rows: STX__FLOATS and STX__HALVES are
+   instances for four elements per access, with `half` and `twin` as compile-time
+   constants. STX__MIXED is the instance for everything else: one element per access, and
+   `half` is tested at each. stx__access selects one. */
+enum { STX__FLOATS, STX__HALVES, STX__MIXED };
+
+/* elements per access */
+template <int S> constexpr int stx__width = S == STX__MIXED ? 1 : 4;
+
+/* Returns `a` with its storage as a constant that the compiler knows. */
+template <int S> static __device__ __forceinline__ stx__array stx__stored(stx__array a) {
+    if constexpr (S != STX__MIXED) {
+        a.half = S == STX__HALVES;
+        a.twin = NULL;
+    }
+    return a;
+}
+
+/* Like stx__stored, for a parameter that is only read: float, except in STX__MIXED. */
+template <int S> static __device__ __forceinline__ stx__array stx__stored_f32(stx__array a) {
+    return stx__stored<S == STX__MIXED ? STX__MIXED : STX__FLOATS>(a);
 }
 
 /* Packs two floats as bfloat16s, the first one in the lower half. */
@@ -543,6 +570,21 @@ static int stx__aligned4(const stx__array &a) {
     return !a.p || ((uintptr_t)a.p % (a.half ? 8 : 16) == 0 && (uintptr_t)a.twin % 8 == 0);
 }
 
+/* Returns how a kernel can access rows of C elements in the arrays `rows`, together with
+   the parameters and statistics `floats`: STX__FLOATS, STX__HALVES or STX__MIXED. */
+static int stx__access(size_t C, std::initializer_list<stx__array> rows,
+                       std::initializer_list<stx__array> floats) {
+    int halves = 0, all = 0, four = C % 4 == 0;
+    for (const stx__array &a : rows) {
+        all += a.p != NULL;
+        halves += a.half != 0;
+        four = four && stx__aligned4(a) && !a.twin;
+    }
+    for (const stx__array &a : floats) four = four && stx__aligned4(a) && !a.half;
+    if (!four || (halves && halves < all)) return STX__MIXED;
+    return halves ? STX__HALVES : STX__FLOATS;
+}
+
 /* Returns the number of blocks for n work units, with `each` units per block. The
    result is at least 1 and at most `most`. */
 static unsigned stx__blocks(size_t n, size_t each, size_t most) {
@@ -576,38 +618,13 @@ static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
     return 1;
 }
 
-/* STX__RUN_KERNEL(x, "stx_fill", kernel, grid, block, shared bytes, arguments...)
-   launches the kernel on the context's stream and checks the launch. */
-#define STX__RUN_KERNEL(x, name, kernel, grid, block, smem, ...) \
-  do { \
-    if (stx_ok(x)) { \
-      STX__LAUNCH(kernel, grid, block, smem, stx__use_gpu(x)->stream, __VA_ARGS__); \
-      stx__cuda_failed(x, cudaGetLastError(), name); \
-    } \
-  } while (0)
-
-/* STX__CHOOSE(W, four, 4, 1, statement) executes the statement with the compile-time
-   constant W = 4 if `four` is nonzero, otherwise with W = 1. The statement can be another
-   STX__CHOOSE. The macro selects the instance of a kernel:
-       STX__CHOOSE(W, four, 4, 1, STX__RUN_KERNEL(x, name, kernel<W>, ..)) */
-#define STX__CHOOSE(constant, condition, yes, no, ...) \
-  do { \
-    if (condition) { \
-      constexpr int constant = yes; \
-      __VA_ARGS__; \
-    } else { \
-      constexpr int constant = no; \
-      __VA_ARGS__; \
-    } \
-  } while (0)
-
 /* Limits of the dynamic shared memory of a block, in bytes. PLAIN is available to every
    kernel. LEAST is available on every GPU since sm_80 to a kernel that requests it
    (sm_86 and sm_89 have the lowest limit). */
 enum { STX__SHARED_PLAIN = 48 << 10, STX__SHARED_LEAST = 99 << 10 };
 
-/* Allows the kernel to be launched with `bytes` bytes of dynamic shared memory. Returns
-   1, or sets an error and returns 0. */
+/* Allows the kernel to be launched with `bytes` bytes of dynamic shared memory, on the
+   context's GPU. Returns 1, or sets an error and returns 0. */
 static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const char *what) {
     cudaError_t e;
     (void)stx__use_gpu(x);
@@ -615,6 +632,34 @@ static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const ch
     e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     return !stx__cuda_failed(x, e, what);
 }
+
+/* STX__RUN_KERNEL(x, "stx_fill", kernel, grid, block, shared bytes, arguments...)
+   launches the kernel on the context's stream and checks the launch. More than
+   STX__SHARED_PLAIN bytes of dynamic shared memory are allowed first. */
+#define STX__RUN_KERNEL(x, name, kernel, grid, block, smem, ...) \
+  do { \
+    if (stx_ok(x) && stx__may_share(x, (const void *)(kernel), smem, name)) { \
+      STX__LAUNCH(kernel, grid, block, smem, stx__gpu(x)->stream, __VA_ARGS__); \
+      stx__cuda_failed(x, cudaGetLastError(), name); \
+    } \
+  } while (0)
+
+/* STX__CHOOSE(W, least, (1, 4), statement) executes the statement with a compile-time
+   constant W: the first of the constants that is at least `least`, or the last one. The
+   statement can be another STX__CHOOSE. The macro selects the instance of a kernel:
+       STX__CHOOSE(W, four ? 4 : 1, (1, 4), STX__RUN_KERNEL(x, name, kernel<W>, ..)) */
+template <int FIRST, int... REST, class F> static void stx__choose(int least, const F &run) {
+    if constexpr (sizeof...(REST) > 0)
+        if (least > FIRST) return stx__choose<REST...>(least, run);
+    run(std::integral_constant<int, FIRST>());
+}
+
+#define STX__UNPACK(...) __VA_ARGS__
+#define STX__CHOOSE(constant, least, constants, ...) \
+  stx__choose<STX__UNPACK constants>((int)(least), [&](auto chosen_##constant) { \
+      constexpr int constant = decltype(chosen_##constant)::value; \
+      __VA_ARGS__; \
+  })
 
 
 /* ---- src/cuda/wait.cuh ---- */
@@ -894,107 +939,115 @@ static unsigned stx__grid(stx_ctx *x, size_t iterations) {
 /* Launches a kernel<W> whose STX__STEP loop covers n elements, with W = 4 if `four` is
    nonzero and W = 1 otherwise. */
 #define STX__RUN_BY(x, name, four, kernel, n, ...) \
-  STX__CHOOSE(W, four, 4, 1, \
+  STX__CHOOSE(W, (four) ? 4 : 1, (1, 4), \
               STX__RUN_KERNEL(x, name, kernel<W>, stx__grid(x, (n) / W), 256, 0, __VA_ARGS__))
 
-/* Column sums, first stage. The N rows are divided into at most 1024 chunks. The number
-   of chunks depends on N alone, so the result is the same on every GPU. The sums of a
-   chunk are stored in `part` (chunks,ld), and the second stage adds them. MODE selects
-   what is summed over the rows n of a chunk:
+/* Column sums, first stage. The N rows are divided into at most 1024 chunks of `rows`
+   rows. The number of chunks depends on N alone, so the result is the same on every GPU.
+   The second stage adds the sums of the chunks.
 
-       STX__COLUMNS_SUM      dy                          ld = C
-       STX__COLUMNS_DOT      dy f                        ld = C
-       STX__COLUMNS_NORM     dy (f - mean) rstd          ld = 2 C, with the sum of dy in
-                                                         the second half of a row
-   dy and f are (N,C); mean and rstd are (N). Block (chunk, columns) has 8 rows of 32
-   lanes; a lane sums W columns over every 8th row of the chunk, in order. The 8 sums of
-   a column are then added in order. */
+   All threads of block (chunk, columns) call this function. It stores the chunk's sums
+   of P terms per element in row `chunk` of `part` (chunks,ld), C sums per term. A block
+   has 8 rows of 32 lanes; a lane sums W columns over every 8th row of the chunk, in
+   order. The 8 sums of a column are then added in order. load(n, c) returns what is
+   needed of row n and columns c to c + W - 1, and add(s, t, n, c) adds its terms to
+   s[P][W]. A lane loads U rows before it adds the first one. `sh` holds 8 * 32 * W
+   floats. */
+template <int P, int W, int U, class LOAD, class ADD>
+static __device__ __forceinline__ void stx__column_sums(float *part, size_t ld, size_t N, size_t C,
+                                                        size_t rows, float *sh, const LOAD &load,
+                                                        const ADD &add) {
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows,
+                 hi = lo + rows < N ? lo + rows : N;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
+        const size_t c = c0 + lane * W;
+        float s[P][W] = {};
+        for (size_t n = lo + row; c < C && n < hi; n += 8 * U) {
+            decltype(load(n, c)) t[U];
+#pragma unroll
+            for (int j = 0; j < U; j++)
+                if (n + 8 * j < hi) t[j] = load(n + 8 * j, c);
+#pragma unroll
+            for (int j = 0; j < U; j++)
+                if (n + 8 * j < hi) add(s, t[j], n + 8 * j, c);
+        }
+#pragma unroll
+        for (int k = 0; k < P; k++) {
+            for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
+            __syncthreads();
+            if (row < W && c < C) { /* thread row `row` finishes column c + row */
+                float t = 0;
+                for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
+                part[blockIdx.x * ld + k * C + c + row] = t;
+            }
+            __syncthreads();
+        }
+    }
+}
+
+/* The same for kernels that keep rows in registers, with sums of a warp over its rows.
+   G of the 4 warps of a block share a row, and lane l of the first one has the groups of
+   4 columns l, l + 32, .. below 128 Q. Adds the sums of the warps in order, and stores
+   them in row blockIdx.x of `part` (blocks,P C). `sh` holds 4 * 128 * Q floats. */
+template <int P, int Q, int G>
+static __device__ __forceinline__ void stx__column_sums_of_warps(float *part, size_t C, float *sh,
+                                                                 const float (&s)[P][Q][4]) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < P; i++) {
+#pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = s[i][k][e];
+        __syncthreads();
+        for (size_t c = threadIdx.x; c < C; c += 128) {
+            float v = 0;
+            for (size_t j = c / (128 * Q); j < 4; j += G) v += sh[j * 128 * Q + c % (128 * Q)];
+            part[(P * (size_t)blockIdx.x + i) * C + c] = v;
+        }
+        __syncthreads();
+    }
+}
+
+/* Sums over the rows n of dy, f (N,C), mean and rstd (N), which are float:
+
+       STX__COLUMNS_SUM      dy
+       STX__COLUMNS_DOT      dy f
+       STX__COLUMNS_NORM     dy (f - mean) rstd, and dy */
 enum { STX__COLUMNS_SUM, STX__COLUMNS_DOT, STX__COLUMNS_NORM };
 
-template <int W, int MODE>
+template <int S, int MODE>
 STX__GLOBAL(256)
-stx__columns_kernel(float *part, stx__array dy, stx__array f, stx__array mean, stx__array rstd,
+stx__columns_kernel(float *part, stx__array dy, stx__array f, const float *mean, const float *rstd,
                     size_t N, size_t C, size_t rows) {
-    STX__SHARED(float, sh, 8 * 32 * 4);
-    STX__SHARED(float, sh2, 8 * 32 * 4);
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
-    const size_t lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
-    const size_t ld = MODE == STX__COLUMNS_NORM ? 2 * C : C;
-    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
-        size_t c = c0 + lane * W;
-        float s[W] = {0}, s2[W] = {0};
-        if (c < C) {
-#pragma unroll 4
-            for (size_t n = lo + row; n < hi; n += 8) {
-                float v[W], w[W];
-                stx__getn<W>(v, dy, n * C + c);
-                if (MODE != STX__COLUMNS_SUM) stx__getn<W>(w, f, n * C + c);
-                if (MODE == STX__COLUMNS_NORM) {
-                    float m = stx__get(mean, n), r = stx__get(rstd, n);
-                    for (int e = 0; e < W; e++) {
-                        s2[e] += v[e];
-                        v[e] *= r;
-                        w[e] -= m;
-                    }
+    constexpr int W = stx__width<S>, P = MODE == STX__COLUMNS_NORM ? 2 : 1;
+    STX__SHARED(float, sh, 8 * 32 * W);
+    struct terms {
+        float v[W], w[W], m, r;
+    };
+    dy = stx__stored<S>(dy);
+    f = stx__stored<S>(f);
+    stx__column_sums<P, W, 4>(
+        part, P * C, N, C, rows, sh,
+        [&](size_t n, size_t c) {
+            terms t;
+            stx__getn<W>(t.v, dy, n * C + c);
+            if (MODE != STX__COLUMNS_SUM) stx__getn<W>(t.w, f, n * C + c);
+            if (MODE == STX__COLUMNS_NORM) {
+                t.m = mean[n];
+                t.r = rstd[n];
+            }
+            return t;
+        },
+        [&](float (&s)[P][W], const terms &t, size_t, size_t) {
+            for (int e = 0; e < W; e++) {
+                if (MODE == STX__COLUMNS_SUM) s[0][e] += t.v[e];
+                if (MODE == STX__COLUMNS_DOT) s[0][e] = fmaf(t.v[e], t.w[e], s[0][e]);
+                if constexpr (MODE == STX__COLUMNS_NORM) {
+                    s[0][e] = fmaf(t.v[e] * t.r, t.w[e] - t.m, s[0][e]);
+                    s[1][e] += t.v[e];
                 }
-                for (int e = 0; e < W; e++)
-                    s[e] = MODE != STX__COLUMNS_SUM ? fmaf(v[e], w[e], s[e]) : s[e] + v[e];
             }
-        }
-
-        for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
-        if (MODE == STX__COLUMNS_NORM)
-            for (int e = 0; e < W; e++) sh2[(row * W + e) * 32 + lane] = s2[e];
-        __syncthreads();
-        if (row < W && c < C) { /* thread row `row` finishes column c + row */
-            float t = 0, t2 = 0;
-            for (int k = 0; k < 8; k++) {
-                t += sh[(k * W + row) * 32 + lane];
-                if (MODE == STX__COLUMNS_NORM) t2 += sh2[(k * W + row) * 32 + lane];
-            }
-            part[blockIdx.x * ld + c + row] = t;
-            if (MODE == STX__COLUMNS_NORM) part[blockIdx.x * ld + C + c + row] = t2;
-        }
-        __syncthreads();
-    }
-}
-
-/* Column sums, second stage: d (C) += `part` (chunks,ld) summed over the chunks. A
-   block of 32 x 32 threads handles 32 columns. Each thread adds every 32nd chunk in
-   order, then a warp adds the 32 sums of a column. `sh` holds 32 * 33 floats. */
-static __device__ __forceinline__ void stx__columns_add(const stx__array &d, const float *part,
-                                                        size_t ld, size_t chunks, size_t C,
-                                                        float *sh) {
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
-    for (size_t c0 = (size_t)blockIdx.x * 32; c0 < C; c0 += (size_t)gridDim.x * 32) {
-        float s = 0;
-        if (c0 + lane < C) {
-#pragma unroll 8
-            for (size_t k = row; k < chunks; k += 32) s += part[k * ld + c0 + lane];
-        }
-        sh[row * 33 + lane] = s;
-        __syncthreads();
-        s = stx__warp_sum(sh[lane * 33 + row]);
-        if (lane == 0 && c0 + row < C) stx__add(d, c0 + row, s, 1);
-        __syncthreads();
-    }
-}
-
-/* The second stage for up to three outputs in one launch: columns [k C, k C + C) of
-   `part` are summed and added to d[k] (C). Row k of the grid handles d[k]; d[k].p may
-   be NULL. */
-enum { STX__COLUMN_TARGETS = 3 };
-
-struct stx__column_targets {
-    stx__array d[STX__COLUMN_TARGETS];
-};
-
-STX__GLOBAL(1024)
-stx__columns_sum_kernel(stx__column_targets to, const float *part, size_t ld, size_t chunks,
-                        size_t C) {
-    STX__SHARED(float, sh, 32 * 33);
-    const size_t k = blockIdx.y;
-    if (to.d[k].p) stx__columns_add(to.d[k], part + k * C, ld, chunks, C, sh);
+        });
 }
 
 /* Deferred sums. The second stage does little work, but costs one launch per sum. The
@@ -1006,7 +1059,8 @@ stx__columns_sum_kernel(stx__column_targets to, const float *part, size_t ld, si
    order of all additions is fixed in either case.
 
    There are two tables: column sums, and the K slices of GEMMs (see >>gemm). */
-enum { STX__DEFERRED_MAX = 24 };
+enum { STX__DEFERRED_MAX = 24, STX__COLUMN_TARGETS = 3 };   /* sums per launch, and per
+                                                               deferred call */
 #ifndef CUDA_HOST
   #define STX__COLUMNS_BYTES ((size_t)32 << 20)
   #define STX__SLICES_BYTES  ((size_t)64 << 20)
@@ -1046,11 +1100,34 @@ struct stx__deferred_sums {
     stx__slice_sum_table slice;
 };
 
-/* Finishes all deferred column sums. Row y of the grid handles sum y. */
-STX__GLOBAL(1024) stx__deferred_columns_kernel(stx__column_sum_table all) {
+/* Column sums, second stage: row y of the grid adds the chunks of sum y. A block of
+   32 x 32 threads handles 32 columns. Each thread adds every 32nd chunk in order, then a
+   warp adds the 32 sums of a column. */
+STX__GLOBAL(1024) stx__columns_sum_kernel(stx__column_sum_table all) {
     STX__SHARED(float, sh, 32 * 33);
-    const stx__column_sum &s = all.s[blockIdx.y];
-    stx__columns_add(s.d, s.part, s.ld, s.chunks, s.C, sh);
+    const stx__column_sum &a = all.s[blockIdx.y];
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, C = a.C;
+    for (size_t c0 = (size_t)blockIdx.x * 32; c0 < C; c0 += (size_t)gridDim.x * 32) {
+        float s = 0;
+        if (c0 + lane < C) {
+#pragma unroll 8
+            for (size_t k = row; k < a.chunks; k += 32) s += a.part[k * a.ld + c0 + lane];
+        }
+        sh[row * 33 + lane] = s;
+        __syncthreads();
+        s = stx__warp_sum(sh[lane * 33 + row]);
+        if (lane == 0 && c0 + row < C) stx__add(a.d, c0 + row, s, 1);
+        __syncthreads();
+    }
+}
+
+static void stx__run_column_sums(stx_ctx *x, const char *name, const stx__column_sum_table *t,
+                                 int count) {
+    size_t most = 1;
+    for (int k = 0; k < count; k++) most = STX_MAX(most, t->s[k].C);
+    if (count)
+        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel,
+                        dim3(stx__blocks(most, 32, 65535), (unsigned)count), 1024, 0, *t);
 }
 
 /* Finishes all deferred slice sums. Row y of the grid handles sum y and adds its slices
@@ -1080,7 +1157,7 @@ static void stx__finish_slices(stx_ctx *x) {
         if (s->n > most) most = s->n;
         four = four && (s->n | s->stride) % 4 == 0 && stx__aligned4(s->d);
     }
-    STX__CHOOSE(W, four, 4, 1,
+    STX__CHOOSE(W, four ? 4 : 1, (1, 4),
                 STX__RUN_KERNEL(x, "stx_backward, sums of slices", stx__slice_sums_kernel<W>,
                                 dim3(stx__grid(x, most / W), (unsigned)t->slices), 256, 0,
                                 t->slice));
@@ -1092,13 +1169,9 @@ static void stx__finish_slices(stx_ctx *x) {
 /* Finishes all deferred sums. */
 static void stx__finish_sums(stx_ctx *x) {
     struct stx__deferred_sums *t = stx__gpu(x)->deferred;
-    size_t most = 1;
     stx__finish_slices(x);
     if (!t || !t->columns) return;
-    for (int k = 0; k < t->columns; k++)
-        if (t->column.s[k].C > most) most = t->column.s[k].C;
-    STX__RUN_KERNEL(x, "stx_backward, sums of columns", stx__deferred_columns_kernel,
-                    dim3(stx__blocks(most, 32, 65535), (unsigned)t->columns), 1024, 0, t->column);
+    stx__run_column_sums(x, "stx_backward, sums of columns", &t->column, t->columns);
     memset(&t->column, 0, sizeof t->column);
     t->columns = 0;
     t->columns_used = 0;
@@ -1150,55 +1223,43 @@ static int stx__targets_overlap(stx_real *const *d, int count, size_t C) {
     return 0;
 }
 
-/* Adds the sums to the table of deferred sums. Returns 0 if one of their targets
-   overlaps another target or the target of a pending sum, because the order of
-   additions must be kept. */
-static int stx__columns_defer(stx_ctx *x, stx_real *const *d, int count, const float *part,
-                              size_t ld, size_t chunks, size_t C) {
-    struct stx__deferred_sums *t = stx__gpu(x)->deferred;
-    if (stx__targets_overlap(d, count, C)) return 0;
+/* Returns nonzero if one of the targets d[k] (C), k < count, is the target of a pending
+   sum. */
+static int stx__targets_pending(const struct stx__deferred_sums *t, stx_real *const *d, int count,
+                                size_t C) {
     for (int k = 0; k < count; k++)
         for (int j = 0; j < t->columns; j++)
-            if (stx__overlap(d[k], C, t->column.s[j].d.p, t->column.s[j].C)) return 0;
+            if (stx__overlap(d[k], C, t->column.s[j].d.p, t->column.s[j].C)) return 1;
+    return 0;
+}
 
+/* For k < count, d[k] (C) += columns [k C, k C + C) of `part` (chunks,ld), summed over
+   the chunks. d[k] may be NULL. `deferred` is the value that stx__partial_sums returned
+   in *deferred. Targets that overlap are added to in order, and not deferred. */
+static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count,
+                             const float *part, size_t ld, size_t chunks, size_t C, int deferred) {
+    struct stx__deferred_sums *t = stx__gpu(x)->deferred;
+    const int overlap = stx__targets_overlap(d, count, C),
+              defer = deferred && !overlap && !stx__targets_pending(t, d, count, C);
+    stx__column_sum_table now;
+    int sums = 0;
+    if (deferred && !defer) stx__finish_sums(x); /* pending sums must be added first */
+
+    memset(&now, 0, sizeof now);
     for (int k = 0; k < count; k++) {
         if (!d[k]) continue;
-        stx__column_sum *s = &t->column.s[t->columns++];
+        stx__column_sum *s = defer ? &t->column.s[t->columns++] : &now.s[sums++];
         s->d = stx__array_of(x, d[k]);
         s->part = part + k * C;
         s->ld = ld;
         s->chunks = chunks;
         s->C = C;
+        if (overlap) {
+            stx__run_column_sums(x, name, &now, 1);
+            sums = 0;
+        }
     }
-    return 1;
-}
-
-/* For k < count, d[k] (C) += columns [k C, k C + C) of `part` (chunks,ld), summed over
-   the chunks. d[k] may be NULL. `deferred` is the value that stx__partial_sums returned
-   in *deferred. */
-static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count,
-                             const float *part, size_t ld, size_t chunks, size_t C, int deferred) {
-    const dim3 grid(stx__blocks(C, 32, 65535), (unsigned)count);
-    stx__column_targets all, one;
-    int any = 0;
-    if (deferred && stx__columns_defer(x, d, count, part, ld, chunks, C)) return;
-    if (deferred) stx__finish_sums(x); /* pending sums must be added first */
-
-    memset(&all, 0, sizeof all);
-    for (int k = 0; k < count; k++) {
-        all.d[k] = stx__array_of(x, d[k]);
-        any |= d[k] != NULL;
-    }
-    if (!any) return;
-    if (!stx__targets_overlap(d, count, C)) {
-        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, grid, 1024, 0, all, part, ld, chunks, C);
-        return;
-    }
-    for (int k = 0; k < count; k++) { /* targets overlap: one launch per target */
-        memset(&one, 0, sizeof one);
-        one.d[k] = all.d[k];
-        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, grid, 1024, 0, one, part, ld, chunks, C);
-    }
+    stx__run_column_sums(x, name, &now, sums);
 }
 
 /* Returns the number of rows per chunk: `least`, or a larger multiple of 8 if `least`
@@ -1208,6 +1269,34 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
     return rows < least ? least : rows;
 }
 
+/* The launch of a kernel that calls stx__column_sums, for P terms of C columns */
+typedef struct stx__column_launch {
+    const char *name;
+    size_t rows, chunks, ld;    /* rows per chunk; ld is P C */
+    dim3 grid;
+    int deferred;
+    float *part;        /* (chunks,ld); NULL after an error */
+} stx__column_launch;
+
+static stx__column_launch stx__column_launch_of(stx_ctx *x, const char *name, size_t N, size_t C,
+                                                size_t P, int access, int deferred) {
+    stx__column_launch l;
+    l.name = name;
+    l.rows = stx__chunk(N, 64, 1024);
+    l.chunks = (N + l.rows - 1) / l.rows;
+    l.ld = P * C;
+    l.grid = dim3((unsigned)l.chunks, stx__blocks(C, access == STX__MIXED ? 32 : 128, 65535));
+    l.deferred = deferred;
+    l.part = stx__partial_sums(x, name, l.chunks * l.ld, &l.deferred);
+    return l;
+}
+
+/* The second stage, see stx__columns_sum */
+static void stx__column_launch_end(stx_ctx *x, const stx__column_launch *l, stx_real *const *d,
+                                   int count, size_t C) {
+    stx__columns_sum(x, l->name, d, count, l->part, l->ld, l->chunks, C, l->deferred);
+}
+
 /* Column sums over N rows:
        d (C) += sum of dy                       with f and mean NULL
        d (C) += sum of dy f                     with mean NULL
@@ -1215,7 +1304,7 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
 typedef struct stx__columns_args {
     stx_real *d, *d2;               /* d2 may be NULL; d may be NULL only if mean is not NULL */
     const stx_real *dy, *f;         /* (N,C) */
-    const stx_real *mean, *rstd;    /* (N) */
+    const stx_real *mean, *rstd;    /* (N), float */
     size_t N, C;
     size_t padding;     /* number of trailing columns not added to d; if nonzero, mean must
                            be NULL */
@@ -1234,31 +1323,21 @@ static stx__columns_args stx__columns_init(stx_real *d, const stx_real *dy, size
 }
 
 static void stx__columns(stx_ctx *x, const char *name, const stx__columns_args *a) {
-    const size_t N = a->N, C = a->C, rows = stx__chunk(N, 64, 1024);
-    const size_t chunks = (N + rows - 1) / rows, ld = a->mean ? 2 * C : C;
-    stx__array G = stx__array_of(x, a->dy), F = stx__array_of(x, a->f),
-               M = stx__array_of(x, a->mean), R = stx__array_of(x, a->rstd);
-    const int four = C % 4 == 0 && stx__aligned4(G) && stx__aligned4(F);
-    const dim3 grid((unsigned)chunks, stx__blocks(C, four ? 128 : 32, 65535));
+    const stx__array G = stx__array_of(x, a->dy), F = stx__array_of(x, a->f);
+    const size_t N = a->N, C = a->C;
+    const int access = stx__access(C, {G, F}, {}), P = a->mean ? 2 : 1;
+    const int with_f = a->f ? STX__COLUMNS_DOT : STX__COLUMNS_SUM,
+              mode = a->mean ? STX__COLUMNS_NORM : with_f;
     stx_real *to[2] = {a->d, a->d2};
-    int deferred = a->deferred;
-    float *part;
+    stx__column_launch l;
     if (!N || !C) return;
-    part = stx__partial_sums(x, name, chunks * ld, &deferred);
-    if (!part) return;
-
-#define STX__RUN_COLUMNS(MODE) \
-  STX__CHOOSE(W, four, 4, 1, \
-              STX__RUN_KERNEL(x, name, (stx__columns_kernel<W, MODE>), grid, 256, 0, part, G, F, \
-                              M, R, N, C, rows))
-    if (a->mean)
-        STX__RUN_COLUMNS(STX__COLUMNS_NORM);
-    else if (a->f)
-        STX__RUN_COLUMNS(STX__COLUMNS_DOT);
-    else
-        STX__RUN_COLUMNS(STX__COLUMNS_SUM);
-#undef STX__RUN_COLUMNS
-    stx__columns_sum(x, name, to, a->mean ? 2 : 1, part, ld, chunks, C - a->padding, deferred);
+    l = stx__column_launch_of(x, name, N, C, P, access, a->deferred);
+    if (!l.part) return;
+    STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES, STX__MIXED),
+                STX__CHOOSE(MODE, mode, (STX__COLUMNS_SUM, STX__COLUMNS_DOT, STX__COLUMNS_NORM),
+                            STX__RUN_KERNEL(x, name, (stx__columns_kernel<S, MODE>), l.grid, 256, 0,
+                                            l.part, G, F, a->mean, a->rstd, N, C, l.rows)));
+    stx__column_launch_end(x, &l, to, P, C - a->padding);
 }
 
 /* db (C) += dy (N,C) summed over the rows, in two stages, see stx__columns */
@@ -1369,16 +1448,9 @@ static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, c
     double *part;
     if (!n || !(part = (double *)stx__scratch_of(x, chunks * sizeof *part, name))) return;
 
-#define STX__RUN_SUM(MODE) \
-  STX__RUN_KERNEL(x, name, stx__sum_kernel<MODE>, (unsigned)chunks, 256, 0, part, A, B, n, each, \
-                  four)
-    if (mode == STX__SUM)
-        STX__RUN_SUM(STX__SUM);
-    else if (mode == STX__SUM_SQUARES)
-        STX__RUN_SUM(STX__SUM_SQUARES);
-    else
-        STX__RUN_SUM(STX__SUM_PRODUCTS);
-#undef STX__RUN_SUM
+    STX__CHOOSE(MODE, mode, (STX__SUM, STX__SUM_SQUARES, STX__SUM_PRODUCTS),
+                STX__RUN_KERNEL(x, name, stx__sum_kernel<MODE>, (unsigned)chunks, 256, 0, part, A,
+                                B, n, each, four));
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, chunks, divisor, accumulate);
 }
 
@@ -2652,7 +2724,7 @@ void stx_dropout_fwd_cuda(stx_ctx *x, const stx_dropout_args *a) {
     const int four = n % 4 == 0 && stx__aligned4(Y) && stx__aligned4(A);
     if (!d.keep) d.keep = 65536; /* p = 0 keeps every element, as on the CPU */
     if (n)
-        STX__CHOOSE(W, four, 4, 1,
+        STX__CHOOSE(W, four ? 4 : 1, (1, 4),
                     STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<W>,
                                     stx__grid(x, (n + 7) / 8), 256, 0, Y, A, n, d,
                                     a->accumulate));
@@ -2716,22 +2788,15 @@ void stx_rezero_bwd_cuda(stx_ctx *x, const stx_rezero_bwd_args *r) {
 /* Launches a kernel for N rows of C elements. `kernel` is an expression in T, the
    number of threads per row: 32, 256 or 1024, depending on C. */
 #define STX__RUN_ROWS(x, name, N, C, kernel, ...) \
-  do { \
-    if ((C) <= 512) { \
-      constexpr int T = 32; \
-      STX__RUN_ROW_BLOCKS(x, name, N, T, kernel, __VA_ARGS__); \
-    } else if ((C) <= 32768) { \
-      constexpr int T = 256; \
-      STX__RUN_ROW_BLOCKS(x, name, N, T, kernel, __VA_ARGS__); \
-    } else { \
-      constexpr int T = 1024; \
-      STX__RUN_ROW_BLOCKS(x, name, N, T, kernel, __VA_ARGS__); \
-    } \
-  } while (0)
+  STX__CHOOSE(T, stx__row_threads(C), (32, 256, 1024), \
+              STX__RUN_KERNEL(x, name, kernel, \
+                              stx__blocks(N, STX__ROW_BLOCK(T) / T, (size_t)1 << 30), \
+                              STX__ROW_BLOCK(T), 0, __VA_ARGS__))
 
-#define STX__RUN_ROW_BLOCKS(x, name, N, T, kernel, ...) \
-  STX__RUN_KERNEL(x, name, kernel, stx__blocks(N, STX__ROW_BLOCK(T) / T, (size_t)1 << 30), \
-                  STX__ROW_BLOCK(T), 0, __VA_ARGS__)
+static int stx__row_threads(size_t C) {
+    if (C <= 512) return 32;
+    return C <= 32768 ? 256 : 1024;
+}
 
 /* The length of a row, such as a vocabulary size, need not be a multiple of 4. The
    elements [0, head) precede the first aligned group of 4; the elements after the last
@@ -2943,24 +3008,46 @@ void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, cons
 /* ---- src/cuda/layernorm.cuh ---- */
 // >>layernorm
 
-/* Launches a kernel that keeps rows of C <= 1024 elements in registers. `kernel` is an
-   expression in Q, the number of groups of 4 elements per lane: C <= 128 Q. */
-#define STX__RUN_QUADS(x, name, C, kernel, grid, block, ...) \
-  do { \
-    if ((C) <= 128) { \
-      constexpr int Q = 1; \
-      STX__RUN_KERNEL(x, name, kernel, grid, block, 0, __VA_ARGS__); \
-    } else if ((C) <= 256) { \
-      constexpr int Q = 2; \
-      STX__RUN_KERNEL(x, name, kernel, grid, block, 0, __VA_ARGS__); \
-    } else if ((C) <= 512) { \
-      constexpr int Q = 4; \
-      STX__RUN_KERNEL(x, name, kernel, grid, block, 0, __VA_ARGS__); \
-    } else { \
-      constexpr int Q = 8; \
-      STX__RUN_KERNEL(x, name, kernel, grid, block, 0, __VA_ARGS__); \
-    } \
-  } while (0)
+/* Functions for kernels in which a warp keeps a row of C elements in registers. Lane l
+   has the Q groups of 4 elements with indices l, l + 32, .. C is a multiple of 4 and at
+   most 128 Q. `start` is the index of the row. All of a row's loads are issued before
+   its first store, so that they are in flight together. */
+template <int Q>
+static __device__ __forceinline__ void stx__get_quads(float (&v)[Q][4], const stx__array &a,
+                                                      size_t start, size_t C) {
+    const size_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < Q; k++) {
+        size_t c = 4 * (lane + 32 * k);
+        for (int e = 0; e < 4; e++) v[k][e] = 0;
+        if (c < C) stx__getn<4>(v[k], a, start + c);
+    }
+}
+
+template <int Q>
+static __device__ __forceinline__ void stx__put_quads(const stx__array &a, size_t start,
+                                                      const float (&v)[Q][4], size_t C) {
+    const size_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < Q; k++) {
+        size_t c = 4 * (lane + 32 * k);
+        if (c < C) stx__putn<4>(a, start + c, v[k]);
+    }
+}
+
+/* Adds v to the row if `accumulate` is nonzero, and stores it otherwise. */
+template <int Q>
+static __device__ __forceinline__ void stx__add_quads(const stx__array &a, size_t start,
+                                                      float (&v)[Q][4], size_t C, int accumulate) {
+    if (accumulate) {
+        float was[Q][4];
+        stx__get_quads<Q>(was, a, start, C);
+#pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int e = 0; e < 4; e++) v[k][e] += was[k][e];
+    }
+    stx__put_quads<Q>(a, start, v, C);
+}
 
 /* Returns v as it will be read back from `a`: rounded to bfloat16 if `a` stores bfloat16.
    Statistics are computed from this value, because the backward pass reads it. */
@@ -2969,11 +3056,19 @@ static __device__ __forceinline__ float stx__as_stored(const stx__array &a, floa
 }
 
 /* Arrays of the forward kernels: y, s, `in` and f are (N,C); bias, gain and shift are
-   (C); mean and rstd are (N). s, f and bias are used only with RESIDUAL; bias.p may be
-   NULL. */
+   (C); mean and rstd are (N) and float. s, f and bias are used only with RESIDUAL; bias.p
+   may be NULL. */
 struct stx__norm_fwd_nums {
-    stx__array y, s, mean, rstd, in, f, bias, gain, shift;
+    stx__array y, s, in, f, bias, gain, shift;
+    float *mean, *rstd;
 };
+
+template <int S>
+static __device__ __forceinline__ stx__norm_fwd_nums stx__stored(const stx__norm_fwd_nums &n) {
+    return {stx__stored<S>(n.y), stx__stored<S>(n.s), stx__stored<S>(n.in), stx__stored<S>(n.f),
+            stx__stored_f32<S>(n.bias), stx__stored_f32<S>(n.gain), stx__stored_f32<S>(n.shift),
+            n.mean, n.rstd};
+}
 
 /* y (N,C) = layernorm(s), where s = in or, with RESIDUAL, in + dropout(f + bias):
 
@@ -2981,37 +3076,36 @@ struct stx__norm_fwd_nums {
        rstd = 1 / sqrt(sum_c (s - mean)^2 / C + eps)
        y    = (s - mean) rstd gain + shift
 
-   A warp handles a row and keeps it in registers: lane l holds the Q groups of 4
-   elements with indices l, l + 32, .. C is a multiple of 4 and at most 128 Q. Each lane
-   adds its groups in order, then the warp adds its lanes' sums. */
-template <int Q, int RESIDUAL>
+   A warp handles a row and keeps it in registers. Each lane adds its groups in order,
+   then the warp adds its lanes' sums. */
+template <int Q, int RESIDUAL, int S>
 STX__GLOBAL(256)
 stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__dropout d) {
-    const stx__array y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in,
-                   f = nums.f, bias = nums.bias, gain = nums.gain, shift = nums.shift;
+    const stx__norm_fwd_nums a = stx__stored<S>(nums);
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = RESIDUAL && d.keep ? stx__dropout_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
         float v[Q][4], sum = 0, m, r;
+        stx__get_quads<Q>(v, a.in, n * C, C);
+        if constexpr (RESIDUAL) {
+            float u[Q][4];
+            stx__get_quads<Q>(u, a.f, n * C, C);
 #pragma unroll
-        for (int k = 0; k < Q; k++) {
-            size_t c = 4 * (lane + 32 * k), i = n * C + c;
-            for (int e = 0; e < 4; e++) v[k][e] = 0;
-            if (c < C) {
-                stx__getn<4>(v[k], in, i);
-                if (RESIDUAL) {
-                    float u[4], by[4] = {1, 1, 1, 1};
-                    stx__getn<4>(u, f, i);
-                    if (bias.p) {
+            for (int k = 0; k < Q; k++) {
+                size_t c = 4 * (lane + 32 * k);
+                if (c < C) {
+                    float by[4] = {1, 1, 1, 1};
+                    if (a.bias.p) {
                         float b[4];
-                        stx__getn<4>(b, bias, c);
-                        for (int e = 0; e < 4; e++) u[e] += b[e];
+                        stx__getn<4>(b, a.bias, c);
+                        for (int e = 0; e < 4; e++) u[k][e] += b[e];
                     }
-                    if (d.keep) stx__dropout_mask<4>(by, d, stream, i);
-                    for (int e = 0; e < 4; e++) v[k][e] = stx__as_stored(s, u[e] * by[e] + v[k][e]);
-                    stx__putn<4>(s, i, v[k]);
+                    if (d.keep) stx__dropout_mask<4>(by, d, stream, n * C + c);
+                    for (int e = 0; e < 4; e++)
+                        v[k][e] = stx__as_stored(a.s, u[k][e] * by[e] + v[k][e]);
                 }
             }
+            stx__put_quads<Q>(a.s, n * C, v, C);
         }
 
 #pragma unroll
@@ -3032,15 +3126,15 @@ stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx
             size_t c = 4 * (lane + 32 * k);
             if (c < C) {
                 float g[4], b[4];
-                stx__getn<4>(g, gain, c);
-                stx__getn<4>(b, shift, c);
+                stx__getn<4>(g, a.gain, c);
+                stx__getn<4>(b, a.shift, c);
                 for (int e = 0; e < 4; e++) v[k][e] = fmaf(v[k][e] * r, g[e], b[e]);
-                stx__putn<4>(y, n * C + c, v[k]);
             }
         }
+        stx__put_quads<Q>(a.y, n * C, v, C);
         if (lane == 0) {
-            stx__put(mean, n, m);
-            stx__put(rstd, n, r);
+            a.mean[n] = m;
+            a.rstd[n] = r;
         }
     }
 }
@@ -3048,82 +3142,83 @@ stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx
 /* Like stx__norm_fwd_kernel, for any C. A warp reads its row three times, the second
    and third time from the caches. A lane reads back only what it wrote itself. This is
    a separate kernel because its lanes add single elements instead of groups of 4. */
-template <int W, int RESIDUAL>
+template <int S, int RESIDUAL>
 STX__GLOBAL(256)
 stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__dropout d) {
-    const stx__array y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in,
-                   f = nums.f, bias = nums.bias, gain = nums.gain, shift = nums.shift;
+    constexpr int W = stx__width<S>;
+    const stx__norm_fwd_nums a = stx__stored<S>(nums);
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = RESIDUAL && d.keep ? stx__dropout_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
         float sum = 0, m, r, v[W];
         for (size_t c = lane * W; c < C; c += 32 * W) {
-            stx__getn<W>(v, in, n * C + c);
+            stx__getn<W>(v, a.in, n * C + c);
             if (RESIDUAL) {
                 float u[W], by[W];
-                stx__getn<W>(u, f, n * C + c);
-                if (bias.p) {
+                stx__getn<W>(u, a.f, n * C + c);
+                if (a.bias.p) {
                     float b[W];
-                    stx__getn<W>(b, bias, c);
+                    stx__getn<W>(b, a.bias, c);
                     for (int e = 0; e < W; e++) u[e] += b[e];
                 }
                 for (int e = 0; e < W; e++) by[e] = 1;
                 if (d.keep) stx__dropout_mask<W>(by, d, stream, n * C + c);
-                for (int e = 0; e < W; e++) v[e] = stx__as_stored(s, u[e] * by[e] + v[e]);
-                stx__putn<W>(s, n * C + c, v);
+                for (int e = 0; e < W; e++) v[e] = stx__as_stored(a.s, u[e] * by[e] + v[e]);
+                stx__putn<W>(a.s, n * C + c, v);
             }
             for (int e = 0; e < W; e++) sum += v[e];
         }
         m = stx__warp_sum(sum) / (float)C;
         sum = 0;
         for (size_t c = lane * W; c < C; c += 32 * W) {
-            stx__getn<W>(v, RESIDUAL ? s : in, n * C + c);
+            stx__getn<W>(v, RESIDUAL ? a.s : a.in, n * C + c);
             for (int e = 0; e < W; e++) sum = fmaf(v[e] - m, v[e] - m, sum);
         }
         r = 1 / sqrtf(stx__warp_sum(sum) / (float)C + eps);
         for (size_t c = lane * W; c < C; c += 32 * W) {
             float g[W], b[W];
-            stx__getn<W>(v, RESIDUAL ? s : in, n * C + c);
-            stx__getn<W>(g, gain, c);
-            stx__getn<W>(b, shift, c);
+            stx__getn<W>(v, RESIDUAL ? a.s : a.in, n * C + c);
+            stx__getn<W>(g, a.gain, c);
+            stx__getn<W>(b, a.shift, c);
             for (int e = 0; e < W; e++) v[e] = fmaf((v[e] - m) * r, g[e], b[e]);
-            stx__putn<W>(y, n * C + c, v);
+            stx__putn<W>(a.y, n * C + c, v);
         }
         if (lane == 0) {
-            stx__put(mean, n, m);
-            stx__put(rstd, n, r);
+            a.mean[n] = m;
+            a.rstd[n] = r;
         }
     }
 }
 
 template <int RESIDUAL>
 static void stx__norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) {
-    static const char name[] = "stx_residual_norm_fwd";
+    const char *name = "stx_residual_norm_fwd";
     const size_t N = a->N, C = a->C;
     const float eps = a->eps;
     const unsigned grid = stx__blocks(N, 8, (size_t)1 << 20);
     stx__dropout d = stx__dropout_of(x, a->drop, a->seed, a->stream, a->rng_first);
     stx__norm_fwd_nums v;
-    int four;
+    int access;
     v.y = stx__array_of(x, a->y);
     v.s = stx__array_of(x, a->s);
-    v.mean = stx__array_of(x, a->mean);
-    v.rstd = stx__array_of(x, a->rstd);
     v.in = stx__array_of(x, a->h);
     v.f = stx__array_of(x, a->f);
     v.bias = stx__array_of(x, a->bias);
     v.gain = stx__array_of(x, a->gain);
     v.shift = stx__array_of(x, a->shift);
+    v.mean = a->mean;
+    v.rstd = a->rstd;
     if (!N || !C) return;
 
-    four = C % 4 == 0 && stx__aligned4(v.y) && stx__aligned4(v.s) && stx__aligned4(v.in)
-           && stx__aligned4(v.f) && stx__aligned4(v.bias) && stx__aligned4(v.gain)
-           && stx__aligned4(v.shift);
-    if (four && C <= 1024)
-        STX__RUN_QUADS(x, name, C, (stx__norm_fwd_kernel<Q, RESIDUAL>), grid, 256, v, N, C, eps, d);
+    access = stx__access(C, {v.y, v.s, v.in, v.f}, {v.bias, v.gain, v.shift});
+    if (access != STX__MIXED && C <= 1024)
+        STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES),
+                    STX__CHOOSE(Q, (C + 127) / 128, (1, 2, 4, 8),
+                                STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<Q, RESIDUAL, S>),
+                                                grid, 256, 0, v, N, C, eps, d)));
     else
-        STX__CHOOSE(W, four, 4, 1,
-                    STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<W, RESIDUAL>), grid, 256, 0,
+        STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES, STX__MIXED),
+                    STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<S, RESIDUAL>), grid, 256, 0,
                                     v, N, C, eps, d));
 }
 
@@ -3136,31 +3231,18 @@ void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
 }
 
 /* Arrays of the backward kernels: din, df, dy and `in` are (N,C), gain is (C), and mean
-   and rstd are (N). din and df may be NULL. If add_din or add_df is nonzero, the
-   kernels add to din or df instead of overwriting it. */
+   and rstd are (N) and float. din and df may be NULL. If add_din or add_df is nonzero,
+   the kernels add to din or df instead of overwriting it. */
 struct stx__norm_bwd_nums {
-    stx__array din, df, dy, in, gain, mean, rstd;
+    stx__array din, df, dy, in, gain;
+    const float *mean, *rstd;
     int add_din, add_df;
 };
 
-/* Adds the sums of the 4 warps of a block in order and stores them in `part`
-   (blocks,S,C). `sums` holds S sums for each of the 4 Q columns of a lane; `sh` holds
-   4 * 128 Q floats. */
-template <int Q, int S>
-static __device__ __forceinline__ void stx__norm_bwd_store(float *part, float *sh,
-                                                           const float (&sums)[S][Q][4], size_t C) {
-    const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-    for (int j = 0; j < S; j++) {
-#pragma unroll
-        for (int k = 0; k < Q; k++)
-            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sums[j][k][e];
-        __syncthreads();
-        for (size_t c = threadIdx.x; c < C; c += 128)
-            part[(S * (size_t)blockIdx.x + j) * C + c] =
-                ((sh[c] + sh[128 * Q + c]) + sh[2 * 128 * Q + c]) + sh[3 * 128 * Q + c];
-        __syncthreads();
-    }
+template <int S>
+static __device__ __forceinline__ stx__norm_bwd_nums stx__stored(const stx__norm_bwd_nums &n) {
+    return {stx__stored<S>(n.din), stx__stored<S>(n.df), stx__stored<S>(n.dy), stx__stored<S>(n.in),
+            stx__stored_f32<S>(n.gain), n.mean, n.rstd, n.add_din, n.add_df};
 }
 
 /* Gradients of y = xhat gain + shift, where xhat = (in - mean) rstd. With g = dy gain:
@@ -3178,16 +3260,15 @@ static __device__ __forceinline__ void stx__norm_bwd_store(float *part, float *s
    of 4 warps handles `rows` consecutive rows, a number that depends on N alone. Unless
    `part` is NULL, the block adds its warps' sums in order and stores them in `part`
    (blocks, 2 + BIAS, C). */
-template <int Q, int BIAS>
+template <int Q, int BIAS, int S>
 STX__GLOBAL(128)
-stx__norm_bwd_kernel(stx__norm_bwd_nums v, float *part, size_t N, size_t C, size_t rows,
+stx__norm_bwd_kernel(stx__norm_bwd_nums nums, float *part, size_t N, size_t C, size_t rows,
                      stx__dropout d) {
-    const stx__array din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean,
-                   rstd = v.rstd;
+    const stx__norm_bwd_nums v = stx__stored<S>(nums);
     STX__SHARED(float, sh, 4 * 128 * Q);
     const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows,
                  hi = lo + rows < N ? lo + rows : N;
-    uint64_t stream = df.p && d.keep ? stx__dropout_stream(d) : 0;
+    uint64_t stream = v.df.p && d.keep ? stx__dropout_stream(d) : 0;
     float sums[2 + BIAS][Q][4];
 #pragma unroll
     for (int j = 0; j < 2 + BIAS; j++)
@@ -3196,25 +3277,17 @@ stx__norm_bwd_kernel(stx__norm_bwd_nums v, float *part, size_t N, size_t C, size
             for (int e = 0; e < 4; e++) sums[j][k][e] = 0;
     for (size_t n = lo + warp; n < hi; n += 4) {
         float g[Q][4], a[Q][4], s = 0, q = 0;
-        const float m = stx__get(mean, n), r = stx__get(rstd, n);
-#pragma unroll
-        for (int k = 0; k < Q; k++) {
-            size_t c = 4 * (lane + 32 * k);
-            for (int e = 0; e < 4; e++) g[k][e] = a[k][e] = 0;
-            if (c < C) {
-                stx__getn<4>(g[k], dy, n * C + c);
-                stx__getn<4>(a[k], in, n * C + c);
-                for (int e = 0; e < 4; e++) a[k][e] -= m;
-            }
-        }
-
+        const float m = v.mean[n], r = v.rstd[n];
+        stx__get_quads<Q>(g, v.dy, n * C, C);
+        stx__get_quads<Q>(a, v.in, n * C, C);
 #pragma unroll
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k);
             if (c < C) {
                 float w[4];
-                stx__getn<4>(w, gain, c);
+                stx__getn<4>(w, v.gain, c);
                 for (int e = 0; e < 4; e++) {
+                    a[k][e] -= m;
                     sums[0][k][e] = fmaf(g[k][e] * r, a[k][e], sums[0][k][e]);
                     sums[1][k][e] += g[k][e];
                     g[k][e] *= w[e];
@@ -3228,42 +3301,40 @@ stx__norm_bwd_kernel(stx__norm_bwd_nums v, float *part, size_t N, size_t C, size
 
 #pragma unroll
         for (int k = 0; k < Q; k++) {
-            size_t c = 4 * (lane + 32 * k), i = n * C + c;
-            if (c < C) {
-                for (int e = 0; e < 4; e++) g[k][e] = r * ((g[k][e] - s) - a[k][e] * q);
-                if (df.p) {
-                    float u[4], by[4] = {1, 1, 1, 1};
-                    if (d.keep) stx__dropout_mask<4>(by, d, stream, i);
-                    for (int e = 0; e < 4; e++) {
-                        u[e] = g[k][e] * by[e];
-                        if (BIAS) sums[1 + BIAS][k][e] += u[e];
-                    }
-                    stx__addn<4>(df, i, u, v.add_df);
+            size_t c = 4 * (lane + 32 * k);
+            for (int e = 0; e < 4; e++) g[k][e] = r * ((g[k][e] - s) - a[k][e] * q);
+            if (v.df.p && c < C) { /* `a` becomes the gradient of f */
+                float by[4] = {1, 1, 1, 1};
+                if (d.keep) stx__dropout_mask<4>(by, d, stream, n * C + c);
+                for (int e = 0; e < 4; e++) {
+                    a[k][e] = g[k][e] * by[e];
+                    if constexpr (BIAS) sums[2][k][e] += a[k][e];
                 }
-                if (din.p) stx__addn<4>(din, i, g[k], v.add_din);
             }
         }
+        if (v.df.p) stx__add_quads<Q>(v.df, n * C, a, C, v.add_df);
+        if (v.din.p) stx__add_quads<Q>(v.din, n * C, g, C, v.add_din);
     }
 
-    if (part) stx__norm_bwd_store<Q, 2 + BIAS>(part, sh, sums, C);
+    if (part) stx__column_sums_of_warps<2 + BIAS, Q, 1>(part, C, sh, sums);
 }
 
 /* Computes din and df for any C. A warp reads its row twice. stx__columns computes
    dgain, dshift and dbias. */
-template <int W>
+template <int S>
 STX__GLOBAL(256)
-stx__norm_bwd_any_kernel(stx__norm_bwd_nums v, size_t N, size_t C, stx__dropout d) {
-    const stx__array din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean,
-                   rstd = v.rstd;
+stx__norm_bwd_any_kernel(stx__norm_bwd_nums nums, size_t N, size_t C, stx__dropout d) {
+    constexpr int W = stx__width<S>;
+    const stx__norm_bwd_nums v = stx__stored<S>(nums);
     const size_t lane = threadIdx.x % 32;
-    uint64_t stream = df.p && d.keep ? stx__dropout_stream(d) : 0;
+    uint64_t stream = v.df.p && d.keep ? stx__dropout_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
         float s = 0, q = 0, g[W], a[W], w[W];
-        const float m = stx__get(mean, n), r = stx__get(rstd, n);
+        const float m = v.mean[n], r = v.rstd[n];
         for (size_t c = lane * W; c < C; c += 32 * W) {
-            stx__getn<W>(g, dy, n * C + c);
-            stx__getn<W>(a, in, n * C + c);
-            stx__getn<W>(w, gain, c);
+            stx__getn<W>(g, v.dy, n * C + c);
+            stx__getn<W>(a, v.in, n * C + c);
+            stx__getn<W>(w, v.gain, c);
             for (int e = 0; e < W; e++) {
                 g[e] *= w[e];
                 s += g[e];
@@ -3274,25 +3345,25 @@ stx__norm_bwd_any_kernel(stx__norm_bwd_nums v, size_t N, size_t C, stx__dropout 
         q = stx__warp_sum(q) * r * r / (float)C;
         for (size_t c = lane * W; c < C; c += 32 * W) {
             size_t i = n * C + c;
-            stx__getn<W>(g, dy, i);
-            stx__getn<W>(a, in, i);
-            stx__getn<W>(w, gain, c);
+            stx__getn<W>(g, v.dy, i);
+            stx__getn<W>(a, v.in, i);
+            stx__getn<W>(w, v.gain, c);
             for (int e = 0; e < W; e++) g[e] = r * (fmaf(g[e], w[e], -s) - (a[e] - m) * q);
-            if (df.p) {
+            if (v.df.p) {
                 float by[W];
                 for (int e = 0; e < W; e++) by[e] = 1;
                 if (d.keep) stx__dropout_mask<W>(by, d, stream, i);
                 for (int e = 0; e < W; e++) by[e] *= g[e];
-                stx__addn<W>(df, i, by, v.add_df);
+                stx__addn<W>(v.df, i, by, v.add_df);
             }
-            if (din.p) stx__addn<W>(din, i, g, v.add_din);
+            if (v.din.p) stx__addn<W>(v.din, i, g, v.add_din);
         }
     }
 }
 
 /* Computes all gradients in one pass over dy and `in`, for rows that fit in registers. */
 static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx_residual_norm_args *a,
-                               const stx__norm_bwd_nums &v, const stx__dropout &d) {
+                               const stx__norm_bwd_nums &v, const stx__dropout &d, int access) {
     const size_t N = a->N, C = a->C, rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
     const int sums = a->dbias ? 3 : 2;
     stx_real *to[STX__COLUMN_TARGETS] = {a->dgain, a->dshift, a->dbias};
@@ -3302,15 +3373,18 @@ static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx_residual_
         part = stx__partial_sums(x, name, blocks * sums * C, &deferred);
         if (!part) return;
     }
-    STX__CHOOSE(BIAS, a->dbias, 1, 0,
-                STX__RUN_QUADS(x, name, C, (stx__norm_bwd_kernel<Q, BIAS>), (unsigned)blocks, 128,
-                               v, part, N, C, rows, d));
+    STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES),
+                STX__CHOOSE(BIAS, a->dbias != NULL, (0, 1),
+                            STX__CHOOSE(Q, (C + 127) / 128, (1, 2, 4, 8),
+                                        STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<Q, BIAS, S>),
+                                                        (unsigned)blocks, 128, 0, v, part, N, C,
+                                                        rows, d))));
     if (part) stx__columns_sum(x, name, to, sums, part, sums * C, blocks, C, deferred);
 }
 
 /* Computes the gradients with separate kernels, for rows of any length. */
 static void stx__norm_bwd_any(stx_ctx *x, const char *name, const stx_residual_norm_args *a,
-                              const stx__norm_bwd_nums &v, const stx__dropout &d, int four) {
+                              const stx__norm_bwd_nums &v, const stx__dropout &d, int access) {
     const size_t N = a->N, C = a->C;
     const unsigned grid = stx__blocks(N, 8, (size_t)1 << 20);
     stx__columns_args columns;
@@ -3324,8 +3398,8 @@ static void stx__norm_bwd_any(stx_ctx *x, const char *name, const stx_residual_n
         stx__columns(x, name, &columns);
     }
     if (!a->ds && !a->df) return;
-    STX__CHOOSE(W, four, 4, 1,
-                STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<W>, grid, 256, 0, v, N, C, d));
+    STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES, STX__MIXED),
+                STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<S>, grid, 256, 0, v, N, C, d));
     if (a->dbias) {
         columns = stx__columns_init(a->dbias, a->df, N, C);
         columns.deferred = a->deferred;
@@ -3340,24 +3414,23 @@ void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
     static const char name[] = "stx_residual_norm_bwd";
     const stx__dropout d = stx__dropout_of(x, a->drop, a->seed, a->stream, a->rng_first);
     stx__norm_bwd_nums v;
-    int four;
+    int access;
     v.din = stx__array_of(x, a->ds);
     v.df = stx__array_of(x, a->df);
     v.dy = stx__array_of(x, a->dy);
     v.in = stx__array_of(x, a->s);
     v.gain = stx__array_of(x, a->gain);
-    v.mean = stx__array_of(x, a->mean);
-    v.rstd = stx__array_of(x, a->rstd);
+    v.mean = a->mean;
+    v.rstd = a->rstd;
     v.add_din = a->accumulate_ds;
     v.add_df = a->accumulate_df;
     if (!a->N || !a->C) return;
 
-    four = a->C % 4 == 0 && stx__aligned4(v.din) && stx__aligned4(v.df) && stx__aligned4(v.dy)
-           && stx__aligned4(v.in) && stx__aligned4(v.gain);
-    if (four && a->C <= 1024)
-        stx__norm_bwd_rows(x, name, a, v, d);
+    access = stx__access(a->C, {v.din, v.df, v.dy, v.in}, {v.gain});
+    if (access != STX__MIXED && a->C <= 1024)
+        stx__norm_bwd_rows(x, name, a, v, d, access);
     else
-        stx__norm_bwd_any(x, name, a, v, d, four);
+        stx__norm_bwd_any(x, name, a, v, d, access);
 }
 
 
@@ -3578,7 +3651,7 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
                     ids, N);
     STX__RUN_KERNEL(x, name, stx__embedding_rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0,
                     id, position, sorted, index, chunks);
-    STX__CHOOSE(W, four, 4, 1,
+    STX__CHOOSE(W, four ? 4 : 1, (1, 4),
                 STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<W>, grid, 128, 0, D, part, G,
                                 id, position, N, C);
                 STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<W>, grid, 128, 0, D, part, id, N,
@@ -3607,61 +3680,50 @@ void stx_linear_fwd_cuda(stx_ctx *x, const stx_linear_args *a) {
 }
 
 /* da (N,O) = da act'(a), and `part` (chunks,O) = the column sums of the new da over
-   chunks of `rows` rows, in one pass over da. The blocks and the order of summation are
-   the same as in stx__columns_kernel: 8 rows of 32 lanes, where each lane sums W
-   columns over every 8th row. */
-template <int W>
+   chunks of `rows` rows, in one pass over da. `from` is what the slope is computed from:
+   `a` for GELU, otherwise act(a). */
+template <int S>
 STX__GLOBAL(256)
-stx__slope_columns_kernel(float *part, stx__array da, stx__array y, stx__array pre, size_t N,
-                          size_t O, size_t rows, int act) {
+stx__slope_columns_kernel(float *part, stx__array da, stx__array from, size_t N, size_t O,
+                          size_t rows, int act) {
+    constexpr int W = stx__width<S>;
     STX__SHARED(float, sh, 8 * 32 * W);
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows,
-                 hi = lo + rows < N ? lo + rows : N;
-    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < O; c0 += (size_t)gridDim.y * 32 * W) {
-        size_t c = c0 + lane * W;
-        float s[W] = {0};
-        if (c < O)
-            for (size_t n = lo + row; n < hi; n += 8) {
-                float g[W], v[W] = {0}, u[W] = {0};
-                stx__getn<W>(g, da, n * O + c);
-                if (act == STX_ACT_GELU)
-                    stx__getn<W>(u, pre, n * O + c);
-                else
-                    stx__getn<W>(v, y, n * O + c);
-                for (int e = 0; e < W; e++) {
-                    g[e] = stx__act_slope(g[e], v[e], u[e], act);
-                    s[e] += g[e];
-                }
-                stx__putn<W>(da, n * O + c, g);
+    struct terms {
+        float g[W], v[W];
+    };
+    da = stx__stored<S>(da);
+    from = stx__stored<S>(from);
+    stx__column_sums<1, W, 2>(
+        part, O, N, O, rows, sh,
+        [&](size_t n, size_t c) {
+            terms t;
+            stx__getn<W>(t.g, da, n * O + c);
+            stx__getn<W>(t.v, from, n * O + c);
+            return t;
+        },
+        [&](float (&s)[1][W], terms &t, size_t n, size_t c) {
+            for (int e = 0; e < W; e++) {
+                t.g[e] = stx__act_slope(t.g[e], t.v[e], t.v[e], act);
+                s[0][e] += t.g[e];
             }
-
-        for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
-        __syncthreads();
-        if (row < W && c < O) { /* thread row `row` finishes column c + row */
-            float t = 0;
-            for (int k = 0; k < 8; k++) t += sh[(k * W + row) * 32 + lane];
-            part[blockIdx.x * O + c + row] = t;
-        }
-        __syncthreads();
-    }
+            stx__putn<W>(da, n * O + c, t.g);
+        });
 }
 
 /* da = da act'(a), and db += the column sums of da, except for the last `padding`
    columns. The chunks depend on N alone, so the sums are the same on every GPU. */
 static void stx__slope_columns(stx_ctx *x, const char *what, const stx_linear_bwd_args *a) {
-    const size_t N = a->N, O = a->O, rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
-    const int gelu = a->act == STX_ACT_GELU;
-    stx__array D = stx__array_of(x, a->da), Y = stx__array_of(x, gelu ? NULL : a->y),
-               P = stx__array_of(x, gelu ? a->pre : NULL);
-    const int four = O % 4 == 0 && stx__aligned4(D) && stx__aligned4(Y) && stx__aligned4(P);
-    const dim3 grid((unsigned)chunks, stx__blocks(O, four ? 128 : 32, 65535));
-    int deferred = (a->deferred & STX_DEFER_DB) != 0;
-    float *part = stx__partial_sums(x, what, chunks * O, &deferred);
-    if (!part) return;
-    STX__CHOOSE(W, four, 4, 1,
-                STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<W>, grid, 256, 0, part, D, Y, P,
-                                N, O, rows, a->act));
-    stx__columns_sum(x, what, &a->db, 1, part, O, chunks, O - a->padding, deferred);
+    const size_t N = a->N, O = a->O;
+    const stx__array D = stx__array_of(x, a->da),
+                     F = stx__array_of(x, a->act == STX_ACT_GELU ? a->pre : a->y);
+    const int access = stx__access(O, {D, F}, {});
+    const stx__column_launch l =
+        stx__column_launch_of(x, what, N, O, 1, access, (a->deferred & STX_DEFER_DB) != 0);
+    if (!l.part) return;
+    STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES, STX__MIXED),
+                STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<S>, l.grid, 256, 0, l.part, D, F,
+                                N, O, l.rows, a->act));
+    stx__column_launch_end(x, &l, &a->db, 1, O - a->padding);
 }
 
 /* Gradients of y = act(a), a = `in` W^T + b:
@@ -6992,7 +7054,6 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
     if (!stx_ok(x) || !stx__attn_params_of(x, a, &p, &half)) return;
     c = stx__attn_fwd_choose(x, &p, half);
     n = p.H * c.tiles;
-    if (!stx__may_share(x, (const void *)c.run, c.shared, "stx_attention_fwd")) return;
     stx__attn_make_key_mask(x, "stx_attention_fwd", a, &p,
                             (uint32_t *)a->work + stx__attn_fused_fwd_list(a));
     STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn_list_kernel,
@@ -9570,7 +9631,6 @@ static void stx__attn_bwd_run_diagonals(stx_ctx *x, const stx_attention_args *a,
 static void stx__attn_bwd_run_table(stx_ctx *x, const stx_attention_args *a,
                                     const stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                     stx__attn_bwd_params *p, stx__attn_bwd_folds *folds) {
-    if (!stx__may_share(x, (const void *)c->table, c->shared_table, "stx_attention_bwd")) return;
     p->splits = s->row_splits;
     STX__RUN_KERNEL(x, "stx_attention_bwd", c->table,
                     dim3((unsigned)s->blocks, (unsigned)s->tables, (unsigned)s->row_splits),
@@ -11862,7 +11922,6 @@ static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel,
     size_t blocks = a->B * a->D * p.groups, bytes = (size_t)warps * each;
     static_assert((int)STX__SRU_SHARED <= (int)STX__SHARED_LEAST,
                   "STX__SRU_SHARED exceeds the shared memory of some GPUs");
-    if (!stx__may_share(x, (const void *)kernel, bytes, name)) return;
     STX__RUN_KERNEL(x, name, kernel, (unsigned)blocks, 32 * warps, bytes, p);
 }
 
@@ -12623,18 +12682,30 @@ static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_ga
     }
 }
 
-/* Computes the gradients of elements i .. i+W-1. Replaces p with the gradients of the
+/* The values of W adjacent elements from which the gradients are computed */
+template <int W> struct stx__comp_gate_values {
+    float x[W], y[W], g[W], p[6][W];
+};
+
+template <int W, int K>
+static __device__ __forceinline__ stx__comp_gate_values<W>
+stx__comp_gate_values_at(const stx__comp_gate &a, size_t i) {
+    stx__comp_gate_values<W> v = {};
+    stx__getn<W>(v.g, a.dout, i);
+    stx__comp_gate_get<W, K>(a, i, v.x, v.y, v.p);
+    return v;
+}
+
+/* Computes the gradients of elements i .. i+W-1. Replaces v.p with the gradients of the
    planes. With g = dout, s' = s (1 - s) and out as in stx__comp_gate_forward, the
    gradients of GRU are (p_n is plane n of p[1]):
 
        dn = g (1 - z) (1 - n^2)    dz = g (x - n) z'    dr = dn p_n r'    dx = g z
        gradients of p[0]: dr, dz, dn; of p[1]: dr, dz, r dn */
 template <int W, int K>
-static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_gate &a, size_t i,
-                                                               float (&p)[6][W]) {
-    float x[W] = {0}, y[W] = {0}, g[W];
-    stx__getn<W>(g, a.dout, i);
-    stx__comp_gate_get<W, K>(a, i, x, y, p);
+static __device__ __forceinline__ void stx__comp_gate_grads(const stx__comp_gate &a, size_t i,
+                                                            stx__comp_gate_values<W> &v) {
+    float(&x)[W] = v.x, (&y)[W] = v.y, (&g)[W] = v.g, (&p)[6][W] = v.p;
   #pragma unroll
     /* each value is replaced by its gradient */
     for (int e = 0; e < W; e++) {
@@ -12666,9 +12737,9 @@ static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_g
             p[0][e] = 2 * g[e] * x[e] * s * (1 - s);
             x[e] = 2 * g[e] * s;
         } else if constexpr (K == STX_COMP_GATE_GLU) {
-            float v = p[0][e], phi = stx__phi(v);
-            p[0][e] = g[e] * p[1][e] * fmaf(v, 0.39894228040143267794f * expf(-0.5f * v * v), phi);
-            p[1][e] = g[e] * v * phi;
+            float u = p[0][e], phi = stx__phi(u);
+            p[0][e] = g[e] * p[1][e] * fmaf(u, 0.39894228040143267794f * expf(-0.5f * u * u), phi);
+            p[1][e] = g[e] * u * phi;
         } else if constexpr (K == STX_COMP_GATE_INPUT) {
             float s = stx__comp_sigmoid(p[0][e]);
             p[0][e] = g[e] * x[e] * s * (1 - s);
@@ -12697,8 +12768,8 @@ static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_g
 template <int W, int K>
 static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_gate &a) {
     STX__STEP(i, a.n, W) {
-        float p[6][W];
-        stx__comp_gate_grads_at<W, K>(a, i, p);
+        stx__comp_gate_values<W> v = stx__comp_gate_values_at<W, K>(a, i);
+        stx__comp_gate_grads<W, K>(a, i, v);
     }
 }
 
@@ -12736,59 +12807,46 @@ template <int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
 }
 
 /* Backward pass that also computes `part` (chunks,P D): the sums of the planes' gradients
-   over `rows` rows per chunk. As in stx__columns_kernel, a block has 8 rows of 32 lanes
-   and sums 32 W columns of a chunk; each lane sums W of them in all planes. */
-template <int W, int K>
+   over `rows` rows per chunk. */
+template <int S, int K>
 STX__GLOBAL(256)
 stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
+    constexpr int W = stx__width<S>, P = stx__comp_kind<K>::P;
     STX__SHARED(float, sh, 8 * 32 * W);
-    constexpr int P = stx__comp_kind<K>::P;
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, N = a.n / a.D,
-                 lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
-    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < a.D; c0 += (size_t)gridDim.y * 32 * W) {
-        const size_t c = c0 + lane * W;
-        float s[P][W] = {};
-        if (c < a.D)
-            for (size_t n = lo + row; n < hi; n += 8) {
-                float p[6][W];
-                stx__comp_gate_grads_at<W, K>(a, n * a.D + c, p);
+    a.x = stx__stored<S>(a.x);
+    a.dx = stx__stored<S>(a.dx);
+    a.dout = stx__stored<S>(a.dout);
   #pragma unroll
-                for (int k = 0; k < P; k++)
-                    for (int e = 0; e < W; e++) s[k][e] += p[k][e];
-            }
-  #pragma unroll
-        for (int k = 0; k < P; k++) {
-            for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
-            __syncthreads();
-            /* adds the sums of the 8 thread rows; thread row `row` finishes element
-               `row` of each lane's W elements */
-            if (row < W && c < a.D) {
-                float t = 0;
-                for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
-                part[(blockIdx.x * P + k) * a.D + c + row] = t;
-            }
-            __syncthreads();
-        }
+    for (int k = 0; k < 4; k++) {
+        a.p[k] = stx__stored<S>(a.p[k]);
+        a.dp[k] = stx__stored<S>(a.dp[k]);
     }
+    stx__column_sums<P, W, 1>(
+        part, P * a.D, a.n / a.D, a.D, rows, sh,
+        [&](size_t n, size_t c) { return stx__comp_gate_values_at<W, K>(a, n * a.D + c); },
+        [&](float (&s)[P][W], stx__comp_gate_values<W> &v, size_t n, size_t c) {
+            stx__comp_gate_grads<W, K>(a, n * a.D + c, v);
+  #pragma unroll
+            for (int k = 0; k < P; k++)
+                for (int e = 0; e < W; e++) s[k][e] += v.p[k][e];
+        });
 }
 
 template <int K>
 static void stx__comp_gate_bwd_sums(stx_ctx *x, const stx_comp_gate_args *a,
-                                    const stx__comp_gate *p, int four) {
+                                    const stx__comp_gate *p) {
     const char *what = "stx_comp_gate_bwd, sums";
-    const size_t P = stx__comp_kind<K>::P, rows = stx__chunk(a->N, 64, 1024),
-                 chunks = (a->N + rows - 1) / rows;
-    const int count = K == STX_COMP_GATE_GRU ? 2 : 1;
-    dim3 grid((unsigned)chunks, stx__blocks(a->D, four ? 128 : 32, 65535));
-    int defer_db = a->defer_db;
-    float *part = stx__partial_sums(x, what, chunks * P * a->D, &defer_db);
-    if (!part) return;
-    if (four)
-        STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<4, K>), grid, 256, 0, *p, part, rows);
-    else
-        STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<1, K>), grid, 256, 0, *p, part, rows);
-    stx__columns_sum(x, what, a->db, count, part, P * a->D, chunks, P / (size_t)count * a->D,
-                     defer_db);
+    const size_t P = stx__comp_kind<K>::P;
+    const int count = K == STX_COMP_GATE_GRU ? 2 : 1,
+              access = stx__access(a->D, {p->x, p->dx, p->dout, p->p[0], p->p[1], p->dp[0],
+                                          p->dp[1]}, {});
+    const stx__column_launch l =
+        stx__column_launch_of(x, what, a->N, a->D, P, access, a->defer_db);
+    if (!l.part) return;
+    STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES, STX__MIXED),
+                STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<S, K>), l.grid, 256, 0, *p,
+                                l.part, l.rows));
+    stx__column_launch_end(x, &l, a->db, count, P / (size_t)count * a->D);
 }
 
 /* Sets the arguments of the kernels and sets *four to 1 if all arrays can be accessed
@@ -12837,9 +12895,9 @@ void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
     int four;
     if (!stx__comp_gate_of(x, a, 1, &p, &four)) return;
     if ((a->db[0] || a->db[1]) && a->kind == STX_COMP_GATE_GRU)
-        stx__comp_gate_bwd_sums<STX_COMP_GATE_GRU>(x, a, &p, four);
+        stx__comp_gate_bwd_sums<STX_COMP_GATE_GRU>(x, a, &p);
     else if (a->db[0] && a->kind == STX_COMP_GATE_GLU)
-        stx__comp_gate_bwd_sums<STX_COMP_GATE_GLU>(x, a, &p, four);
+        stx__comp_gate_bwd_sums<STX_COMP_GATE_GLU>(x, a, &p);
     else
         STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
 }
@@ -13129,9 +13187,28 @@ typedef struct stx__par_mix {
     size_t N, C, period, rows_per_draw, draws_per_period;
     float eps;
     int add_h, add[2];
-    stx__array h, branch[2], w, gain[2], shift[2], y, mean[2], rstd[2], dy, dh, dbranch[2];
+    stx__array h, branch[2], gain[2], shift[2], y, dy, dh, dbranch[2];
+    const float *w;
+    float *mean[2], *rstd[2];
     double *work;
 } stx__par_mix;
+
+template <int S>
+static __device__ __forceinline__ stx__par_mix stx__stored(const stx__par_mix &m) {
+    stx__par_mix a = m;
+    a.h = stx__stored<S>(a.h);
+    a.y = stx__stored<S>(a.y);
+    a.dy = stx__stored<S>(a.dy);
+    a.dh = stx__stored<S>(a.dh);
+  #pragma unroll
+    for (int i = 0; i < 2; i++) {
+        a.branch[i] = stx__stored<S>(a.branch[i]);
+        a.dbranch[i] = stx__stored<S>(a.dbranch[i]);
+        a.gain[i] = stx__stored_f32<S>(a.gain[i]);
+        a.shift[i] = stx__stored_f32<S>(a.shift[i]);
+    }
+    return a;
+}
 
 static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int backward) {
     stx__par_mix m;
@@ -13144,7 +13221,7 @@ static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int b
     m.draws_per_period = (a->period + a->rows_per_draw - 1) / a->rows_per_draw;
     m.eps = a->eps;
     m.h = stx__array_of(x, a->h);
-    m.w = stx__array_of(x, a->w);
+    m.w = a->w;
     m.y = stx__array_of(x, backward ? NULL : a->y);
     m.dy = stx__array_of(x, backward ? a->dy : NULL);
     m.dh = stx__array_of(x, backward ? a->dh : NULL);
@@ -13154,22 +13231,18 @@ static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int b
         m.branch[i] = stx__array_of(x, a->branch[i]);
         m.gain[i] = stx__array_of(x, a->gain[i]);
         m.shift[i] = stx__array_of(x, a->shift[i]);
-        m.mean[i] = stx__array_of(x, a->mean[i]);
-        m.rstd[i] = stx__array_of(x, a->rstd[i]);
+        m.mean[i] = a->mean[i];
+        m.rstd[i] = a->rstd[i];
         m.dbranch[i] = stx__array_of(x, backward ? a->dbranch[i] : NULL);
         m.add[i] = a->add[i];
     }
     return m;
 }
 
-static int stx__par_mix_aligned4(const stx__par_mix &m) {
-    int four = m.C % 4 == 0 && stx__aligned4(m.h) && stx__aligned4(m.y) && stx__aligned4(m.dy)
-               && stx__aligned4(m.dh),
-        i;
-    for (i = 0; i < 2; i++)
-        four = four && stx__aligned4(m.branch[i]) && stx__aligned4(m.gain[i])
-               && stx__aligned4(m.shift[i]) && stx__aligned4(m.dbranch[i]);
-    return four;
+static int stx__par_mix_access(const stx__par_mix &m) {
+    return stx__access(
+        m.C, {m.h, m.y, m.dy, m.dh, m.branch[0], m.branch[1], m.dbranch[0], m.dbranch[1]},
+        {m.gain[0], m.gain[1], m.shift[0], m.shift[1]});
 }
 
 static int stx__par_mix_refused(stx_ctx *x, const stx_par_mix_args *a, const char *what) {
@@ -13186,7 +13259,7 @@ static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx
     size_t k = n / a.period;
     size_t r = k * a.draws_per_period + (n - k * a.period) / a.rows_per_draw;
   #pragma unroll
-    for (int i = 0; i < 3; i++) w[i] = stx__get(a.w, 3 * r + (size_t)i);
+    for (int i = 0; i < 3; i++) w[i] = a.w[3 * r + (size_t)i];
 }
 
 /* Adds w t to o if w is not 0. If w is 0, the branch was not selected, and its values
@@ -13242,7 +13315,8 @@ static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], flo
 /* Forward with layer norms, for C up to 128 Q. One warp per row; the row stays in
    registers, 4 Q elements per lane. The sums are bit-identical to those of
    stx__norm_fwd_kernel. A block has 256 threads and processes 8 rows. */
-template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
+template <int Q, int S> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix mix) {
+    const stx__par_mix a = stx__stored<S>(mix);
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
         float h[Q][4], s[Q][2][4], w[3], m[2], r[2];
@@ -13268,20 +13342,23 @@ template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
                     stx__par_term<4>(o, w[i], s[k][i]);
                 }
                 stx__par_term<4>(o, w[2], h[k]);
-                stx__putn<4>(a.y, n * C + c, o);
+                for (int e = 0; e < 4; e++) h[k][e] = o[e];
             }
         }
+        stx__put_quads<Q>(a.y, n * C, h, C);
         if (lane == 0)
             for (int i = 0; i < 2; i++) {
-                stx__put(a.mean[i], n, m[i]);
-                stx__put(a.rstd[i], n, r[i]);
+                a.mean[i][n] = m[i];
+                a.rstd[i][n] = r[i];
             }
     }
 }
 
 /* Like stx__par_mix_fwd_kernel, for any C. A warp reads its row three times, mostly
    from the caches, or only once if there are no layer norms. */
-template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
+template <int S, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_mix mix) {
+    constexpr int W = stx__width<S>;
+    const stx__par_mix a = stx__stored<S>(mix);
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
         float h[W], s[2][W], w[3], sum[2] = {0, 0}, m[2] = {0, 0}, r[2] = {1, 1};
@@ -13323,27 +13400,25 @@ template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par
         }
         if (NORM && lane == 0)
             for (int i = 0; i < 2; i++) {
-                stx__put(a.mean[i], n, m[i]);
-                stx__put(a.rstd[i], n, r[i]);
+                a.mean[i][n] = m[i];
+                a.rstd[i][n] = r[i];
             }
     }
 }
 
 template <int NORM> static void stx__par_mix_fwd(stx_ctx *x, const stx__par_mix &m) {
     const char *name = "stx_par_mix_fwd";
+    const int access = stx__par_mix_access(m);
     unsigned grid = stx__blocks(m.N, 8, (size_t)1 << 20);
-    if (!stx__par_mix_aligned4(m))
-        STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<1, NORM>), grid, 256, 0, m);
-    else if (!NORM || m.C > 1024)
-        STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<4, NORM>), grid, 256, 0, m);
-    else if (m.C <= 128)
-        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<1>, grid, 256, 0, m);
-    else if (m.C <= 256)
-        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<2>, grid, 256, 0, m);
-    else if (m.C <= 512)
-        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<4>, grid, 256, 0, m);
+    if (NORM && access != STX__MIXED && m.C <= 1024)
+        STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES),
+                    STX__CHOOSE(Q, (m.C + 127) / 128, (1, 2, 4, 8),
+                                STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_kernel<Q, S>), grid, 256,
+                                                0, m)));
     else
-        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<8>, grid, 256, 0, m);
+        STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES, STX__MIXED),
+                    STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<S, NORM>), grid, 256, 0,
+                                    m));
 }
 
 void stx_par_mix_fwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
@@ -13378,8 +13453,8 @@ static __device__ __forceinline__ stx__par_row stx__par_row_of(const stx__par_mi
     stx__par_weights(q.w, a, n);
   #pragma unroll
     for (int i = 0; i < 2 && NORM; i++) {
-        q.m[i] = stx__get(a.mean[i], n);
-        q.r[i] = stx__get(a.rstd[i], n);
+        q.m[i] = a.mean[i][n];
+        q.r[i] = a.rstd[i][n];
     }
     return q;
 }
@@ -13477,36 +13552,16 @@ static __device__ __forceinline__ void stx__par_dots_share(float (&t)[STX__PAR_D
     }
 }
 
-/* Adds the warps' sums over their rows, in order, and stores them as the block's
-   partial sums. */
-template <int Q, int G>
-static __device__ __forceinline__ void stx__par_mix_parts(const float (&sum)[4][Q][4], float *sh,
-                                                          float *part, size_t C) {
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  #pragma unroll
-    for (int i = 0; i < 4; i++) {
-  #pragma unroll
-        for (int k = 0; k < Q; k++)
-            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sum[i][k][e];
-        __syncthreads();
-        for (size_t c = threadIdx.x; c < C; c += 128) {
-            float v = 0;
-            for (size_t j = c / (128 * Q); j < 4; j += G) v += sh[j * 128 * Q + c % (128 * Q)];
-            part[(4 * (size_t)blockIdx.x + i) * C + c] = v;
-        }
-        __syncthreads();
-    }
-}
-
 /* Backward with layer norms. G warps share a row, which is read once and stays in
    registers. The sums over rows (dgain_0, dshift_0, dgain_1, dshift_1) are kept in
    registers too. A block of 4 warps processes `rows` rows, a number that depends on N
    alone, and stores their sums in `part` (blocks,4,C). C must be a multiple of 4 and at
    most 128 Q G. The launch bound of 2 blocks per multiprocessor allows 255 registers
    per thread. */
-template <int Q, int G>
+template <int Q, int G, int S>
 STX__GLOBAL(128, 2)
-stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
+stx__par_mix_bwd_kernel(stx__par_mix mix, float *part, size_t rows) {
+    const stx__par_mix a = stx__stored<S>(mix);
     STX__SHARED(float, sh, 4 * 128 * Q);
     STX__SHARED(float, dots, 2 * 4 * 8);
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32,
@@ -13547,12 +13602,14 @@ stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
                 }
         }
     }
-    if (part) stx__par_mix_parts<Q, G>(sum, sh, part, a.C);
+    if (part) stx__column_sums_of_warps<4, Q, G>(part, a.C, sh, sum);
 }
 
 /* Backward for any C. A warp reads its row twice or, without layer norms, only dy
    twice. */
-template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par_mix a) {
+template <int S, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par_mix mix) {
+    constexpr int W = stx__width<S>;
+    const stx__par_mix a = stx__stored<S>(mix);
     const size_t lane = threadIdx.x % 32;
     STX__EACH_ROW(n, a.N, 32) {
         stx__par_row q = stx__par_row_of<NORM>(a, n);
@@ -13570,69 +13627,40 @@ template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par
 }
 
 /* Computes the sums over rows that stx__par_mix_bwd_any_kernel omits, for branch
-   blockIdx.z, and stores them in `part` (chunks,4,C). Works like stx__columns_kernel. */
-template <int W>
+   blockIdx.z, and stores them in `part` (chunks,4,C). */
+template <int S>
 STX__GLOBAL(256)
-stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
-    STX__SHARED(float, sh, 8 * 32 * 4);
-    STX__SHARED(float, sh2, 8 * 32 * 4);
-    const int i = (int)blockIdx.z;
-    const stx__array b = i ? a.branch[1] : a.branch[0], mean = i ? a.mean[1] : a.mean[0],
-                   rstd = i ? a.rstd[1] : a.rstd[0];
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, C = a.C;
-    const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
-    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
-        size_t c = c0 + lane * W;
-        float s[W] = {0}, s2[W] = {0};
-        if (c < C)
-            for (size_t n = lo + row; n < hi; n += 8) {
-                float dy[W], h[W], v[W], w[3];
-                const float m = stx__get(mean, n), r = stx__get(rstd, n);
-                stx__par_weights(w, a, n);
-                stx__getn<W>(dy, a.dy, n * C + c);
-                stx__getn<W>(h, a.h, n * C + c);
-                stx__getn<W>(v, b, n * C + c);
-                for (int e = 0; e < W; e++) {
-                    float d = dy[e] * (i ? w[1] : w[0]);
-                    s[e] = fmaf(d * r, h[e] + v[e] - m, s[e]);
-                    s2[e] += d;
-                }
+stx__par_mix_columns_kernel(stx__par_mix mix, float *part, size_t rows) {
+    constexpr int W = stx__width<S>;
+    STX__SHARED(float, sh, 8 * 32 * W);
+    struct terms {
+        float dy[W], h[W], v[W], m, r, w;
+    };
+    const stx__par_mix a = stx__stored<S>(mix);
+    const size_t i = blockIdx.z, C = a.C;
+    const stx__array branch = i ? a.branch[1] : a.branch[0];
+    const float *mean = i ? a.mean[1] : a.mean[0], *rstd = i ? a.rstd[1] : a.rstd[0];
+    stx__column_sums<2, W, 2>(
+        part + 2 * i * C, 4 * C, a.N, C, rows, sh,
+        [&](size_t n, size_t c) {
+            terms t;
+            float w[3];
+            stx__par_weights(w, a, n);
+            t.w = i ? w[1] : w[0];
+            t.m = mean[n];
+            t.r = rstd[n];
+            stx__getn<W>(t.dy, a.dy, n * C + c);
+            stx__getn<W>(t.h, a.h, n * C + c);
+            stx__getn<W>(t.v, branch, n * C + c);
+            return t;
+        },
+        [&](float (&s)[2][W], const terms &t, size_t, size_t) {
+            for (int e = 0; e < W; e++) {
+                float d = t.dy[e] * t.w;
+                s[0][e] = fmaf(d * t.r, t.h[e] + t.v[e] - t.m, s[0][e]);
+                s[1][e] += d;
             }
-        for (int e = 0; e < W; e++) {
-            sh[(row * W + e) * 32 + lane] = s[e];
-            sh2[(row * W + e) * 32 + lane] = s2[e];
-        }
-        __syncthreads();
-        /* adds the sums of the 8 thread rows; thread row `row` finishes element `row`
-           of each lane's W elements */
-        if (row < W && c < C) {
-            float t = 0, t2 = 0;
-            for (int k = 0; k < 8; k++) {
-                t += sh[(k * W + row) * 32 + lane];
-                t2 += sh2[(k * W + row) * 32 + lane];
-            }
-            part[(4 * (size_t)blockIdx.x + 2 * i) * C + c + row] = t;
-            part[(4 * (size_t)blockIdx.x + 2 * i + 1) * C + c + row] = t2;
-        }
-        __syncthreads();
-    }
-}
-
-/* Adds the sum of `part` (chunks,4,C) over the chunks to d[k] (C), for k = blockIdx.y. */
-typedef struct stx__par_norm_grads {
-    stx__array d[4];
-} stx__par_norm_grads;
-
-STX__GLOBAL(1024)
-stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t chunks, size_t C) {
-    STX__SHARED(float, sh, 32 * 33);
-    /* uses constant indices: with a variable index, nvcc would copy the argument to
-       local memory */
-    stx__array d = t.d[0];
-  #pragma unroll
-    for (unsigned k = 1; k < 4; k++)
-        if (blockIdx.y == k) d = t.d[k];
-    if (d.p) stx__columns_add(d, part + blockIdx.y * C, 4 * C, chunks, C, sh);
+        });
 }
 
 /* Adds the dot products of each draw's rows to dw (draws,3). T threads per draw: each
@@ -13661,56 +13689,39 @@ static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__p
     const char *name = "stx_par_mix_bwd";
     const size_t N = m.N, C = m.C, last = (N - 1) % m.period;
     const size_t draws = (N - 1) / m.period * m.draws_per_period + last / m.rows_per_draw + 1;
-    const int four = stx__par_mix_aligned4(m), fast = NORM && four && C <= 2048;
+    const int access = stx__par_mix_access(m),
+              fast = NORM && access != STX__MIXED && C <= 2048;
     const size_t rows = fast ? stx__chunk(N, 8, 512) : stx__chunk(N, 64, 1024),
                  blocks = (N + rows - 1) / rows;
+    stx_real *to[4] = {a->dgain[0], a->dshift[0], a->dgain[1], a->dshift[1]};
     float *part = NULL;
-    if (NORM && (a->dgain[0] || a->dshift[0] || a->dgain[1] || a->dshift[1])
+    if (NORM && (to[0] || to[1] || to[2] || to[3])
         && !(part = (float *)stx__scratch_of(x, 4 * blocks * C * sizeof *part, name)))
         return;
     if (fast) {
-        const unsigned grid = (unsigned)blocks;
-        if (C <= 128)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<1, 1>), grid, 128, 0, m, part, rows);
-        else if (C <= 256)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<2, 1>), grid, 128, 0, m, part, rows);
-        else if (C <= 512)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 1>), grid, 128, 0, m, part, rows);
-        else if (C <= 1024)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 2>), grid, 128, 0, m, part, rows);
-        else
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 4>), grid, 128, 0, m, part, rows);
+        STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES),
+                    STX__CHOOSE(QG, (C + 127) / 128, (1, 2, 4, 8, 16),
+                                STX__RUN_KERNEL(x, name,
+                                                (stx__par_mix_bwd_kernel<STX_MIN(QG, 4),
+                                                                         (QG + 3) / 4, S>),
+                                                (unsigned)blocks, 128, 0, m, part, rows)));
     } else {
-        const dim3 grid((unsigned)blocks, stx__blocks(C, four ? 128 : 32, 65535), 2);
+        const dim3 grid((unsigned)blocks, stx__blocks(C, access == STX__MIXED ? 32 : 128, 65535),
+                        2);
         const unsigned each = stx__blocks(N, 8, (size_t)1 << 20);
-        if (four)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<4, NORM>), each, 256, 0, m);
-        else
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<1, NORM>), each, 256, 0, m);
-        if (part && four)
-            STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<4>, grid, 256, 0, m, part, rows);
-        else if (part)
-            STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<1>, grid, 256, 0, m, part, rows);
+        STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES, STX__MIXED),
+                    STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<S, NORM>), each, 256, 0,
+                                    m);
+                    if (part) STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<S>, grid, 256, 0,
+                                              m, part, rows));
     }
-    if (part) {
-        const dim3 grid(stx__blocks(C, 32, 65535), 4);
-        stx__par_norm_grads t;
-        int i;
-        for (i = 0; i < 2; i++) {
-            t.d[2 * i] = stx__array_of(x, a->dgain[i]);
-            t.d[2 * i + 1] = stx__array_of(x, a->dshift[i]);
-        }
-        STX__RUN_KERNEL(x, name, stx__par_mix_columns_sum_kernel, grid, 1024, 0, t, part, blocks,
-                        C);
-    }
-    if (a->dw && STX_MIN(m.rows_per_draw, m.period) <= 64)
-        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<32>, stx__blocks(draws, 8, (size_t)1 << 30),
-                        256, 0, stx__array_of(x, a->dw), m.work, draws, N, m.period,
-                        m.rows_per_draw, m.draws_per_period);
-    else if (a->dw)
-        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<256>,
-                        stx__blocks(draws, 1, (size_t)1 << 30), 256, 0, stx__array_of(x, a->dw),
-                        m.work, draws, N, m.period, m.rows_per_draw, m.draws_per_period);
+    if (part) stx__columns_sum(x, name, to, 4, part, 4 * C, blocks, C, 0);
+    if (a->dw)
+        STX__CHOOSE(T, STX_MIN(m.rows_per_draw, m.period) <= 64 ? 32 : 256, (32, 256),
+                    STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<T>,
+                                    stx__blocks(draws, 256 / T, (size_t)1 << 30), 256, 0,
+                                    stx__array_of(x, a->dw), m.work, draws, N, m.period,
+                                    m.rows_per_draw, m.draws_per_period));
 }
 
 void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {

@@ -524,7 +524,6 @@ static void stx__attn_bwd_run_diagonals(stx_ctx *x, const stx_attention_args *a,
 static void stx__attn_bwd_run_table(stx_ctx *x, const stx_attention_args *a,
                                     const stx__attn_bwd_choice *c, const stx__attn_bwd_plan *s,
                                     stx__attn_bwd_params *p, stx__attn_bwd_folds *folds) {
-    if (!stx__may_share(x, (const void *)c->table, c->shared_table, "stx_attention_bwd")) return;
     p->splits = s->row_splits;
     STX__RUN_KERNEL(x, "stx_attention_bwd", c->table,
                     dim3((unsigned)s->blocks, (unsigned)s->tables, (unsigned)s->row_splits),

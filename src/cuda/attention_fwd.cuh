@@ -648,7 +648,6 @@ static void stx__attn_fused_fwd(stx_ctx *x, const stx_attention_args *a) {
     if (!stx_ok(x) || !stx__attn_params_of(x, a, &p, &half)) return;
     c = stx__attn_fwd_choose(x, &p, half);
     n = p.H * c.tiles;
-    if (!stx__may_share(x, (const void *)c.run, c.shared, "stx_attention_fwd")) return;
     stx__attn_make_key_mask(x, "stx_attention_fwd", a, &p,
                             (uint32_t *)a->work + stx__attn_fused_fwd_list(a));
     STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn_list_kernel,

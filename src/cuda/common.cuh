@@ -29,6 +29,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <initializer_list>
+#include <type_traits>
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   #error "seqtx_cuda.cu requires -arch=sm_80 or newer (bfloat16 tensor cores, cp.async)"
@@ -62,9 +64,10 @@ enum { STX__WARP = 32 };
 
 /* An array in device memory, as it is passed to kernels. `half` is nonzero if the
    elements are bfloat16, and 0 if they are float. `twin` is the bfloat16 copy of a
-   parameter, or NULL; every kernel that writes the parameter also updates the copy. The
-   branch on `half` costs nothing: all threads take the same path, and these kernels are
-   limited by memory bandwidth. */
+   parameter, or NULL; every kernel that writes the parameter also updates the copy. All
+   threads take the same branch on `half`, but a load after it waits for the load before
+   it. Kernels that depend on many loads in flight know `half` when they are compiled,
+   see STX__FLOATS. */
 typedef struct stx__array {
     void *p;
     stx__bf16 *twin;
@@ -99,6 +102,29 @@ static __device__ __forceinline__ float4 stx__get4(const stx__array &a, size_t i
                            __uint_as_float(u.y << 16), __uint_as_float(u.y & 0xffff0000u));
     }
     return *(const float4 *)((const float *)a.p + i);
+}
+
+/* How a kernel accesses the arrays of its rows: STX__FLOATS and STX__HALVES are
+   instances for four elements per access, with `half` and `twin` as compile-time
+   constants. STX__MIXED is the instance for everything else: one element per access, and
+   `half` is tested at each. stx__access selects one. */
+enum { STX__FLOATS, STX__HALVES, STX__MIXED };
+
+/* elements per access */
+template <int S> constexpr int stx__width = S == STX__MIXED ? 1 : 4;
+
+/* Returns `a` with its storage as a constant that the compiler knows. */
+template <int S> static __device__ __forceinline__ stx__array stx__stored(stx__array a) {
+    if constexpr (S != STX__MIXED) {
+        a.half = S == STX__HALVES;
+        a.twin = NULL;
+    }
+    return a;
+}
+
+/* Like stx__stored, for a parameter that is only read: float, except in STX__MIXED. */
+template <int S> static __device__ __forceinline__ stx__array stx__stored_f32(stx__array a) {
+    return stx__stored<S == STX__MIXED ? STX__MIXED : STX__FLOATS>(a);
 }
 
 /* Packs two floats as bfloat16s, the first one in the lower half. */
@@ -417,6 +443,21 @@ static int stx__aligned4(const stx__array &a) {
     return !a.p || ((uintptr_t)a.p % (a.half ? 8 : 16) == 0 && (uintptr_t)a.twin % 8 == 0);
 }
 
+/* Returns how a kernel can access rows of C elements in the arrays `rows`, together with
+   the parameters and statistics `floats`: STX__FLOATS, STX__HALVES or STX__MIXED. */
+static int stx__access(size_t C, std::initializer_list<stx__array> rows,
+                       std::initializer_list<stx__array> floats) {
+    int halves = 0, all = 0, four = C % 4 == 0;
+    for (const stx__array &a : rows) {
+        all += a.p != NULL;
+        halves += a.half != 0;
+        four = four && stx__aligned4(a) && !a.twin;
+    }
+    for (const stx__array &a : floats) four = four && stx__aligned4(a) && !a.half;
+    if (!four || (halves && halves < all)) return STX__MIXED;
+    return halves ? STX__HALVES : STX__FLOATS;
+}
+
 /* Returns the number of blocks for n work units, with `each` units per block. The
    result is at least 1 and at most `most`. */
 static unsigned stx__blocks(size_t n, size_t each, size_t most) {
@@ -450,38 +491,13 @@ static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
     return 1;
 }
 
-/* STX__RUN_KERNEL(x, "stx_fill", kernel, grid, block, shared bytes, arguments...)
-   launches the kernel on the context's stream and checks the launch. */
-#define STX__RUN_KERNEL(x, name, kernel, grid, block, smem, ...) \
-  do { \
-    if (stx_ok(x)) { \
-      STX__LAUNCH(kernel, grid, block, smem, stx__use_gpu(x)->stream, __VA_ARGS__); \
-      stx__cuda_failed(x, cudaGetLastError(), name); \
-    } \
-  } while (0)
-
-/* STX__CHOOSE(W, four, 4, 1, statement) executes the statement with the compile-time
-   constant W = 4 if `four` is nonzero, otherwise with W = 1. The statement can be another
-   STX__CHOOSE. The macro selects the instance of a kernel:
-       STX__CHOOSE(W, four, 4, 1, STX__RUN_KERNEL(x, name, kernel<W>, ..)) */
-#define STX__CHOOSE(constant, condition, yes, no, ...) \
-  do { \
-    if (condition) { \
-      constexpr int constant = yes; \
-      __VA_ARGS__; \
-    } else { \
-      constexpr int constant = no; \
-      __VA_ARGS__; \
-    } \
-  } while (0)
-
 /* Limits of the dynamic shared memory of a block, in bytes. PLAIN is available to every
    kernel. LEAST is available on every GPU since sm_80 to a kernel that requests it
    (sm_86 and sm_89 have the lowest limit). */
 enum { STX__SHARED_PLAIN = 48 << 10, STX__SHARED_LEAST = 99 << 10 };
 
-/* Allows the kernel to be launched with `bytes` bytes of dynamic shared memory. Returns
-   1, or sets an error and returns 0. */
+/* Allows the kernel to be launched with `bytes` bytes of dynamic shared memory, on the
+   context's GPU. Returns 1, or sets an error and returns 0. */
 static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const char *what) {
     cudaError_t e;
     (void)stx__use_gpu(x);
@@ -489,3 +505,31 @@ static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const ch
     e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     return !stx__cuda_failed(x, e, what);
 }
+
+/* STX__RUN_KERNEL(x, "stx_fill", kernel, grid, block, shared bytes, arguments...)
+   launches the kernel on the context's stream and checks the launch. More than
+   STX__SHARED_PLAIN bytes of dynamic shared memory are allowed first. */
+#define STX__RUN_KERNEL(x, name, kernel, grid, block, smem, ...) \
+  do { \
+    if (stx_ok(x) && stx__may_share(x, (const void *)(kernel), smem, name)) { \
+      STX__LAUNCH(kernel, grid, block, smem, stx__gpu(x)->stream, __VA_ARGS__); \
+      stx__cuda_failed(x, cudaGetLastError(), name); \
+    } \
+  } while (0)
+
+/* STX__CHOOSE(W, least, (1, 4), statement) executes the statement with a compile-time
+   constant W: the first of the constants that is at least `least`, or the last one. The
+   statement can be another STX__CHOOSE. The macro selects the instance of a kernel:
+       STX__CHOOSE(W, four ? 4 : 1, (1, 4), STX__RUN_KERNEL(x, name, kernel<W>, ..)) */
+template <int FIRST, int... REST, class F> static void stx__choose(int least, const F &run) {
+    if constexpr (sizeof...(REST) > 0)
+        if (least > FIRST) return stx__choose<REST...>(least, run);
+    run(std::integral_constant<int, FIRST>());
+}
+
+#define STX__UNPACK(...) __VA_ARGS__
+#define STX__CHOOSE(constant, least, constants, ...) \
+  stx__choose<STX__UNPACK constants>((int)(least), [&](auto chosen_##constant) { \
+      constexpr int constant = decltype(chosen_##constant)::value; \
+      __VA_ARGS__; \
+  })

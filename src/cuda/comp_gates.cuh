@@ -201,18 +201,30 @@ static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_ga
     }
 }
 
-/* Computes the gradients of elements i .. i+W-1. Replaces p with the gradients of the
+/* The values of W adjacent elements from which the gradients are computed */
+template <int W> struct stx__comp_gate_values {
+    float x[W], y[W], g[W], p[6][W];
+};
+
+template <int W, int K>
+static __device__ __forceinline__ stx__comp_gate_values<W>
+stx__comp_gate_values_at(const stx__comp_gate &a, size_t i) {
+    stx__comp_gate_values<W> v = {};
+    stx__getn<W>(v.g, a.dout, i);
+    stx__comp_gate_get<W, K>(a, i, v.x, v.y, v.p);
+    return v;
+}
+
+/* Computes the gradients of elements i .. i+W-1. Replaces v.p with the gradients of the
    planes. With g = dout, s' = s (1 - s) and out as in stx__comp_gate_forward, the
    gradients of GRU are (p_n is plane n of p[1]):
 
        dn = g (1 - z) (1 - n^2)    dz = g (x - n) z'    dr = dn p_n r'    dx = g z
        gradients of p[0]: dr, dz, dn; of p[1]: dr, dz, r dn */
 template <int W, int K>
-static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_gate &a, size_t i,
-                                                               float (&p)[6][W]) {
-    float x[W] = {0}, y[W] = {0}, g[W];
-    stx__getn<W>(g, a.dout, i);
-    stx__comp_gate_get<W, K>(a, i, x, y, p);
+static __device__ __forceinline__ void stx__comp_gate_grads(const stx__comp_gate &a, size_t i,
+                                                            stx__comp_gate_values<W> &v) {
+    float(&x)[W] = v.x, (&y)[W] = v.y, (&g)[W] = v.g, (&p)[6][W] = v.p;
   #pragma unroll
     /* each value is replaced by its gradient */
     for (int e = 0; e < W; e++) {
@@ -244,9 +256,9 @@ static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_g
             p[0][e] = 2 * g[e] * x[e] * s * (1 - s);
             x[e] = 2 * g[e] * s;
         } else if constexpr (K == STX_COMP_GATE_GLU) {
-            float v = p[0][e], phi = stx__phi(v);
-            p[0][e] = g[e] * p[1][e] * fmaf(v, 0.39894228040143267794f * expf(-0.5f * v * v), phi);
-            p[1][e] = g[e] * v * phi;
+            float u = p[0][e], phi = stx__phi(u);
+            p[0][e] = g[e] * p[1][e] * fmaf(u, 0.39894228040143267794f * expf(-0.5f * u * u), phi);
+            p[1][e] = g[e] * u * phi;
         } else if constexpr (K == STX_COMP_GATE_INPUT) {
             float s = stx__comp_sigmoid(p[0][e]);
             p[0][e] = g[e] * x[e] * s * (1 - s);
@@ -275,8 +287,8 @@ static __device__ __forceinline__ void stx__comp_gate_grads_at(const stx__comp_g
 template <int W, int K>
 static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_gate &a) {
     STX__STEP(i, a.n, W) {
-        float p[6][W];
-        stx__comp_gate_grads_at<W, K>(a, i, p);
+        stx__comp_gate_values<W> v = stx__comp_gate_values_at<W, K>(a, i);
+        stx__comp_gate_grads<W, K>(a, i, v);
     }
 }
 
@@ -314,59 +326,46 @@ template <int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
 }
 
 /* Backward pass that also computes `part` (chunks,P D): the sums of the planes' gradients
-   over `rows` rows per chunk. As in stx__columns_kernel, a block has 8 rows of 32 lanes
-   and sums 32 W columns of a chunk; each lane sums W of them in all planes. */
-template <int W, int K>
+   over `rows` rows per chunk. */
+template <int S, int K>
 STX__GLOBAL(256)
 stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
+    constexpr int W = stx__width<S>, P = stx__comp_kind<K>::P;
     STX__SHARED(float, sh, 8 * 32 * W);
-    constexpr int P = stx__comp_kind<K>::P;
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, N = a.n / a.D,
-                 lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
-    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < a.D; c0 += (size_t)gridDim.y * 32 * W) {
-        const size_t c = c0 + lane * W;
-        float s[P][W] = {};
-        if (c < a.D)
-            for (size_t n = lo + row; n < hi; n += 8) {
-                float p[6][W];
-                stx__comp_gate_grads_at<W, K>(a, n * a.D + c, p);
+    a.x = stx__stored<S>(a.x);
+    a.dx = stx__stored<S>(a.dx);
+    a.dout = stx__stored<S>(a.dout);
   #pragma unroll
-                for (int k = 0; k < P; k++)
-                    for (int e = 0; e < W; e++) s[k][e] += p[k][e];
-            }
-  #pragma unroll
-        for (int k = 0; k < P; k++) {
-            for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
-            __syncthreads();
-            /* adds the sums of the 8 thread rows; thread row `row` finishes element
-               `row` of each lane's W elements */
-            if (row < W && c < a.D) {
-                float t = 0;
-                for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
-                part[(blockIdx.x * P + k) * a.D + c + row] = t;
-            }
-            __syncthreads();
-        }
+    for (int k = 0; k < 4; k++) {
+        a.p[k] = stx__stored<S>(a.p[k]);
+        a.dp[k] = stx__stored<S>(a.dp[k]);
     }
+    stx__column_sums<P, W, 1>(
+        part, P * a.D, a.n / a.D, a.D, rows, sh,
+        [&](size_t n, size_t c) { return stx__comp_gate_values_at<W, K>(a, n * a.D + c); },
+        [&](float (&s)[P][W], stx__comp_gate_values<W> &v, size_t n, size_t c) {
+            stx__comp_gate_grads<W, K>(a, n * a.D + c, v);
+  #pragma unroll
+            for (int k = 0; k < P; k++)
+                for (int e = 0; e < W; e++) s[k][e] += v.p[k][e];
+        });
 }
 
 template <int K>
 static void stx__comp_gate_bwd_sums(stx_ctx *x, const stx_comp_gate_args *a,
-                                    const stx__comp_gate *p, int four) {
+                                    const stx__comp_gate *p) {
     const char *what = "stx_comp_gate_bwd, sums";
-    const size_t P = stx__comp_kind<K>::P, rows = stx__chunk(a->N, 64, 1024),
-                 chunks = (a->N + rows - 1) / rows;
-    const int count = K == STX_COMP_GATE_GRU ? 2 : 1;
-    dim3 grid((unsigned)chunks, stx__blocks(a->D, four ? 128 : 32, 65535));
-    int defer_db = a->defer_db;
-    float *part = stx__partial_sums(x, what, chunks * P * a->D, &defer_db);
-    if (!part) return;
-    if (four)
-        STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<4, K>), grid, 256, 0, *p, part, rows);
-    else
-        STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<1, K>), grid, 256, 0, *p, part, rows);
-    stx__columns_sum(x, what, a->db, count, part, P * a->D, chunks, P / (size_t)count * a->D,
-                     defer_db);
+    const size_t P = stx__comp_kind<K>::P;
+    const int count = K == STX_COMP_GATE_GRU ? 2 : 1,
+              access = stx__access(a->D, {p->x, p->dx, p->dout, p->p[0], p->p[1], p->dp[0],
+                                          p->dp[1]}, {});
+    const stx__column_launch l =
+        stx__column_launch_of(x, what, a->N, a->D, P, access, a->defer_db);
+    if (!l.part) return;
+    STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES, STX__MIXED),
+                STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<S, K>), l.grid, 256, 0, *p,
+                                l.part, l.rows));
+    stx__column_launch_end(x, &l, a->db, count, P / (size_t)count * a->D);
 }
 
 /* Sets the arguments of the kernels and sets *four to 1 if all arrays can be accessed
@@ -415,9 +414,9 @@ void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
     int four;
     if (!stx__comp_gate_of(x, a, 1, &p, &four)) return;
     if ((a->db[0] || a->db[1]) && a->kind == STX_COMP_GATE_GRU)
-        stx__comp_gate_bwd_sums<STX_COMP_GATE_GRU>(x, a, &p, four);
+        stx__comp_gate_bwd_sums<STX_COMP_GATE_GRU>(x, a, &p);
     else if (a->db[0] && a->kind == STX_COMP_GATE_GLU)
-        stx__comp_gate_bwd_sums<STX_COMP_GATE_GLU>(x, a, &p, four);
+        stx__comp_gate_bwd_sums<STX_COMP_GATE_GLU>(x, a, &p);
     else
         STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
 }

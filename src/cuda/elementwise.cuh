@@ -235,7 +235,7 @@ void stx_dropout_fwd_cuda(stx_ctx *x, const stx_dropout_args *a) {
     const int four = n % 4 == 0 && stx__aligned4(Y) && stx__aligned4(A);
     if (!d.keep) d.keep = 65536; /* p = 0 keeps every element, as on the CPU */
     if (n)
-        STX__CHOOSE(W, four, 4, 1,
+        STX__CHOOSE(W, four ? 4 : 1, (1, 4),
                     STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<W>,
                                     stx__grid(x, (n + 7) / 8), 256, 0, Y, A, n, d,
                                     a->accumulate));

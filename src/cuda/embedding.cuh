@@ -220,7 +220,7 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
                     ids, N);
     STX__RUN_KERNEL(x, name, stx__embedding_rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0,
                     id, position, sorted, index, chunks);
-    STX__CHOOSE(W, four, 4, 1,
+    STX__CHOOSE(W, four ? 4 : 1, (1, 4),
                 STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<W>, grid, 128, 0, D, part, G,
                                 id, position, N, C);
                 STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<W>, grid, 128, 0, D, part, id, N,

@@ -25,61 +25,50 @@ void stx_linear_fwd_cuda(stx_ctx *x, const stx_linear_args *a) {
 }
 
 /* da (N,O) = da act'(a), and `part` (chunks,O) = the column sums of the new da over
-   chunks of `rows` rows, in one pass over da. The blocks and the order of summation are
-   the same as in stx__columns_kernel: 8 rows of 32 lanes, where each lane sums W
-   columns over every 8th row. */
-template <int W>
+   chunks of `rows` rows, in one pass over da. `from` is what the slope is computed from:
+   `a` for GELU, otherwise act(a). */
+template <int S>
 STX__GLOBAL(256)
-stx__slope_columns_kernel(float *part, stx__array da, stx__array y, stx__array pre, size_t N,
-                          size_t O, size_t rows, int act) {
+stx__slope_columns_kernel(float *part, stx__array da, stx__array from, size_t N, size_t O,
+                          size_t rows, int act) {
+    constexpr int W = stx__width<S>;
     STX__SHARED(float, sh, 8 * 32 * W);
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows,
-                 hi = lo + rows < N ? lo + rows : N;
-    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < O; c0 += (size_t)gridDim.y * 32 * W) {
-        size_t c = c0 + lane * W;
-        float s[W] = {0};
-        if (c < O)
-            for (size_t n = lo + row; n < hi; n += 8) {
-                float g[W], v[W] = {0}, u[W] = {0};
-                stx__getn<W>(g, da, n * O + c);
-                if (act == STX_ACT_GELU)
-                    stx__getn<W>(u, pre, n * O + c);
-                else
-                    stx__getn<W>(v, y, n * O + c);
-                for (int e = 0; e < W; e++) {
-                    g[e] = stx__act_slope(g[e], v[e], u[e], act);
-                    s[e] += g[e];
-                }
-                stx__putn<W>(da, n * O + c, g);
+    struct terms {
+        float g[W], v[W];
+    };
+    da = stx__stored<S>(da);
+    from = stx__stored<S>(from);
+    stx__column_sums<1, W, 2>(
+        part, O, N, O, rows, sh,
+        [&](size_t n, size_t c) {
+            terms t;
+            stx__getn<W>(t.g, da, n * O + c);
+            stx__getn<W>(t.v, from, n * O + c);
+            return t;
+        },
+        [&](float (&s)[1][W], terms &t, size_t n, size_t c) {
+            for (int e = 0; e < W; e++) {
+                t.g[e] = stx__act_slope(t.g[e], t.v[e], t.v[e], act);
+                s[0][e] += t.g[e];
             }
-
-        for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
-        __syncthreads();
-        if (row < W && c < O) { /* thread row `row` finishes column c + row */
-            float t = 0;
-            for (int k = 0; k < 8; k++) t += sh[(k * W + row) * 32 + lane];
-            part[blockIdx.x * O + c + row] = t;
-        }
-        __syncthreads();
-    }
+            stx__putn<W>(da, n * O + c, t.g);
+        });
 }
 
 /* da = da act'(a), and db += the column sums of da, except for the last `padding`
    columns. The chunks depend on N alone, so the sums are the same on every GPU. */
 static void stx__slope_columns(stx_ctx *x, const char *what, const stx_linear_bwd_args *a) {
-    const size_t N = a->N, O = a->O, rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
-    const int gelu = a->act == STX_ACT_GELU;
-    stx__array D = stx__array_of(x, a->da), Y = stx__array_of(x, gelu ? NULL : a->y),
-               P = stx__array_of(x, gelu ? a->pre : NULL);
-    const int four = O % 4 == 0 && stx__aligned4(D) && stx__aligned4(Y) && stx__aligned4(P);
-    const dim3 grid((unsigned)chunks, stx__blocks(O, four ? 128 : 32, 65535));
-    int deferred = (a->deferred & STX_DEFER_DB) != 0;
-    float *part = stx__partial_sums(x, what, chunks * O, &deferred);
-    if (!part) return;
-    STX__CHOOSE(W, four, 4, 1,
-                STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<W>, grid, 256, 0, part, D, Y, P,
-                                N, O, rows, a->act));
-    stx__columns_sum(x, what, &a->db, 1, part, O, chunks, O - a->padding, deferred);
+    const size_t N = a->N, O = a->O;
+    const stx__array D = stx__array_of(x, a->da),
+                     F = stx__array_of(x, a->act == STX_ACT_GELU ? a->pre : a->y);
+    const int access = stx__access(O, {D, F}, {});
+    const stx__column_launch l =
+        stx__column_launch_of(x, what, N, O, 1, access, (a->deferred & STX_DEFER_DB) != 0);
+    if (!l.part) return;
+    STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES, STX__MIXED),
+                STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<S>, l.grid, 256, 0, l.part, D, F,
+                                N, O, l.rows, a->act));
+    stx__column_launch_end(x, &l, &a->db, 1, O - a->padding);
 }
 
 /* Gradients of y = act(a), a = `in` W^T + b:

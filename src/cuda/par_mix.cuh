@@ -2,6 +2,7 @@
 #include "common.cuh"
 #include "wait.cuh"
 #include "sums.cuh"
+#include "layernorm.cuh"
 
 
 // >>mix
@@ -14,9 +15,28 @@ typedef struct stx__par_mix {
     size_t N, C, period, rows_per_draw, draws_per_period;
     float eps;
     int add_h, add[2];
-    stx__array h, branch[2], w, gain[2], shift[2], y, mean[2], rstd[2], dy, dh, dbranch[2];
+    stx__array h, branch[2], gain[2], shift[2], y, dy, dh, dbranch[2];
+    const float *w;
+    float *mean[2], *rstd[2];
     double *work;
 } stx__par_mix;
+
+template <int S>
+static __device__ __forceinline__ stx__par_mix stx__stored(const stx__par_mix &m) {
+    stx__par_mix a = m;
+    a.h = stx__stored<S>(a.h);
+    a.y = stx__stored<S>(a.y);
+    a.dy = stx__stored<S>(a.dy);
+    a.dh = stx__stored<S>(a.dh);
+  #pragma unroll
+    for (int i = 0; i < 2; i++) {
+        a.branch[i] = stx__stored<S>(a.branch[i]);
+        a.dbranch[i] = stx__stored<S>(a.dbranch[i]);
+        a.gain[i] = stx__stored_f32<S>(a.gain[i]);
+        a.shift[i] = stx__stored_f32<S>(a.shift[i]);
+    }
+    return a;
+}
 
 static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int backward) {
     stx__par_mix m;
@@ -29,7 +49,7 @@ static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int b
     m.draws_per_period = (a->period + a->rows_per_draw - 1) / a->rows_per_draw;
     m.eps = a->eps;
     m.h = stx__array_of(x, a->h);
-    m.w = stx__array_of(x, a->w);
+    m.w = a->w;
     m.y = stx__array_of(x, backward ? NULL : a->y);
     m.dy = stx__array_of(x, backward ? a->dy : NULL);
     m.dh = stx__array_of(x, backward ? a->dh : NULL);
@@ -39,22 +59,18 @@ static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int b
         m.branch[i] = stx__array_of(x, a->branch[i]);
         m.gain[i] = stx__array_of(x, a->gain[i]);
         m.shift[i] = stx__array_of(x, a->shift[i]);
-        m.mean[i] = stx__array_of(x, a->mean[i]);
-        m.rstd[i] = stx__array_of(x, a->rstd[i]);
+        m.mean[i] = a->mean[i];
+        m.rstd[i] = a->rstd[i];
         m.dbranch[i] = stx__array_of(x, backward ? a->dbranch[i] : NULL);
         m.add[i] = a->add[i];
     }
     return m;
 }
 
-static int stx__par_mix_aligned4(const stx__par_mix &m) {
-    int four = m.C % 4 == 0 && stx__aligned4(m.h) && stx__aligned4(m.y) && stx__aligned4(m.dy)
-               && stx__aligned4(m.dh),
-        i;
-    for (i = 0; i < 2; i++)
-        four = four && stx__aligned4(m.branch[i]) && stx__aligned4(m.gain[i])
-               && stx__aligned4(m.shift[i]) && stx__aligned4(m.dbranch[i]);
-    return four;
+static int stx__par_mix_access(const stx__par_mix &m) {
+    return stx__access(
+        m.C, {m.h, m.y, m.dy, m.dh, m.branch[0], m.branch[1], m.dbranch[0], m.dbranch[1]},
+        {m.gain[0], m.gain[1], m.shift[0], m.shift[1]});
 }
 
 static int stx__par_mix_refused(stx_ctx *x, const stx_par_mix_args *a, const char *what) {
@@ -71,7 +87,7 @@ static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx
     size_t k = n / a.period;
     size_t r = k * a.draws_per_period + (n - k * a.period) / a.rows_per_draw;
   #pragma unroll
-    for (int i = 0; i < 3; i++) w[i] = stx__get(a.w, 3 * r + (size_t)i);
+    for (int i = 0; i < 3; i++) w[i] = a.w[3 * r + (size_t)i];
 }
 
 /* Adds w t to o if w is not 0. If w is 0, the branch was not selected, and its values
@@ -127,7 +143,8 @@ static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], flo
 /* Forward with layer norms, for C up to 128 Q. One warp per row; the row stays in
    registers, 4 Q elements per lane. The sums are bit-identical to those of
    stx__norm_fwd_kernel. A block has 256 threads and processes 8 rows. */
-template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
+template <int Q, int S> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix mix) {
+    const stx__par_mix a = stx__stored<S>(mix);
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
         float h[Q][4], s[Q][2][4], w[3], m[2], r[2];
@@ -153,20 +170,23 @@ template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
                     stx__par_term<4>(o, w[i], s[k][i]);
                 }
                 stx__par_term<4>(o, w[2], h[k]);
-                stx__putn<4>(a.y, n * C + c, o);
+                for (int e = 0; e < 4; e++) h[k][e] = o[e];
             }
         }
+        stx__put_quads<Q>(a.y, n * C, h, C);
         if (lane == 0)
             for (int i = 0; i < 2; i++) {
-                stx__put(a.mean[i], n, m[i]);
-                stx__put(a.rstd[i], n, r[i]);
+                a.mean[i][n] = m[i];
+                a.rstd[i][n] = r[i];
             }
     }
 }
 
 /* Like stx__par_mix_fwd_kernel, for any C. A warp reads its row three times, mostly
    from the caches, or only once if there are no layer norms. */
-template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
+template <int S, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_mix mix) {
+    constexpr int W = stx__width<S>;
+    const stx__par_mix a = stx__stored<S>(mix);
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
         float h[W], s[2][W], w[3], sum[2] = {0, 0}, m[2] = {0, 0}, r[2] = {1, 1};
@@ -208,27 +228,25 @@ template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par
         }
         if (NORM && lane == 0)
             for (int i = 0; i < 2; i++) {
-                stx__put(a.mean[i], n, m[i]);
-                stx__put(a.rstd[i], n, r[i]);
+                a.mean[i][n] = m[i];
+                a.rstd[i][n] = r[i];
             }
     }
 }
 
 template <int NORM> static void stx__par_mix_fwd(stx_ctx *x, const stx__par_mix &m) {
     const char *name = "stx_par_mix_fwd";
+    const int access = stx__par_mix_access(m);
     unsigned grid = stx__blocks(m.N, 8, (size_t)1 << 20);
-    if (!stx__par_mix_aligned4(m))
-        STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<1, NORM>), grid, 256, 0, m);
-    else if (!NORM || m.C > 1024)
-        STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<4, NORM>), grid, 256, 0, m);
-    else if (m.C <= 128)
-        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<1>, grid, 256, 0, m);
-    else if (m.C <= 256)
-        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<2>, grid, 256, 0, m);
-    else if (m.C <= 512)
-        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<4>, grid, 256, 0, m);
+    if (NORM && access != STX__MIXED && m.C <= 1024)
+        STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES),
+                    STX__CHOOSE(Q, (m.C + 127) / 128, (1, 2, 4, 8),
+                                STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_kernel<Q, S>), grid, 256,
+                                                0, m)));
     else
-        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<8>, grid, 256, 0, m);
+        STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES, STX__MIXED),
+                    STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<S, NORM>), grid, 256, 0,
+                                    m));
 }
 
 void stx_par_mix_fwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
@@ -263,8 +281,8 @@ static __device__ __forceinline__ stx__par_row stx__par_row_of(const stx__par_mi
     stx__par_weights(q.w, a, n);
   #pragma unroll
     for (int i = 0; i < 2 && NORM; i++) {
-        q.m[i] = stx__get(a.mean[i], n);
-        q.r[i] = stx__get(a.rstd[i], n);
+        q.m[i] = a.mean[i][n];
+        q.r[i] = a.rstd[i][n];
     }
     return q;
 }
@@ -362,36 +380,16 @@ static __device__ __forceinline__ void stx__par_dots_share(float (&t)[STX__PAR_D
     }
 }
 
-/* Adds the warps' sums over their rows, in order, and stores them as the block's
-   partial sums. */
-template <int Q, int G>
-static __device__ __forceinline__ void stx__par_mix_parts(const float (&sum)[4][Q][4], float *sh,
-                                                          float *part, size_t C) {
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  #pragma unroll
-    for (int i = 0; i < 4; i++) {
-  #pragma unroll
-        for (int k = 0; k < Q; k++)
-            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sum[i][k][e];
-        __syncthreads();
-        for (size_t c = threadIdx.x; c < C; c += 128) {
-            float v = 0;
-            for (size_t j = c / (128 * Q); j < 4; j += G) v += sh[j * 128 * Q + c % (128 * Q)];
-            part[(4 * (size_t)blockIdx.x + i) * C + c] = v;
-        }
-        __syncthreads();
-    }
-}
-
 /* Backward with layer norms. G warps share a row, which is read once and stays in
    registers. The sums over rows (dgain_0, dshift_0, dgain_1, dshift_1) are kept in
    registers too. A block of 4 warps processes `rows` rows, a number that depends on N
    alone, and stores their sums in `part` (blocks,4,C). C must be a multiple of 4 and at
    most 128 Q G. The launch bound of 2 blocks per multiprocessor allows 255 registers
    per thread. */
-template <int Q, int G>
+template <int Q, int G, int S>
 STX__GLOBAL(128, 2)
-stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
+stx__par_mix_bwd_kernel(stx__par_mix mix, float *part, size_t rows) {
+    const stx__par_mix a = stx__stored<S>(mix);
     STX__SHARED(float, sh, 4 * 128 * Q);
     STX__SHARED(float, dots, 2 * 4 * 8);
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32,
@@ -432,12 +430,14 @@ stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
                 }
         }
     }
-    if (part) stx__par_mix_parts<Q, G>(sum, sh, part, a.C);
+    if (part) stx__column_sums_of_warps<4, Q, G>(part, a.C, sh, sum);
 }
 
 /* Backward for any C. A warp reads its row twice or, without layer norms, only dy
    twice. */
-template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par_mix a) {
+template <int S, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par_mix mix) {
+    constexpr int W = stx__width<S>;
+    const stx__par_mix a = stx__stored<S>(mix);
     const size_t lane = threadIdx.x % 32;
     STX__EACH_ROW(n, a.N, 32) {
         stx__par_row q = stx__par_row_of<NORM>(a, n);
@@ -455,69 +455,40 @@ template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par
 }
 
 /* Computes the sums over rows that stx__par_mix_bwd_any_kernel omits, for branch
-   blockIdx.z, and stores them in `part` (chunks,4,C). Works like stx__columns_kernel. */
-template <int W>
+   blockIdx.z, and stores them in `part` (chunks,4,C). */
+template <int S>
 STX__GLOBAL(256)
-stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
-    STX__SHARED(float, sh, 8 * 32 * 4);
-    STX__SHARED(float, sh2, 8 * 32 * 4);
-    const int i = (int)blockIdx.z;
-    const stx__array b = i ? a.branch[1] : a.branch[0], mean = i ? a.mean[1] : a.mean[0],
-                   rstd = i ? a.rstd[1] : a.rstd[0];
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, C = a.C;
-    const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
-    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
-        size_t c = c0 + lane * W;
-        float s[W] = {0}, s2[W] = {0};
-        if (c < C)
-            for (size_t n = lo + row; n < hi; n += 8) {
-                float dy[W], h[W], v[W], w[3];
-                const float m = stx__get(mean, n), r = stx__get(rstd, n);
-                stx__par_weights(w, a, n);
-                stx__getn<W>(dy, a.dy, n * C + c);
-                stx__getn<W>(h, a.h, n * C + c);
-                stx__getn<W>(v, b, n * C + c);
-                for (int e = 0; e < W; e++) {
-                    float d = dy[e] * (i ? w[1] : w[0]);
-                    s[e] = fmaf(d * r, h[e] + v[e] - m, s[e]);
-                    s2[e] += d;
-                }
+stx__par_mix_columns_kernel(stx__par_mix mix, float *part, size_t rows) {
+    constexpr int W = stx__width<S>;
+    STX__SHARED(float, sh, 8 * 32 * W);
+    struct terms {
+        float dy[W], h[W], v[W], m, r, w;
+    };
+    const stx__par_mix a = stx__stored<S>(mix);
+    const size_t i = blockIdx.z, C = a.C;
+    const stx__array branch = i ? a.branch[1] : a.branch[0];
+    const float *mean = i ? a.mean[1] : a.mean[0], *rstd = i ? a.rstd[1] : a.rstd[0];
+    stx__column_sums<2, W, 2>(
+        part + 2 * i * C, 4 * C, a.N, C, rows, sh,
+        [&](size_t n, size_t c) {
+            terms t;
+            float w[3];
+            stx__par_weights(w, a, n);
+            t.w = i ? w[1] : w[0];
+            t.m = mean[n];
+            t.r = rstd[n];
+            stx__getn<W>(t.dy, a.dy, n * C + c);
+            stx__getn<W>(t.h, a.h, n * C + c);
+            stx__getn<W>(t.v, branch, n * C + c);
+            return t;
+        },
+        [&](float (&s)[2][W], const terms &t, size_t, size_t) {
+            for (int e = 0; e < W; e++) {
+                float d = t.dy[e] * t.w;
+                s[0][e] = fmaf(d * t.r, t.h[e] + t.v[e] - t.m, s[0][e]);
+                s[1][e] += d;
             }
-        for (int e = 0; e < W; e++) {
-            sh[(row * W + e) * 32 + lane] = s[e];
-            sh2[(row * W + e) * 32 + lane] = s2[e];
-        }
-        __syncthreads();
-        /* adds the sums of the 8 thread rows; thread row `row` finishes element `row`
-           of each lane's W elements */
-        if (row < W && c < C) {
-            float t = 0, t2 = 0;
-            for (int k = 0; k < 8; k++) {
-                t += sh[(k * W + row) * 32 + lane];
-                t2 += sh2[(k * W + row) * 32 + lane];
-            }
-            part[(4 * (size_t)blockIdx.x + 2 * i) * C + c + row] = t;
-            part[(4 * (size_t)blockIdx.x + 2 * i + 1) * C + c + row] = t2;
-        }
-        __syncthreads();
-    }
-}
-
-/* Adds the sum of `part` (chunks,4,C) over the chunks to d[k] (C), for k = blockIdx.y. */
-typedef struct stx__par_norm_grads {
-    stx__array d[4];
-} stx__par_norm_grads;
-
-STX__GLOBAL(1024)
-stx__par_mix_columns_sum_kernel(stx__par_norm_grads t, const float *part, size_t chunks, size_t C) {
-    STX__SHARED(float, sh, 32 * 33);
-    /* uses constant indices: with a variable index, nvcc would copy the argument to
-       local memory */
-    stx__array d = t.d[0];
-  #pragma unroll
-    for (unsigned k = 1; k < 4; k++)
-        if (blockIdx.y == k) d = t.d[k];
-    if (d.p) stx__columns_add(d, part + blockIdx.y * C, 4 * C, chunks, C, sh);
+        });
 }
 
 /* Adds the dot products of each draw's rows to dw (draws,3). T threads per draw: each
@@ -546,56 +517,39 @@ static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__p
     const char *name = "stx_par_mix_bwd";
     const size_t N = m.N, C = m.C, last = (N - 1) % m.period;
     const size_t draws = (N - 1) / m.period * m.draws_per_period + last / m.rows_per_draw + 1;
-    const int four = stx__par_mix_aligned4(m), fast = NORM && four && C <= 2048;
+    const int access = stx__par_mix_access(m),
+              fast = NORM && access != STX__MIXED && C <= 2048;
     const size_t rows = fast ? stx__chunk(N, 8, 512) : stx__chunk(N, 64, 1024),
                  blocks = (N + rows - 1) / rows;
+    stx_real *to[4] = {a->dgain[0], a->dshift[0], a->dgain[1], a->dshift[1]};
     float *part = NULL;
-    if (NORM && (a->dgain[0] || a->dshift[0] || a->dgain[1] || a->dshift[1])
+    if (NORM && (to[0] || to[1] || to[2] || to[3])
         && !(part = (float *)stx__scratch_of(x, 4 * blocks * C * sizeof *part, name)))
         return;
     if (fast) {
-        const unsigned grid = (unsigned)blocks;
-        if (C <= 128)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<1, 1>), grid, 128, 0, m, part, rows);
-        else if (C <= 256)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<2, 1>), grid, 128, 0, m, part, rows);
-        else if (C <= 512)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 1>), grid, 128, 0, m, part, rows);
-        else if (C <= 1024)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 2>), grid, 128, 0, m, part, rows);
-        else
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 4>), grid, 128, 0, m, part, rows);
+        STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES),
+                    STX__CHOOSE(QG, (C + 127) / 128, (1, 2, 4, 8, 16),
+                                STX__RUN_KERNEL(x, name,
+                                                (stx__par_mix_bwd_kernel<STX_MIN(QG, 4),
+                                                                         (QG + 3) / 4, S>),
+                                                (unsigned)blocks, 128, 0, m, part, rows)));
     } else {
-        const dim3 grid((unsigned)blocks, stx__blocks(C, four ? 128 : 32, 65535), 2);
+        const dim3 grid((unsigned)blocks, stx__blocks(C, access == STX__MIXED ? 32 : 128, 65535),
+                        2);
         const unsigned each = stx__blocks(N, 8, (size_t)1 << 20);
-        if (four)
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<4, NORM>), each, 256, 0, m);
-        else
-            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<1, NORM>), each, 256, 0, m);
-        if (part && four)
-            STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<4>, grid, 256, 0, m, part, rows);
-        else if (part)
-            STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<1>, grid, 256, 0, m, part, rows);
+        STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES, STX__MIXED),
+                    STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<S, NORM>), each, 256, 0,
+                                    m);
+                    if (part) STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<S>, grid, 256, 0,
+                                              m, part, rows));
     }
-    if (part) {
-        const dim3 grid(stx__blocks(C, 32, 65535), 4);
-        stx__par_norm_grads t;
-        int i;
-        for (i = 0; i < 2; i++) {
-            t.d[2 * i] = stx__array_of(x, a->dgain[i]);
-            t.d[2 * i + 1] = stx__array_of(x, a->dshift[i]);
-        }
-        STX__RUN_KERNEL(x, name, stx__par_mix_columns_sum_kernel, grid, 1024, 0, t, part, blocks,
-                        C);
-    }
-    if (a->dw && STX_MIN(m.rows_per_draw, m.period) <= 64)
-        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<32>, stx__blocks(draws, 8, (size_t)1 << 30),
-                        256, 0, stx__array_of(x, a->dw), m.work, draws, N, m.period,
-                        m.rows_per_draw, m.draws_per_period);
-    else if (a->dw)
-        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<256>,
-                        stx__blocks(draws, 1, (size_t)1 << 30), 256, 0, stx__array_of(x, a->dw),
-                        m.work, draws, N, m.period, m.rows_per_draw, m.draws_per_period);
+    if (part) stx__columns_sum(x, name, to, 4, part, 4 * C, blocks, C, 0);
+    if (a->dw)
+        STX__CHOOSE(T, STX_MIN(m.rows_per_draw, m.period) <= 64 ? 32 : 256, (32, 256),
+                    STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<T>,
+                                    stx__blocks(draws, 256 / T, (size_t)1 << 30), 256, 0,
+                                    stx__array_of(x, a->dw), m.work, draws, N, m.period,
+                                    m.rows_per_draw, m.draws_per_period));
 }
 
 void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {

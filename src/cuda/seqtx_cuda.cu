@@ -97,7 +97,8 @@
 
    Kernels that write a parameter also write its twin (stx__put does both); GEMMs and the
    attention read the twin. Thus the same kernel works in all precisions, and a call can
-   mix bfloat16 activations with float statistics.
+   mix bfloat16 activations with float statistics. Kernels that need many loads in flight
+   have instances for one storage type (stx__access).
 
    Deferred sums. The gradients of biases, gains and weights are sums over thousands of
    rows. They are computed in two stages: one kernel computes a partial sum for each chunk

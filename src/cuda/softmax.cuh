@@ -8,22 +8,15 @@
 /* Launches a kernel for N rows of C elements. `kernel` is an expression in T, the
    number of threads per row: 32, 256 or 1024, depending on C. */
 #define STX__RUN_ROWS(x, name, N, C, kernel, ...) \
-  do { \
-    if ((C) <= 512) { \
-      constexpr int T = 32; \
-      STX__RUN_ROW_BLOCKS(x, name, N, T, kernel, __VA_ARGS__); \
-    } else if ((C) <= 32768) { \
-      constexpr int T = 256; \
-      STX__RUN_ROW_BLOCKS(x, name, N, T, kernel, __VA_ARGS__); \
-    } else { \
-      constexpr int T = 1024; \
-      STX__RUN_ROW_BLOCKS(x, name, N, T, kernel, __VA_ARGS__); \
-    } \
-  } while (0)
+  STX__CHOOSE(T, stx__row_threads(C), (32, 256, 1024), \
+              STX__RUN_KERNEL(x, name, kernel, \
+                              stx__blocks(N, STX__ROW_BLOCK(T) / T, (size_t)1 << 30), \
+                              STX__ROW_BLOCK(T), 0, __VA_ARGS__))
 
-#define STX__RUN_ROW_BLOCKS(x, name, N, T, kernel, ...) \
-  STX__RUN_KERNEL(x, name, kernel, stx__blocks(N, STX__ROW_BLOCK(T) / T, (size_t)1 << 30), \
-                  STX__ROW_BLOCK(T), 0, __VA_ARGS__)
+static int stx__row_threads(size_t C) {
+    if (C <= 512) return 32;
+    return C <= 32768 ? 256 : 1024;
+}
 
 /* The length of a row, such as a vocabulary size, need not be a multiple of 4. The
    elements [0, head) precede the first aligned group of 4; the elements after the last

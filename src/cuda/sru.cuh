@@ -741,7 +741,6 @@ static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel,
     size_t blocks = a->B * a->D * p.groups, bytes = (size_t)warps * each;
     static_assert((int)STX__SRU_SHARED <= (int)STX__SHARED_LEAST,
                   "STX__SRU_SHARED exceeds the shared memory of some GPUs");
-    if (!stx__may_share(x, (const void *)kernel, bytes, name)) return;
     STX__RUN_KERNEL(x, name, kernel, (unsigned)blocks, 32 * warps, bytes, p);
 }
 

@@ -56,107 +56,115 @@ static unsigned stx__grid(stx_ctx *x, size_t iterations) {
 /* Launches a kernel<W> whose STX__STEP loop covers n elements, with W = 4 if `four` is
    nonzero and W = 1 otherwise. */
 #define STX__RUN_BY(x, name, four, kernel, n, ...) \
-  STX__CHOOSE(W, four, 4, 1, \
+  STX__CHOOSE(W, (four) ? 4 : 1, (1, 4), \
               STX__RUN_KERNEL(x, name, kernel<W>, stx__grid(x, (n) / W), 256, 0, __VA_ARGS__))
 
-/* Column sums, first stage. The N rows are divided into at most 1024 chunks. The number
-   of chunks depends on N alone, so the result is the same on every GPU. The sums of a
-   chunk are stored in `part` (chunks,ld), and the second stage adds them. MODE selects
-   what is summed over the rows n of a chunk:
+/* Column sums, first stage. The N rows are divided into at most 1024 chunks of `rows`
+   rows. The number of chunks depends on N alone, so the result is the same on every GPU.
+   The second stage adds the sums of the chunks.
 
-       STX__COLUMNS_SUM      dy                          ld = C
-       STX__COLUMNS_DOT      dy f                        ld = C
-       STX__COLUMNS_NORM     dy (f - mean) rstd          ld = 2 C, with the sum of dy in
-                                                         the second half of a row
-   dy and f are (N,C); mean and rstd are (N). Block (chunk, columns) has 8 rows of 32
-   lanes; a lane sums W columns over every 8th row of the chunk, in order. The 8 sums of
-   a column are then added in order. */
+   All threads of block (chunk, columns) call this function. It stores the chunk's sums
+   of P terms per element in row `chunk` of `part` (chunks,ld), C sums per term. A block
+   has 8 rows of 32 lanes; a lane sums W columns over every 8th row of the chunk, in
+   order. The 8 sums of a column are then added in order. load(n, c) returns what is
+   needed of row n and columns c to c + W - 1, and add(s, t, n, c) adds its terms to
+   s[P][W]. A lane loads U rows before it adds the first one. `sh` holds 8 * 32 * W
+   floats. */
+template <int P, int W, int U, class LOAD, class ADD>
+static __device__ __forceinline__ void stx__column_sums(float *part, size_t ld, size_t N, size_t C,
+                                                        size_t rows, float *sh, const LOAD &load,
+                                                        const ADD &add) {
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows,
+                 hi = lo + rows < N ? lo + rows : N;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
+        const size_t c = c0 + lane * W;
+        float s[P][W] = {};
+        for (size_t n = lo + row; c < C && n < hi; n += 8 * U) {
+            decltype(load(n, c)) t[U];
+#pragma unroll
+            for (int j = 0; j < U; j++)
+                if (n + 8 * j < hi) t[j] = load(n + 8 * j, c);
+#pragma unroll
+            for (int j = 0; j < U; j++)
+                if (n + 8 * j < hi) add(s, t[j], n + 8 * j, c);
+        }
+#pragma unroll
+        for (int k = 0; k < P; k++) {
+            for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
+            __syncthreads();
+            if (row < W && c < C) { /* thread row `row` finishes column c + row */
+                float t = 0;
+                for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
+                part[blockIdx.x * ld + k * C + c + row] = t;
+            }
+            __syncthreads();
+        }
+    }
+}
+
+/* The same for kernels that keep rows in registers, with sums of a warp over its rows.
+   G of the 4 warps of a block share a row, and lane l of the first one has the groups of
+   4 columns l, l + 32, .. below 128 Q. Adds the sums of the warps in order, and stores
+   them in row blockIdx.x of `part` (blocks,P C). `sh` holds 4 * 128 * Q floats. */
+template <int P, int Q, int G>
+static __device__ __forceinline__ void stx__column_sums_of_warps(float *part, size_t C, float *sh,
+                                                                 const float (&s)[P][Q][4]) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < P; i++) {
+#pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = s[i][k][e];
+        __syncthreads();
+        for (size_t c = threadIdx.x; c < C; c += 128) {
+            float v = 0;
+            for (size_t j = c / (128 * Q); j < 4; j += G) v += sh[j * 128 * Q + c % (128 * Q)];
+            part[(P * (size_t)blockIdx.x + i) * C + c] = v;
+        }
+        __syncthreads();
+    }
+}
+
+/* Sums over the rows n of dy, f (N,C), mean and rstd (N), which are float:
+
+       STX__COLUMNS_SUM      dy
+       STX__COLUMNS_DOT      dy f
+       STX__COLUMNS_NORM     dy (f - mean) rstd, and dy */
 enum { STX__COLUMNS_SUM, STX__COLUMNS_DOT, STX__COLUMNS_NORM };
 
-template <int W, int MODE>
+template <int S, int MODE>
 STX__GLOBAL(256)
-stx__columns_kernel(float *part, stx__array dy, stx__array f, stx__array mean, stx__array rstd,
+stx__columns_kernel(float *part, stx__array dy, stx__array f, const float *mean, const float *rstd,
                     size_t N, size_t C, size_t rows) {
-    STX__SHARED(float, sh, 8 * 32 * 4);
-    STX__SHARED(float, sh2, 8 * 32 * 4);
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
-    const size_t lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
-    const size_t ld = MODE == STX__COLUMNS_NORM ? 2 * C : C;
-    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
-        size_t c = c0 + lane * W;
-        float s[W] = {0}, s2[W] = {0};
-        if (c < C) {
-#pragma unroll 4
-            for (size_t n = lo + row; n < hi; n += 8) {
-                float v[W], w[W];
-                stx__getn<W>(v, dy, n * C + c);
-                if (MODE != STX__COLUMNS_SUM) stx__getn<W>(w, f, n * C + c);
-                if (MODE == STX__COLUMNS_NORM) {
-                    float m = stx__get(mean, n), r = stx__get(rstd, n);
-                    for (int e = 0; e < W; e++) {
-                        s2[e] += v[e];
-                        v[e] *= r;
-                        w[e] -= m;
-                    }
+    constexpr int W = stx__width<S>, P = MODE == STX__COLUMNS_NORM ? 2 : 1;
+    STX__SHARED(float, sh, 8 * 32 * W);
+    struct terms {
+        float v[W], w[W], m, r;
+    };
+    dy = stx__stored<S>(dy);
+    f = stx__stored<S>(f);
+    stx__column_sums<P, W, 4>(
+        part, P * C, N, C, rows, sh,
+        [&](size_t n, size_t c) {
+            terms t;
+            stx__getn<W>(t.v, dy, n * C + c);
+            if (MODE != STX__COLUMNS_SUM) stx__getn<W>(t.w, f, n * C + c);
+            if (MODE == STX__COLUMNS_NORM) {
+                t.m = mean[n];
+                t.r = rstd[n];
+            }
+            return t;
+        },
+        [&](float (&s)[P][W], const terms &t, size_t, size_t) {
+            for (int e = 0; e < W; e++) {
+                if (MODE == STX__COLUMNS_SUM) s[0][e] += t.v[e];
+                if (MODE == STX__COLUMNS_DOT) s[0][e] = fmaf(t.v[e], t.w[e], s[0][e]);
+                if constexpr (MODE == STX__COLUMNS_NORM) {
+                    s[0][e] = fmaf(t.v[e] * t.r, t.w[e] - t.m, s[0][e]);
+                    s[1][e] += t.v[e];
                 }
-                for (int e = 0; e < W; e++)
-                    s[e] = MODE != STX__COLUMNS_SUM ? fmaf(v[e], w[e], s[e]) : s[e] + v[e];
             }
-        }
-
-        for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
-        if (MODE == STX__COLUMNS_NORM)
-            for (int e = 0; e < W; e++) sh2[(row * W + e) * 32 + lane] = s2[e];
-        __syncthreads();
-        if (row < W && c < C) { /* thread row `row` finishes column c + row */
-            float t = 0, t2 = 0;
-            for (int k = 0; k < 8; k++) {
-                t += sh[(k * W + row) * 32 + lane];
-                if (MODE == STX__COLUMNS_NORM) t2 += sh2[(k * W + row) * 32 + lane];
-            }
-            part[blockIdx.x * ld + c + row] = t;
-            if (MODE == STX__COLUMNS_NORM) part[blockIdx.x * ld + C + c + row] = t2;
-        }
-        __syncthreads();
-    }
-}
-
-/* Column sums, second stage: d (C) += `part` (chunks,ld) summed over the chunks. A
-   block of 32 x 32 threads handles 32 columns. Each thread adds every 32nd chunk in
-   order, then a warp adds the 32 sums of a column. `sh` holds 32 * 33 floats. */
-static __device__ __forceinline__ void stx__columns_add(const stx__array &d, const float *part,
-                                                        size_t ld, size_t chunks, size_t C,
-                                                        float *sh) {
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
-    for (size_t c0 = (size_t)blockIdx.x * 32; c0 < C; c0 += (size_t)gridDim.x * 32) {
-        float s = 0;
-        if (c0 + lane < C) {
-#pragma unroll 8
-            for (size_t k = row; k < chunks; k += 32) s += part[k * ld + c0 + lane];
-        }
-        sh[row * 33 + lane] = s;
-        __syncthreads();
-        s = stx__warp_sum(sh[lane * 33 + row]);
-        if (lane == 0 && c0 + row < C) stx__add(d, c0 + row, s, 1);
-        __syncthreads();
-    }
-}
-
-/* The second stage for up to three outputs in one launch: columns [k C, k C + C) of
-   `part` are summed and added to d[k] (C). Row k of the grid handles d[k]; d[k].p may
-   be NULL. */
-enum { STX__COLUMN_TARGETS = 3 };
-
-struct stx__column_targets {
-    stx__array d[STX__COLUMN_TARGETS];
-};
-
-STX__GLOBAL(1024)
-stx__columns_sum_kernel(stx__column_targets to, const float *part, size_t ld, size_t chunks,
-                        size_t C) {
-    STX__SHARED(float, sh, 32 * 33);
-    const size_t k = blockIdx.y;
-    if (to.d[k].p) stx__columns_add(to.d[k], part + k * C, ld, chunks, C, sh);
+        });
 }
 
 /* Deferred sums. The second stage does little work, but costs one launch per sum. The
@@ -168,7 +176,8 @@ stx__columns_sum_kernel(stx__column_targets to, const float *part, size_t ld, si
    order of all additions is fixed in either case.
 
    There are two tables: column sums, and the K slices of GEMMs (see >>gemm). */
-enum { STX__DEFERRED_MAX = 24 };
+enum { STX__DEFERRED_MAX = 24, STX__COLUMN_TARGETS = 3 };   /* sums per launch, and per
+                                                               deferred call */
 #ifndef CUDA_HOST
   #define STX__COLUMNS_BYTES ((size_t)32 << 20)
   #define STX__SLICES_BYTES  ((size_t)64 << 20)
@@ -208,11 +217,34 @@ struct stx__deferred_sums {
     stx__slice_sum_table slice;
 };
 
-/* Finishes all deferred column sums. Row y of the grid handles sum y. */
-STX__GLOBAL(1024) stx__deferred_columns_kernel(stx__column_sum_table all) {
+/* Column sums, second stage: row y of the grid adds the chunks of sum y. A block of
+   32 x 32 threads handles 32 columns. Each thread adds every 32nd chunk in order, then a
+   warp adds the 32 sums of a column. */
+STX__GLOBAL(1024) stx__columns_sum_kernel(stx__column_sum_table all) {
     STX__SHARED(float, sh, 32 * 33);
-    const stx__column_sum &s = all.s[blockIdx.y];
-    stx__columns_add(s.d, s.part, s.ld, s.chunks, s.C, sh);
+    const stx__column_sum &a = all.s[blockIdx.y];
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, C = a.C;
+    for (size_t c0 = (size_t)blockIdx.x * 32; c0 < C; c0 += (size_t)gridDim.x * 32) {
+        float s = 0;
+        if (c0 + lane < C) {
+#pragma unroll 8
+            for (size_t k = row; k < a.chunks; k += 32) s += a.part[k * a.ld + c0 + lane];
+        }
+        sh[row * 33 + lane] = s;
+        __syncthreads();
+        s = stx__warp_sum(sh[lane * 33 + row]);
+        if (lane == 0 && c0 + row < C) stx__add(a.d, c0 + row, s, 1);
+        __syncthreads();
+    }
+}
+
+static void stx__run_column_sums(stx_ctx *x, const char *name, const stx__column_sum_table *t,
+                                 int count) {
+    size_t most = 1;
+    for (int k = 0; k < count; k++) most = STX_MAX(most, t->s[k].C);
+    if (count)
+        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel,
+                        dim3(stx__blocks(most, 32, 65535), (unsigned)count), 1024, 0, *t);
 }
 
 /* Finishes all deferred slice sums. Row y of the grid handles sum y and adds its slices
@@ -242,7 +274,7 @@ static void stx__finish_slices(stx_ctx *x) {
         if (s->n > most) most = s->n;
         four = four && (s->n | s->stride) % 4 == 0 && stx__aligned4(s->d);
     }
-    STX__CHOOSE(W, four, 4, 1,
+    STX__CHOOSE(W, four ? 4 : 1, (1, 4),
                 STX__RUN_KERNEL(x, "stx_backward, sums of slices", stx__slice_sums_kernel<W>,
                                 dim3(stx__grid(x, most / W), (unsigned)t->slices), 256, 0,
                                 t->slice));
@@ -254,13 +286,9 @@ static void stx__finish_slices(stx_ctx *x) {
 /* Finishes all deferred sums. */
 static void stx__finish_sums(stx_ctx *x) {
     struct stx__deferred_sums *t = stx__gpu(x)->deferred;
-    size_t most = 1;
     stx__finish_slices(x);
     if (!t || !t->columns) return;
-    for (int k = 0; k < t->columns; k++)
-        if (t->column.s[k].C > most) most = t->column.s[k].C;
-    STX__RUN_KERNEL(x, "stx_backward, sums of columns", stx__deferred_columns_kernel,
-                    dim3(stx__blocks(most, 32, 65535), (unsigned)t->columns), 1024, 0, t->column);
+    stx__run_column_sums(x, "stx_backward, sums of columns", &t->column, t->columns);
     memset(&t->column, 0, sizeof t->column);
     t->columns = 0;
     t->columns_used = 0;
@@ -312,55 +340,43 @@ static int stx__targets_overlap(stx_real *const *d, int count, size_t C) {
     return 0;
 }
 
-/* Adds the sums to the table of deferred sums. Returns 0 if one of their targets
-   overlaps another target or the target of a pending sum, because the order of
-   additions must be kept. */
-static int stx__columns_defer(stx_ctx *x, stx_real *const *d, int count, const float *part,
-                              size_t ld, size_t chunks, size_t C) {
-    struct stx__deferred_sums *t = stx__gpu(x)->deferred;
-    if (stx__targets_overlap(d, count, C)) return 0;
+/* Returns nonzero if one of the targets d[k] (C), k < count, is the target of a pending
+   sum. */
+static int stx__targets_pending(const struct stx__deferred_sums *t, stx_real *const *d, int count,
+                                size_t C) {
     for (int k = 0; k < count; k++)
         for (int j = 0; j < t->columns; j++)
-            if (stx__overlap(d[k], C, t->column.s[j].d.p, t->column.s[j].C)) return 0;
+            if (stx__overlap(d[k], C, t->column.s[j].d.p, t->column.s[j].C)) return 1;
+    return 0;
+}
 
+/* For k < count, d[k] (C) += columns [k C, k C + C) of `part` (chunks,ld), summed over
+   the chunks. d[k] may be NULL. `deferred` is the value that stx__partial_sums returned
+   in *deferred. Targets that overlap are added to in order, and not deferred. */
+static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count,
+                             const float *part, size_t ld, size_t chunks, size_t C, int deferred) {
+    struct stx__deferred_sums *t = stx__gpu(x)->deferred;
+    const int overlap = stx__targets_overlap(d, count, C),
+              defer = deferred && !overlap && !stx__targets_pending(t, d, count, C);
+    stx__column_sum_table now;
+    int sums = 0;
+    if (deferred && !defer) stx__finish_sums(x); /* pending sums must be added first */
+
+    memset(&now, 0, sizeof now);
     for (int k = 0; k < count; k++) {
         if (!d[k]) continue;
-        stx__column_sum *s = &t->column.s[t->columns++];
+        stx__column_sum *s = defer ? &t->column.s[t->columns++] : &now.s[sums++];
         s->d = stx__array_of(x, d[k]);
         s->part = part + k * C;
         s->ld = ld;
         s->chunks = chunks;
         s->C = C;
+        if (overlap) {
+            stx__run_column_sums(x, name, &now, 1);
+            sums = 0;
+        }
     }
-    return 1;
-}
-
-/* For k < count, d[k] (C) += columns [k C, k C + C) of `part` (chunks,ld), summed over
-   the chunks. d[k] may be NULL. `deferred` is the value that stx__partial_sums returned
-   in *deferred. */
-static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count,
-                             const float *part, size_t ld, size_t chunks, size_t C, int deferred) {
-    const dim3 grid(stx__blocks(C, 32, 65535), (unsigned)count);
-    stx__column_targets all, one;
-    int any = 0;
-    if (deferred && stx__columns_defer(x, d, count, part, ld, chunks, C)) return;
-    if (deferred) stx__finish_sums(x); /* pending sums must be added first */
-
-    memset(&all, 0, sizeof all);
-    for (int k = 0; k < count; k++) {
-        all.d[k] = stx__array_of(x, d[k]);
-        any |= d[k] != NULL;
-    }
-    if (!any) return;
-    if (!stx__targets_overlap(d, count, C)) {
-        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, grid, 1024, 0, all, part, ld, chunks, C);
-        return;
-    }
-    for (int k = 0; k < count; k++) { /* targets overlap: one launch per target */
-        memset(&one, 0, sizeof one);
-        one.d[k] = all.d[k];
-        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, grid, 1024, 0, one, part, ld, chunks, C);
-    }
+    stx__run_column_sums(x, name, &now, sums);
 }
 
 /* Returns the number of rows per chunk: `least`, or a larger multiple of 8 if `least`
@@ -370,6 +386,34 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
     return rows < least ? least : rows;
 }
 
+/* The launch of a kernel that calls stx__column_sums, for P terms of C columns */
+typedef struct stx__column_launch {
+    const char *name;
+    size_t rows, chunks, ld;    /* rows per chunk; ld is P C */
+    dim3 grid;
+    int deferred;
+    float *part;        /* (chunks,ld); NULL after an error */
+} stx__column_launch;
+
+static stx__column_launch stx__column_launch_of(stx_ctx *x, const char *name, size_t N, size_t C,
+                                                size_t P, int access, int deferred) {
+    stx__column_launch l;
+    l.name = name;
+    l.rows = stx__chunk(N, 64, 1024);
+    l.chunks = (N + l.rows - 1) / l.rows;
+    l.ld = P * C;
+    l.grid = dim3((unsigned)l.chunks, stx__blocks(C, access == STX__MIXED ? 32 : 128, 65535));
+    l.deferred = deferred;
+    l.part = stx__partial_sums(x, name, l.chunks * l.ld, &l.deferred);
+    return l;
+}
+
+/* The second stage, see stx__columns_sum */
+static void stx__column_launch_end(stx_ctx *x, const stx__column_launch *l, stx_real *const *d,
+                                   int count, size_t C) {
+    stx__columns_sum(x, l->name, d, count, l->part, l->ld, l->chunks, C, l->deferred);
+}
+
 /* Column sums over N rows:
        d (C) += sum of dy                       with f and mean NULL
        d (C) += sum of dy f                     with mean NULL
@@ -377,7 +421,7 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
 typedef struct stx__columns_args {
     stx_real *d, *d2;               /* d2 may be NULL; d may be NULL only if mean is not NULL */
     const stx_real *dy, *f;         /* (N,C) */
-    const stx_real *mean, *rstd;    /* (N) */
+    const stx_real *mean, *rstd;    /* (N), float */
     size_t N, C;
     size_t padding;     /* number of trailing columns not added to d; if nonzero, mean must
                            be NULL */
@@ -396,31 +440,21 @@ static stx__columns_args stx__columns_init(stx_real *d, const stx_real *dy, size
 }
 
 static void stx__columns(stx_ctx *x, const char *name, const stx__columns_args *a) {
-    const size_t N = a->N, C = a->C, rows = stx__chunk(N, 64, 1024);
-    const size_t chunks = (N + rows - 1) / rows, ld = a->mean ? 2 * C : C;
-    stx__array G = stx__array_of(x, a->dy), F = stx__array_of(x, a->f),
-               M = stx__array_of(x, a->mean), R = stx__array_of(x, a->rstd);
-    const int four = C % 4 == 0 && stx__aligned4(G) && stx__aligned4(F);
-    const dim3 grid((unsigned)chunks, stx__blocks(C, four ? 128 : 32, 65535));
+    const stx__array G = stx__array_of(x, a->dy), F = stx__array_of(x, a->f);
+    const size_t N = a->N, C = a->C;
+    const int access = stx__access(C, {G, F}, {}), P = a->mean ? 2 : 1;
+    const int with_f = a->f ? STX__COLUMNS_DOT : STX__COLUMNS_SUM,
+              mode = a->mean ? STX__COLUMNS_NORM : with_f;
     stx_real *to[2] = {a->d, a->d2};
-    int deferred = a->deferred;
-    float *part;
+    stx__column_launch l;
     if (!N || !C) return;
-    part = stx__partial_sums(x, name, chunks * ld, &deferred);
-    if (!part) return;
-
-#define STX__RUN_COLUMNS(MODE) \
-  STX__CHOOSE(W, four, 4, 1, \
-              STX__RUN_KERNEL(x, name, (stx__columns_kernel<W, MODE>), grid, 256, 0, part, G, F, \
-                              M, R, N, C, rows))
-    if (a->mean)
-        STX__RUN_COLUMNS(STX__COLUMNS_NORM);
-    else if (a->f)
-        STX__RUN_COLUMNS(STX__COLUMNS_DOT);
-    else
-        STX__RUN_COLUMNS(STX__COLUMNS_SUM);
-#undef STX__RUN_COLUMNS
-    stx__columns_sum(x, name, to, a->mean ? 2 : 1, part, ld, chunks, C - a->padding, deferred);
+    l = stx__column_launch_of(x, name, N, C, P, access, a->deferred);
+    if (!l.part) return;
+    STX__CHOOSE(S, access, (STX__FLOATS, STX__HALVES, STX__MIXED),
+                STX__CHOOSE(MODE, mode, (STX__COLUMNS_SUM, STX__COLUMNS_DOT, STX__COLUMNS_NORM),
+                            STX__RUN_KERNEL(x, name, (stx__columns_kernel<S, MODE>), l.grid, 256, 0,
+                                            l.part, G, F, a->mean, a->rstd, N, C, l.rows)));
+    stx__column_launch_end(x, &l, to, P, C - a->padding);
 }
 
 /* db (C) += dy (N,C) summed over the rows, in two stages, see stx__columns */
@@ -531,16 +565,9 @@ static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, c
     double *part;
     if (!n || !(part = (double *)stx__scratch_of(x, chunks * sizeof *part, name))) return;
 
-#define STX__RUN_SUM(MODE) \
-  STX__RUN_KERNEL(x, name, stx__sum_kernel<MODE>, (unsigned)chunks, 256, 0, part, A, B, n, each, \
-                  four)
-    if (mode == STX__SUM)
-        STX__RUN_SUM(STX__SUM);
-    else if (mode == STX__SUM_SQUARES)
-        STX__RUN_SUM(STX__SUM_SQUARES);
-    else
-        STX__RUN_SUM(STX__SUM_PRODUCTS);
-#undef STX__RUN_SUM
+    STX__CHOOSE(MODE, mode, (STX__SUM, STX__SUM_SQUARES, STX__SUM_PRODUCTS),
+                STX__RUN_KERNEL(x, name, stx__sum_kernel<MODE>, (unsigned)chunks, 256, 0, part, A,
+                                B, n, each, four));
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, chunks, divisor, accumulate);
 }
 

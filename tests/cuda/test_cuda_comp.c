@@ -651,11 +651,17 @@ static void test_gate_biases(void) {
     static const size_t many[] = {1, 7, 64, 65, 150, 0};
     size_t n, i;
     char name[96];
-    for (n = 0; n < 24; n++) {
+    for (n = 0; n < 26; n++) {
         gate t;
         int kind = n % 2 ? STX_COMP_GATE_GLU : STX_COMP_GATE_GRU;
         gate_make(&t, kind, many[n % COUNT(many)],
-                  gate_wide[(n / 2 + n / 6) % COUNT(gate_wide)], 2);
+                  gate_wide[n < 24 ? (n / 2 + n / 6) % COUNT(gate_wide) : 5], 2);
+        if (n >= 24) { /* a float gradient in bf16 */
+            arr_free(&t.dout);
+            t.dout = arr_of(t.N * t.D, 1, 0, B_);
+            t.c.dout = t.dout.c;
+            t.d.dout = t.dout.d;
+        }
         t.c.db[0] = t.db[0].c;
         t.d.db[0] = t.db[0].d;
         if (kind == STX_COMP_GATE_GRU && n % 3) {

@@ -323,13 +323,14 @@ static stx_residual_norm_args residual_args(const rows *r, int device, int bias,
     return k;
 }
 
-static rows rows_make(size_t N, size_t C, int bias_kind) {
+/* in_kind: memory kind of R_A and R_D, which in bf16 are float unless it is N_ */
+static rows rows_make(size_t N, size_t C, int in_kind, int gain_kind, int bias_kind) {
     size_t n = N * C, i;
     rows r;
     r.N = N;
     r.C = C;
     r.a[R_Y] = arr_of(n, 1, 0, N_);
-    r.a[R_A] = arr_of(n, 2, 0, N_);
+    r.a[R_A] = arr_of(n, 2, 0, in_kind);
     r.a[R_INT] = arr_of(n, 9, 1, N_);
     r.a[R_F] = arr_of(n, 1, 0, N_);
     r.a[R_BIAS] = arr_of(C, 1, 0, bias_kind);
@@ -338,13 +339,14 @@ static rows rows_make(size_t N, size_t C, int bias_kind) {
     r.a[R_S] = arr_of(n, 1, 0, N_);
     r.a[R_MEAN] = arr_of(N, 1, 0, B_);
     r.a[R_RSTD] = arr_of(N, 1, 0, B_);
-    r.a[R_GAIN] = arr_of(C, 1, 0, P_);
+    r.a[R_GAIN] = arr_of(C, 1, 0, gain_kind);
     r.a[R_SHIFT] = arr_of(C, 1, 0, P_);
     r.a[R_DGAIN] = arr_of(C, 1, 0, B_);
     r.a[R_DSHIFT] = arr_of(C, 1, 0, B_);
-    r.a[R_D] = arr_of(n, 1, 0, N_);
+    r.a[R_D] = arr_of(n, 1, 0, in_kind);
     r.a[R_DF] = arr_of(n, 1, 0, N_);
     for (i = 0; i < C; i++) r.a[R_GAIN].c[i] += 1;
+    if (is_half(gain_kind)) cuda_round(r.a[R_GAIN].c, C);
     arr_upload(&r.a[R_GAIN]);
     return r;
 }
@@ -551,7 +553,7 @@ static void test_concat_and_shift(const rows *r) {
 }
 
 static void test_row_kernels(size_t N, size_t C, int bias_kind) {
-    rows r = rows_make(N, C, bias_kind);
+    rows r = rows_make(N, C, N_, P_, bias_kind);
     const arr g = r.a[R_G], a = r.a[R_A], gain = r.a[R_GAIN], mean = r.a[R_MEAN],
               rstd = r.a[R_RSTD], dgain = r.a[R_DGAIN];
     size_t n = N * C;
@@ -571,6 +573,38 @@ static void test_row_kernels(size_t N, size_t C, int bias_kind) {
     arr_check("fill the first half", &z, 0);
     arr_free(&z);
     rows_free(&r);
+}
+
+/* Calls that mix float and bfloat16: float inputs and gradients, or bfloat16 gains and
+   biases. These are the only calls with C % 4 == 0 for which bf16 kernels test the
+   storage of each element. */
+static void test_mixed_rows(void) {
+    static const size_t width[] = {64, 1028};
+    size_t k;
+    for (k = 0; k < 4; k++) {
+        const int gains = (int)k % 2;
+        rows r = rows_make(37, width[k / 2], gains ? N_ : B_, gains ? N_ : P_, gains ? N_ : B_);
+        stx_linear_bwd_args c, g;
+        test_row_vectors(&r);
+        test_layernorm(&r);
+        test_residual_norm(&r);
+        test_residual_norm_bias(&r);
+        memset(&c, 0, sizeof c);
+        c.N = r.N;
+        c.O = r.C;
+        c.act = STX_ACT_TANH;
+        g = c;
+        c.da = row_data(&r, 0, R_G);
+        g.da = row_data(&r, 1, R_G);
+        c.y = row_data(&r, 0, R_A);
+        g.y = row_data(&r, 1, R_A);
+        c.db = row_data(&r, 0, R_DBIAS);
+        g.db = row_data(&r, 1, R_DBIAS);
+        BOTH(stx_linear_bwd, (cx, &c), (gx, &g));
+        arr_check("linear da", &r.a[R_G], 1e-6);
+        arr_check("linear db", &r.a[R_DBIAS], 4e-6);
+        rows_free(&r);
+    }
 }
 
 /* Nonzero if widths[k] is tested with N rows; N is element r of {1, 3, 37, 200}. Widths
@@ -1509,6 +1543,7 @@ int main(int argc, char **argv) {
             test_state = 88172645463325252u; /* the same values in every round */
             if (PART("flat")) test_flat();
             if (PART("rows")) test_rows();
+            if (PART("mixed")) test_mixed_rows();
             if (PART("embedding")) test_embedding();
             if (PART("losses")) test_losses();
             if (PART("special")) test_special();

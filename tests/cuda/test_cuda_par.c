@@ -259,9 +259,9 @@ static size_t mix_size(int k, size_t N, size_t C, size_t draws, int *kind) {
 
 /* Creates the arrays of a mixture. how: 0: random weights; 1 + k: only branch k has a
    nonzero weight; 4: branch 1 has weight 0 and contains NaN. whole: integers, whose
-   products and sums are exact. */
-static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int norm, int how,
-                     int whole) {
+   products and sums are exact. mixed: branch 1 and its gradient are float in bf16. */
+static void mix_make_of(mix *t, size_t streams, size_t T, size_t run, size_t C, int norm, int how,
+                        int whole, int mixed) {
     const size_t N = streams * T, draws = streams * ((T + run - 1) / run);
     size_t i, k;
     memset(t, 0, sizeof *t);
@@ -273,6 +273,7 @@ static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int
     for (k = 0; k < ARRAYS; k++) {
         int kind;
         size_t n = mix_size((int)k, N, C, draws, &kind);
+        if (mixed && (k == B1 || k == DB1)) kind = B_;
         t->a[k] = arr_of(n, whole ? 3 : 1, whole, kind);
     }
     for (i = 0; i < 3 * draws; i++) {
@@ -290,6 +291,11 @@ static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int
         for (i = 0; i < 2; i++) t->c.gain[i] = t->c.dgain[i] = t->c.dshift[i] = t->a[DH].c;
     t->d = t->c;
     mix_point(t);
+}
+
+static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int norm, int how,
+                     int whole) {
+    mix_make_of(t, streams, T, run, C, norm, how, whole, 0);
 }
 
 static void mix_free(mix *t) {
@@ -339,34 +345,38 @@ static void mix_backward(mix *t, int norm, int whole, int add) {
     mix_check(what, t, DS1, DS1, whole ? 0 : 5e-6);
 }
 
-static void test_mix(void) {
+static void test_mix_case(size_t n, int mixed) {
     /* streams, T, run: one draw per step, one per sequence, runs that end with the
        segment, or single tokens */
     static const size_t shape[][3] = {{1, 1, 1},   {1, 7, 7}, {3, 5, 5},   {2, 31, 7}, {3, 11, 1},
                                       {1, 67, 67}, {5, 3, 2}, {1, 33, 32}, {2, 1, 1},  {3, 2, 100}};
     static const size_t wide[] = {1,   3,   4,   31,  32,  33,  64,   67,   127,  128,  132, 252,
                                   256, 260, 301, 508, 512, 516, 1000, 1024, 1028, 2048, 2052};
+    const size_t *s = shape[n % COUNT(shape)];
+    const int norm = n % 3 != 2, whole = n % 5 == 1, how = n % 7 == 6 ? 1 + (int)(n / 7 % 4) : 0;
+    const size_t C = wide[n % COUNT(wide)], streams = C > 200 && s[0] * s[1] > 20 ? 1 : s[0],
+                 T = C > 200 && s[1] > 20 ? 9 : s[1];
+    mix t;
+    int k;
+    mix_make_of(&t, streams, T, s[2] > T && s[2] != 100 ? T : s[2], C, norm, how, whole, mixed);
+    mix_request(&t, n, norm);
+    BOTH(stx_par_mix_fwd, (cx, &t.c), (gx, &t.d));
+    mix_check("forward", &t, OUT, OUT, (whole && !norm) || how == 3 ? 0 : 3e-6);
+    least = 1; /* because the sums cancel */
+    if (norm) mix_check("forward", &t, MEAN0, RSTD1, 2e-6);
+    for (k = 0; k < 2 && how != 4; k++) mix_backward(&t, norm, whole, k);
+    least = 0;
+    mix_check("input", &t, H, WEIGHTS, 0);
+    mix_check("input", &t, DY, DY, 0);
+    mix_free(&t);
+}
+
+static void test_mix(void) {
+    /* with layer norms and without, and rows that fit in registers and longer ones */
+    static const size_t mixed[] = {29, 43, 52};
     size_t n;
-    for (n = (size_t)half ^ off; n < (brief ? 23 : 69); n += 2) {
-        const size_t *s = shape[n % COUNT(shape)];
-        const int norm = n % 3 != 2, whole = n % 5 == 1,
-                  how = n % 7 == 6 ? 1 + (int)(n / 7 % 4) : 0;
-        const size_t C = wide[n % COUNT(wide)], streams = C > 200 && s[0] * s[1] > 20 ? 1 : s[0],
-                     T = C > 200 && s[1] > 20 ? 9 : s[1];
-        mix t;
-        int k;
-        mix_make(&t, streams, T, s[2] > T && s[2] != 100 ? T : s[2], C, norm, how, whole);
-        mix_request(&t, n, norm);
-        BOTH(stx_par_mix_fwd, (cx, &t.c), (gx, &t.d));
-        mix_check("forward", &t, OUT, OUT, (whole && !norm) || how == 3 ? 0 : 3e-6);
-        least = 1; /* because the sums cancel */
-        if (norm) mix_check("forward", &t, MEAN0, RSTD1, 2e-6);
-        for (k = 0; k < 2 && how != 4; k++) mix_backward(&t, norm, whole, k);
-        least = 0;
-        mix_check("input", &t, H, WEIGHTS, 0);
-        mix_check("input", &t, DY, DY, 0);
-        mix_free(&t);
-    }
+    for (n = (size_t)half ^ off; n < (brief ? 23 : 69); n += 2) test_mix_case(n, 0);
+    for (n = 0; n < COUNT(mixed) && half && !off; n++) test_mix_case(mixed[n], 1);
 }
 
 /* With a single branch, the results must be bit-identical to those of
