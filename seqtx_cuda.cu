@@ -951,8 +951,8 @@ static unsigned stx__grid(stx_ctx *x, size_t iterations) {
    has 8 rows of 32 lanes; a lane sums W columns over every 8th row of the chunk, in
    order. The 8 sums of a column are then added in order. load(n, c) returns what is
    needed of row n and columns c to c + W - 1, and add(s, t, n, c) adds its terms to
-   s[P][W]. A lane loads U rows before it adds the first one. `sh` holds 8 * 32 * W
-   floats. */
+   s[P][W]. A lane loads U rows before it adds the first one; near the end of the chunk,
+   it loads row n instead of rows beyond the end. `sh` holds 8 * 32 * W floats. */
 template <int P, int W, int U, class LOAD, class ADD>
 static __device__ __forceinline__ void stx__column_sums(float *part, size_t ld, size_t N, size_t C,
                                                         size_t rows, float *sh, const LOAD &load,
@@ -965,8 +965,7 @@ static __device__ __forceinline__ void stx__column_sums(float *part, size_t ld, 
         for (size_t n = lo + row; c < C && n < hi; n += 8 * U) {
             decltype(load(n, c)) t[U];
 #pragma unroll
-            for (int j = 0; j < U; j++)
-                if (n + 8 * j < hi) t[j] = load(n + 8 * j, c);
+            for (int j = 0; j < U; j++) t[j] = load(n + 8 * j < hi ? n + 8 * j : n, c);
 #pragma unroll
             for (int j = 0; j < U; j++)
                 if (n + 8 * j < hi) add(s, t[j], n + 8 * j, c);
