@@ -264,10 +264,9 @@ static __device__ __forceinline__ uint32_t stx__pair(float a, float b) {
 
 static __device__ __forceinline__ void stx__put4(const stx__array &a, size_t i, float4 v) {
     if (a.half || a.twin) {
-        uint2 u;
-        u.x = stx__pair(v.x, v.y);
-        u.y = stx__pair(v.z, v.w);
-        *(uint2 *)((a.half ? (stx__bf16 *)a.p : a.twin) + i) = u;
+        /* nvcc may store a uint2 in two halves */
+        uint64_t u = stx__pair(v.x, v.y) | (uint64_t)stx__pair(v.z, v.w) << 32;
+        *(uint64_t *)((a.half ? (stx__bf16 *)a.p : a.twin) + i) = u;
         if (a.half) return;
     }
     *(float4 *)((float *)a.p + i) = v;
