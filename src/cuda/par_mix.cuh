@@ -142,8 +142,11 @@ static __device__ __forceinline__ void stx__par_moments(float (&s)[Q][2][4], flo
 
 /* Forward with layer norms, for C up to 128 Q. One warp per row; the row stays in
    registers, 4 Q elements per lane. The sums are bit-identical to those of
-   stx__norm_fwd_kernel. A block has 256 threads and processes 8 rows. */
-template <int Q, int S> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix mix) {
+   stx__norm_fwd_kernel. A block has 256 threads and processes 8 rows. The bound on
+   blocks per multiprocessor limits the longest rows to 128 registers. */
+template <int Q, int S>
+STX__GLOBAL(256, Q == 8 ? 2 : 0)
+stx__par_mix_fwd_kernel(stx__par_mix mix) {
     const stx__par_mix a = stx__stored<S>(mix);
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
