@@ -13,6 +13,7 @@ static void test_add_mul(void) {
     row("sub.s16", [](u16 a, u16 b) -> u16 { return (u16)(a - b); });
     row("sub.s32", [](u32 a, u32 b) -> u32 { return a - b; });
     row("sub.s64", [](u64 a, u64 b) -> u64 { return a - b; });
+    row("neg.s16", [](u16 a) -> u16 { return (u16)(0 - a); });
     row("neg.s32", [](u32 a) -> u32 { return 0 - a; });
     row("neg.s64", [](u64 a) -> u64 { return 0 - a; });
     row("mul.lo.s16", [](u16 a, u16 b) -> u16 { return (u16)((u32)a * b); });

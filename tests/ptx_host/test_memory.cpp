@@ -127,7 +127,7 @@ static void test_moves(void) {
         moves("st", ".shared", *t);
     }
     moves("st", ".shared", V2_F64);
-    for (const access_type *t : {&U16, &U32, &F32, &V2_U32, &V4_F32}) {
+    for (const access_type *t : {&U16, &U32, &F32, &U64, &V2_U32, &V4_F32}) {
         moves("ld", "", *t);
         moves("st", "", *t);
     }

@@ -200,6 +200,49 @@ static void test_vote(void) {
 }
 
 
+// >>redux
+
+static uint32_t sum_of_squares(uint32_t first, uint32_t step) {
+    uint32_t sum = 0;
+    for (uint32_t l = first; l < 32; l += step) sum += l * l;
+    return sum;
+}
+
+static void test_redux(void) {
+    record_forms("redux.sync.add.u32 %r50, %r21, %r20;");
+    computes("redux.add of all lanes",
+             "    mov.u32 %r20, -1;\n"
+             "    mul.lo.s32 %r21, %r3, %r3;\n"
+             "    redux.sync.add.u32 %r50, %r21, %r20;\n",
+             block_of(64), [](uint32_t) { return sum_of_squares(0, 1); });
+    computes("redux.add of the odd lanes",
+             "    mov.u32 %r50, 0;\n"
+             "    mul.lo.s32 %r21, %r3, %r3;\n"
+             "    and.b32 %r20, %r3, 1;\n"
+             "    setp.eq.s32 %p1, %r20, 0;\n"
+             "    @%p1 bra $L_skip;\n"
+             "    redux.sync.add.u32 %r50, %r21, 0xaaaaaaaa;\n"
+             "$L_skip:\n",
+             block_of(32), [](uint32_t t) { return t & 1 ? sum_of_squares(1, 2) : 0; });
+    computes("redux.min of signed values",
+             "    sub.s32 %r21, 5, %r3;\n"
+             "    redux.sync.min.s32 %r50, %r21, -1;\n",
+             block_of(32), [](uint32_t) { return (uint32_t)-26; });
+    computes("redux.max of unsigned values",
+             "    sub.s32 %r21, 5, %r3;\n"
+             "    redux.sync.max.u32 %r50, %r21, -1;\n",
+             block_of(32), [](uint32_t) { return 0xffffffffu; });
+    computes("redux.xor",
+             "    mul.lo.s32 %r21, %r3, 5;\n"
+             "    redux.sync.xor.b32 %r50, %r21, -1;\n",
+             block_of(32), [](uint32_t) {
+                 uint32_t x = 0;
+                 for (uint32_t l = 0; l < 32; l++) x ^= 5 * l;
+                 return x;
+             });
+}
+
+
 // >>barriers
 
 static void test_barriers(void) {
@@ -696,8 +739,8 @@ static void test_orders(void) {
 void test_warps(int argc, char **argv) {
     static const test_part parts[] = {
         {"shfl", test_shfl},         {"vote", test_vote},
-        {"barriers", test_barriers}, {"branches", test_branches},
-        {"reconvergence", test_reconvergence},
+        {"redux", test_redux},       {"barriers", test_barriers},
+        {"branches", test_branches}, {"reconvergence", test_reconvergence},
         {"call", test_call},         {"exit_in_call", test_exit_in_call},
         {"orders", test_orders},
     };
