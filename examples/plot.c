@@ -13,7 +13,7 @@
 #include "../seqtx.h"
 
 static struct {
-    const char *out, *title;
+    const char *out, *title, *axis;
     uint64_t smooth;
     int log_x, version;
 } opt;
@@ -26,6 +26,9 @@ static tr_opt table[] = {
     TR_SIZE("smooth", TR_LOCAL, &opt.smooth, 0, 1u << 30,
             "draw means over this many records of the log, with the records themselves as faint "
             "lines; 1: no smoothing; 0: a fortieth of each log"),
+    TR_TEXT("axis", TR_LOCAL, &opt.axis,
+            "what the steps of the logs count; default: steps. The logs of a script can have other "
+            "numbers there, such as seconds"),
     TR_FLAG("log-x", TR_LOCAL, &opt.log_x, "use a logarithmic axis for steps"),
     TR_FLAG("version", TR_LOCAL, &opt.version, "print the version and exit"),
     TR_END};
@@ -762,7 +765,7 @@ static void by_step(const page *g, panel *p) {
     p->lo = opt.log_x ? g->first_step : 0;
     p->hi = g->last_step;
     p->log_x = opt.log_x;
-    p->below = "steps";
+    p->below = opt.axis ? opt.axis : "steps";
 }
 
 /* Sets an axis to the range of one run's steps. */
@@ -1144,7 +1147,7 @@ static void draw_compression(page *g, const run *r) {
    and the results. */
 static void draw_head(page *g, const char **title) {
     size_t i;
-    int same = 1, split, tests = 0, evals = 0, k;
+    int same = 1, split, trained = 0, tests = 0, evals = 0, k;
     for (i = 1; i < g->all->n; i++) same &= strcmp(g->all->v[i].family, g->all->v[0].family) == 0;
     if (opt.title)
         *title = opt.title;
@@ -1157,8 +1160,9 @@ static void draw_head(page *g, const char **title) {
     for (i = 0; i < g->all->n; i++, g->y += 16) {
         const run *r = &g->all->v[i];
         char text[32], line[32];
-        double last = r->train.n ? row_of(&r->train, r->train.n - 1)[STEP]
-                                 : row_of(&r->eval[!r->eval[VALID].n], 0)[0];
+        const rows *all_steps = r->train.n ? &r->train : &r->eval[!r->eval[VALID].n];
+        double last = row_of(all_steps, all_steps->n - 1)[STEP];
+        trained |= r->train.n > 0;
         svg_add(&g->out, "<path d=\"M%n %nh22\" stroke=\"%s\" stroke-width=\"2.5\"%s/>", EDGE + 0.0,
                 g->y - 4, ink(g, i, 0), strokes(i));
         svg_add(&g->out, "<text x=\"%n\" y=\"%n\"><tspan font-weight=\"bold\">%t</tspan>",
@@ -1169,7 +1173,11 @@ static void draw_head(page *g, const char **title) {
                     svg_number(line, r->params / 1e6, r->params < 1e7 ? 2 : 1));
         else if (r->params > 0)
             svg_add(&g->out, ", %s parameters", svg_number(line, r->params, 0));
-        svg_add(&g->out, ", step %s", svg_number(line, last, 0));
+        svg_number(line, last, 0);
+        if (opt.axis)
+            svg_add(&g->out, ", %s %t", line, opt.axis);
+        else
+            svg_add(&g->out, ", step %s", line);
         for (split = 0; split < SPLITS; split++) {
             const rows *t = &r->eval[split];
             double v = t->n ? row_of(t, t->n - 1)[1] : 0;
@@ -1185,9 +1193,10 @@ static void draw_head(page *g, const char **title) {
         svg_add(&g->out, "</text>\n");
     }
     svg_add(&g->out,
-            "<text x=\"%n\" y=\"%n\" fill=\"#555\">"
-            "Lines: training, means of records (faint: the records)",
-            EDGE + 29.0, g->y);
+            "<text x=\"%n\" y=\"%n\" fill=\"#555\">%s",
+            EDGE + 29.0, g->y,
+            trained ? "Lines: training, means of records (faint: the records)"
+                    : "Evaluations only");
     if (evals)
         svg_add(&g->out, "<tspan%s>; dots: validation</tspan>",
                 g->all->n > 1 ? "" : " fill=\"#D55E00\"");

@@ -133,6 +133,11 @@ check "the title has the last evaluation" \
     has evaluated.svg 'valid bits per byte 4, test bits per byte 3'
 grep eval evaluated.jsonl > alone.jsonl
 draws "evaluations alone" alone.svg alone.jsonl
+check "evaluations alone: the last step" has alone.svg '>alone.jsonl</tspan>, step 400, valid'
+check "evaluations alone: the caption" has alone.svg '>Evaluations only<tspan'
+draws "steps that are seconds" axis.svg alone.jsonl --axis 'a < b seconds'
+check "steps that are seconds: the axis" has axis.svg '^<text.*>a &lt; b seconds</text>'
+check "steps that are seconds: the title" has axis.svg ', 400 a &lt; b seconds, valid'
 
 # ---- all panels, several runs of different kinds
 { echo '{"event":"start","config":{"nlayers":2,"nheads":2,"adapt-span":true},"params":12}'
