@@ -59,12 +59,12 @@ commands() {
         { sub(/   *#.*/, "", line); print line; line = "" }' "$1"
 }
 # the benchmarks' scripts: their --help, and the sources that they compile
-for script in run run_cuda trainers/compress trainers/curve trainers/curve_comp \
+for script in run run_cuda learn trainers/compress trainers/curve trainers/curve_comp \
     trainers/curve_sru trainers/par trainers/wikitext2; do
     check "bench/$script.sh --help" \
         sh -c "said=\$(sh bench/$script.sh --help 2>&1) && [ \${#said} -gt 200 ]"
 done
-for source in $(grep -oh 'bench/[a-z_/$]*\.[ch]' bench/*.sh bench/*/*.sh |
+for source in $(grep -oh 'bench/[a-z_/$]*\.\([ch]\|py\)' bench/*.sh bench/*/*.sh |
     sed 's/\$name/sru/; /\$/d' | sort -u); do
     check "$source, which a script of bench/ names" [ -f "$source" ]
 done
