@@ -23,7 +23,7 @@ is what nanoGPT reports; its README states 1.88 for
 
     learn.py --peer nanogpt-cpu --iterations 2000 --nanogpt-eval --train .. --valid ..
 
-The estimate has a standard error: 200 batches of 12 blocks here, 20 there.
+It is an estimate: the mean of 20 batches of 12 blocks there, of 200 here.
 """
 import argparse
 import math
