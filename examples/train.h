@@ -141,6 +141,7 @@
 #include "train/lm_context.h"
 #include "train/lm_model.h"
 #include "train/lm_text.h"
+#include "train/lm_minutes.h"
 #include "train/lm_sizes.h"
 #include "train/lm_checkpoint.h"
 #include "train/lm_start.h"

@@ -85,7 +85,7 @@ static void train(tr_lm *t) {
            not continue the previous one */
         key = tr_lm_batch(t, status == STX_BATCH_FRESH);
 
-        t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
+        t->lr = tr_lm_rate(t);
         stx_optim_set_lr(t->optim, t->lr); /* for replays, which do not run step() */
         tr_lm_step(t, key, step, r);
         if (!tr_lm_stepped(t, stx_metric_get(t->x, METRIC_LOSS))) break;

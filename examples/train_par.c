@@ -67,13 +67,14 @@ static void step(void *user) {
     if (r->gates_only) stx_params_zero_grad(stx_par_params(r->model));
 }
 
-/* Returns the learning rate of step n + 1. The reference's schedule is the minimum of a
+/* Returns the learning rate of the next step. The reference's schedule is the minimum of a
    linear ramp from 0 and a cosine. */
-static double rate(const tr_lm *t, uint64_t n) {
+static double rate(const tr_lm *t) {
+    const uint64_t n = tr_lm_place(t, t->step + 1) - 1;
     const double warmup = (double)opt.lm.lr_warmup, falling = (double)t->steps - warmup;
     const double since = (double)n - warmup;
     double ramp = opt.lm.lr, cosine = opt.lm.lr;
-    if (opt.lm.schedule != LR_REFERENCE) return stx_schedule_lr(&t->schedule, n + 1);
+    if (opt.lm.schedule != LR_REFERENCE) return tr_lm_rate(t);
     if (warmup > 0) ramp = opt.lm.lr * (double)n / warmup;
     if (since > 0)
         cosine = falling > 0 ? 0.5 * opt.lm.lr * (1 + cos(3.1415927 * since / falling)) : 0;
@@ -120,7 +121,7 @@ static void train(tr_lm *t) {
         key = next_batch(r, &fresh);
         if (fresh == STX_BATCH_END) break;
 
-        t->lr = rate(t, t->step);
+        t->lr = rate(t);
         stx_optim_set_lr(t->optim, t->lr);
         if (r->arch) {
             r->arch_lr = opt.arch_optim == ARCH_SAME ? t->lr : opt.arch_lr;

@@ -82,7 +82,7 @@ static void train(tr_lm *t) {
         if (fresh == STX_BATCH_END) break;
         key = tr_lm_batch(t, fresh == STX_BATCH_FRESH);
 
-        t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
+        t->lr = tr_lm_rate(t);
         stx_optim_set_lr(t->optim, t->lr);
         tr_lm_step(t, key, step, t);
         if (!tr_lm_stepped(t, stx_metric_get(t->x, METRIC_LOSS))) break;

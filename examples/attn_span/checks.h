@@ -8,6 +8,7 @@
 #include "../train/lm.h"
 #include "../train/lm_context.h"
 #include "../train/lm_model.h"
+#include "../train/lm_minutes.h"
 #include "options.h"
 
 
@@ -51,8 +52,8 @@ TR_DEF void plan(tr_lm *t) {
     if (steps->from == TR_FROM_CHECKPOINT && niter->from == TR_FROM_ARGS) opt.lm.steps = 0;
 
     tr_lm_plan(t, opt.niter * opt.nbatches, schedule_kinds[opt.lm.schedule]);
-    if (!t->eval_every) t->eval_every = opt.nbatches;
-    if (!t->save_every) t->save_every = opt.nbatches;
+    if (!t->eval_every && !tr_lm_timed(t)) t->eval_every = opt.nbatches;
+    if (!t->save_every && !tr_lm_timed(t)) t->save_every = opt.nbatches;
     if (!t->eval_blocks) t->eval_blocks = opt.nbatches < 10 ? 1 : opt.nbatches / 10;
     t->eval_literal = opt.full_eval;
 }

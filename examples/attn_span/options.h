@@ -111,6 +111,7 @@ static tr_opt table[] = {
         "steps per iteration; the model is evaluated and saved after each iteration"),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF,
         "total number of steps; 0: --niter times --nbatches"),
+    TR_LM_MINUTES(opt.lm),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF,
         "seed for initial values, dropout and positions in the text; also for sampling if given, "
         "otherwise sampling differs every time"),

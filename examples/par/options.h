@@ -269,6 +269,7 @@ static tr_opt table[] = {
     TR_LM_PACE(opt.lm),
     TR_SIZE_ALSO("steps", "max-step", TR_FREE, &opt.lm.steps, 0, TR_INF,
         "total number of steps, each of one segment per stream; 0: by --epochs, or 1000"),
+    TR_LM_MINUTES(opt.lm),
     TR_REAL("epochs", TR_FREE, &opt.epochs, 0, 1e9,
         "number of passes over the training text, if --steps is 0"),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF,

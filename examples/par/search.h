@@ -5,6 +5,7 @@
 #include "../train/base.h"
 #include "../train/lm.h"
 #include "../train/lm_errors.h"
+#include "../train/lm_minutes.h"
 #include "../train/lm_steps.h"
 #include "../../seqtx_par.h"
 #include "options.h"
@@ -16,7 +17,9 @@
 /* Sets the temperature of the next step. An evaluation or a checkpoint before that step
    uses the same temperature. */
 TR_DEF void cool(run *r) {
-    r->tau = stx_par_tau(&r->anneal, r->t.step);
+    const int whole_run = r->t.plan_count && !opt.tau_steps;
+    if (whole_run) r->anneal.total = r->t.steps;
+    r->tau = stx_par_tau(&r->anneal, whole_run ? tr_lm_place(&r->t, r->t.step) : r->t.step);
     stx_par_set_tau(r->model, r->tau);
 }
 

@@ -30,7 +30,7 @@ enum { TR_BY_FILE, TR_BY_LINES, TR_BY_TEXTS, TR_BY_TOKENS };        /* tr_lm_opt
    contains its own rows of the options below "in the trainer's words". */
 typedef struct {
     const char *data, *pieces, *checkpoint, *init_from, *score, *best;
-    const char *log, *tensorboard, *out, *prompt, *stop;
+    const char *log, *tensorboard, *out, *prompt, *stop, *plan;
     int         tokens, join_lines, reading, unit, score_by;
     int         eval_only, no_train, threads, precision, weights, device, tf32, no_graph, tune;
     int         dry_run, list_presets, version, keep_best, interactive, shard, recompute;
@@ -38,7 +38,7 @@ typedef struct {
     uint64_t    save_every, log_every, gpu, vocab, generate, top_k;
     uint64_t    update_every, update_after, random_segments;
     uint64_t    sample_every, sample_prime, sample_length, repetition_window;
-    double      max_memory, temperature, top_p, repetition_penalty;
+    double      max_memory, temperature, top_p, repetition_penalty, minutes;
 
     /* in the trainer's words */
     uint64_t    seed, steps, batch_sz, batch_split, block_sz, lr_warmup;
@@ -90,6 +90,17 @@ typedef struct {
     TR_SIZE("batch-sz", TR_FIXED, &(o).batch_sz, 1, 1u << 30, "number of parallel text streams"), \
     TR_SIZE("batch-split", TR_FIXED, &(o).batch_split, 1, 1u << 30, \
         "process the batch in this many parts, to save memory")
+
+/* Options for the length of a run, after --steps. */
+#define TR_LM_MINUTES(o) \
+    TR_REAL("minutes", TR_FREE | TR_LATER, &(o).minutes, 0, 1e6, \
+        "instead of a number of steps: train for this many minutes, such as 0.5. The schedule is " \
+        "fitted to the measured speed and corrected as it changes. The time includes evaluations " \
+        "and saves during training, but not the start of the program and the final evaluation. " \
+        "Without --preset, the model also fits the time; 0: no limit"), \
+    TR_TEXT("plan", TR_FREE | TR_LATER, &(o).plan, \
+        "repeat a run with --minutes exactly, without a clock: the lengths that it chose, such " \
+        "as 0:1000,3:2410, which its checkpoint contains as \"plan\"")
 
 /* Options for running and saving. The strings `zero` and `whole` complete the help:
    `zero` says what an interval of 0 steps between saves or evaluations means, and
@@ -237,6 +248,13 @@ typedef struct {
 
 typedef struct tr_lm tr_lm;
 
+/* An entry of the plan of a run with --minutes: see lm_minutes.h. */
+enum { TR_PLAN_MAX = 256 };
+
+typedef struct {
+    uint64_t step, steps;       /* from `step` on, the run was to have `steps` steps */
+} tr_lm_entry;
+
 /* What the trainer of a model family provides. Functions return 1, or 0 with t->err or
    the context's error set. */
 typedef struct {
@@ -347,6 +365,13 @@ struct tr_lm {
     uint64_t     first, step, steps;    /* first: step at which this process began; step: current
                                            step; steps: last step of the run */
     double       lr;            /* learning rate of this step */
+
+    /* --minutes and --plan */
+    tr_lm_entry  plan[TR_PLAN_MAX];
+    size_t       plan_count;    /* number of entries; 0: all steps are equal */
+    double       used;          /* seconds of training before this process */
+    double       apart;         /* seconds of evaluation and saving in this process */
+    double       checked;       /* seconds of training at the last check of the plan */
 
     /* --recompute */
     size_t       layers, recompute;     /* number of layers; the last `recompute` of them are

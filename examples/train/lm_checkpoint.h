@@ -2,12 +2,12 @@
 #include "base.h"
 #include "buffer.h"
 #include "options.h"
-#include "options_values.h"
 #include "options_checkpoint.h"
 #include "lm.h"
 #include "lm_errors.h"
 #include "lm_context.h"
 #include "lm_text.h"
+#include "lm_minutes.h"
 
 
 // >>lm: training state
@@ -83,6 +83,7 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     int ok = w != NULL;
     ok = ok && stx_writer_meta(w, "format", t->kind->format);
     ok = ok && stx_writer_meta(w, "config", t->config);
+    if (ok && t->plan_count) ok = tr_lm_save_plan(t, w);
     ok = ok && stx_writer_meta_u64(w, "step", t->step);
     ok = ok && stx_writer_meta_u64(w, "tick", stx_step_index(t->x));
     ok = ok && stx_writer_meta_u64(w, "seed", t->opt->seed);
@@ -389,14 +390,6 @@ TR_DEF int tr_lm_load_grads(tr_lm *t, const stx_file *f) {
     return stx_entry_upload(e, t->grads, e->count);
 }
 
-/* Reads a real number from the metadata, if the key exists. */
-TR_DEF int tr_lm_meta_real(tr_lm *t, const stx_file *f, const char *key, double *v) {
-    const char *text = stx_file_meta(f, key);
-    if (!text || tr_read_real(text, v)) return 1;
-    stx_fail(t->x, STX_ERR_FORMAT, "metadata \"%s\": expected a number, got '%.40s'", key, text);
-    return 0;
-}
-
 /* Checks that the checkpoint was written with this seed and training text. */
 TR_DEF int tr_lm_check_origin(tr_lm *t, const stx_file *f) {
     const char *data = t->opt->data;
@@ -443,6 +436,7 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
 
     if (!tr_lm_meta_real(t, f, "log.sum", &t->sum)) return 0;
     if (stx_file_meta(f, "log.sum") && !stx_file_meta_u64(x, f, "log.steps", &t->logged)) return 0;
+    if (!tr_lm_load_plan(t, f)) return 0;
     if (!stx_file_meta_u64(x, f, "tick", &tick)) return 0;
     if (!stx_file_meta_u64(x, f, "data.position", &pos.p)) return 0;
     if (!stx_file_meta_u64(x, f, "data.wraps", &pos.wraps)) return 0;

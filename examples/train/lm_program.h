@@ -15,6 +15,7 @@
 #include "lm_context.h"
 #include "lm_model.h"
 #include "lm_text.h"
+#include "lm_minutes.h"
 #include "lm_sizes.h"
 #include "lm_checkpoint.h"
 #include "lm_start.h"
@@ -403,7 +404,8 @@ TR_DEF int tr_lm_prepare_text(tr_lm *t, int reads_text, int resumes) {
     t->unit = o->unit;
     if (!t->unit) t->unit = o->tokens >= TR_WORDS ? TR_PPL : TR_BPC;
     t->kind->plan(t);
-    if (t->training && o->best && !t->eval_every)
+    if (t->training && !tr_lm_begin_plan(t)) return 0;
+    if (t->training && o->best && !t->eval_every && !t->plan_count)
         return tr_fail(t->err, TR_ERR, "--%s requires --eval-every", best);
     return tr_lm_count_texts(t);
 }

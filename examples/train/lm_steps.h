@@ -11,6 +11,7 @@
 #include "lm_evaluate.h"
 #include "lm_recompute.h"
 #include "lm_sample.h"
+#include "lm_minutes.h"
 
 
 // >>lm: steps, in the order of the training loop
@@ -91,10 +92,13 @@ TR_DEF int tr_lm_skipped(tr_lm *t, double nll) {
    has shown that training fits in memory. */
 TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
     const double tokens = (double)(t->pieces * t->in[0]->B * t->in[0]->T);
+    double v[2];        /* nll, and rank 0's new length of the run */
     int done;
     if (t->rehearsal) return tr_lm_rehearsed(t);
-    if (!tr_lm_texts_are_whole(t) || !tr_lm_agree(t, &nll, 1)) return 0;
-    nll /= tr_lm_ranks(t);
+    v[0] = nll;
+    v[1] = stx_rank(t->x) ? 0 : (double)tr_lm_fitting_steps(t, t->step + 1);
+    if (!tr_lm_texts_are_whole(t) || !tr_lm_agree(t, v, 2)) return 0;
+    nll = v[0] / tr_lm_ranks(t);
     done = t->update ? stx_optim_sync(t->optim) : isfinite(nll);
     if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0;
 
@@ -108,6 +112,8 @@ TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
         return 0;
     }
     tr_lm_choose_again(t);
+    if (v[1] > 0) tr_lm_replan(t, (uint64_t)v[1]);
+    tr_lm_follow_plan(t);
     tr_rate_add(&t->rate, tr_seconds(), 1, tokens * tr_lm_ranks(t));
     tr_lm_show(t, t->loss, t->step % t->log_every == 0 || t->step == t->steps);
     return 1;
@@ -159,7 +165,7 @@ TR_DEF int tr_lm_show_sample(tr_lm *t) {
 TR_DEF int tr_lm_evaluate_step(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     double nll;
-    int ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
+    int ok = tr_lm_evaluate(t, 1, tr_lm_eval_blocks(t), &nll);
     if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
     if (ok || tr_lm_ranks(t) > 1) return ok;
     tr_lm_why(t);
@@ -175,20 +181,20 @@ TR_DEF int tr_lm_evaluate_and_save(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const int ends = t->step >= t->steps;
     if (t->rehearsal) return 1;
-    if (t->eval_every && t->step % t->eval_every == 0 && (o->best || !ends)) {
+    if (tr_lm_due(t, t->eval_every) && (o->best || !ends)) {
         if (!tr_lm_evaluate_step(t)) return 0;
-        tr_rate_skip(&t->rate, tr_seconds());
+        tr_lm_skip_time(t);
     }
     if (o->sample_every && t->step % o->sample_every == 0 && !stx_rank(t->x)) {
         if (!tr_lm_show_sample(t)) return 0;
-        tr_rate_skip(&t->rate, tr_seconds());
+        tr_lm_skip_time(t);
     }
-    t->save_due |= t->save_every && t->step % t->save_every == 0 && !ends;
+    t->save_due |= tr_lm_due(t, t->save_every) && !ends;
     if (t->save_due && !tr_lm_between(t)) {
         t->save_due = 0;
         if (!tr_lm_save(t, o->checkpoint)) return 0;
         t->saved = t->step;
-        tr_rate_skip(&t->rate, tr_seconds());
+        tr_lm_skip_time(t);
     }
     return 1;
 }

@@ -1092,6 +1092,41 @@ else
 fi
 
 # ========================================================================================
+section "runs of a given time"
+
+timed="$files $full --schedule cosine --lr-warmup 2 $no_cadence --eval-every 0 --log-every 1"
+rm -rf timed planned cut; mkdir timed planned cut
+good "--minutes" timed $timed --minutes 0.05
+steps=$(meta timed/run.st step) plan=$(meta timed/run.st plan)
+check "it trains" [ "${steps:-0}" -ge 4 ]
+check "the plan begins with a guess, got $plan" [ "${plan#0:1000,}" != "$plan" ]
+check "the plan ends with the last step" [ "${plan##*:}" = "$steps" ]
+check "the log has the entries of the plan" [ "$(grep -c '"event":"plan"' timed/log.jsonl)" -ge 1 ]
+check "the learning rate ends at 0" \
+    [ "$(events timed/log.jsonl | field lr | tail -n 1 | awk '{ print $1 < 1e-9 }')" = 1 ]
+check "evaluates during the run" [ "$(grep -c '"event":"eval"' timed/log.jsonl)" -ge 2 ]
+good "--plan" planned $timed --plan "$plan"
+check "--plan repeats the run bit for bit" same_state timed/run.st planned/run.st
+if [ "${steps:-0}" -ge 20 ]; then
+    stop_in_the_midst INT "$steps" cut $timed --plan "$plan"
+    good "--plan, resumed" cut --checkpoint run.st
+    check "the resumed run is bit-identical" same_state planned/run.st cut/run.st
+fi
+stop_in_the_midst INT 1000000 cut $timed --minutes 100
+before=$(meta cut/run.st plan)
+good "--minutes, resumed with less time" cut --checkpoint run.st --minutes 0.000001
+check "it ends at once" [ "$(meta cut/run.st step)" -le $((at + 1)) ]
+good "--minutes, resumed with more steps" cut --checkpoint run.st --steps $((at + 5))
+check "--steps replaces --minutes" [ "$(meta cut/run.st step)" = $((at + 5)) ]
+cd timed || exit 1
+refused '--minutes and --steps cannot be combined' --data ../t.txt $full --minutes 1 --steps 5
+refused '--minutes and --plan cannot be combined' --data ../t.txt $full --minutes 1 --plan 0:5
+for bad in 5 0:0 1:5 0:5,3:2 0:5,0:6 0:5, a; do
+    refused '--plan: expected increasing steps' --data ../t.txt $full --plan $bad
+done
+cd .. || exit 1
+
+# ========================================================================================
 section "loss that is not finite"
 
 mkdir wild

@@ -1,0 +1,238 @@
+#pragma once
+#include "base.h"
+#include "buffer.h"
+#include "options.h"
+#include "options_values.h"
+#include "log.h"
+#include "terminal.h"
+#include "lm.h"
+#include "lm_context.h"
+
+
+// >>lm: runs of a given time (--minutes)
+
+/* With --minutes, the number of steps follows from the speed of the machine, which is
+   measured all the time. A plan is a list of entries (step, steps): from `step` on, the run
+   was to have `steps` steps in total. Progress, from 0 to 1, is linear between two entries,
+   so a new entry changes the slope of the learning rate, but the rate does not jump.
+
+   The checkpoint and the log contain the plan. --plan repeats it without a clock, which
+   makes the run repeatable to the last bit. */
+
+/* Nonzero if the clock determines the length of the run. */
+TR_DEF int tr_lm_timed(const tr_lm *t) {
+    const int given = tr_given(t->options, "steps") || tr_given(t->options, "niter")
+                      || tr_given(t->options, "epochs");
+    return t->opt->minutes > 0 && !given && !t->opt->plan;
+}
+
+/* Returns the share of the run that is done after n steps. */
+TR_DEF double tr_lm_progress(const tr_lm *t, uint64_t n) {
+    double done = 0;
+    size_t i;
+    if (!t->plan_count) return t->steps ? (double)n / (double)t->steps : 1;
+    for (i = 0; i < t->plan_count && t->plan[i].step < n; i++) {
+        const tr_lm_entry *e = &t->plan[i];
+        const uint64_t next = i + 1 < t->plan_count ? t->plan[i + 1].step : n;
+        const uint64_t end = next < n ? next : n;
+        if (e->steps <= e->step) return 1;
+        done += (1 - done) * (double)(end - e->step) / (double)(e->steps - e->step);
+    }
+    return done < 1 ? done : 1;
+}
+
+/* Returns the place of step n in the schedule: the step at which as large a share of a run
+   of t->steps equal steps is done. Without --minutes and --plan, this is n. */
+TR_DEF uint64_t tr_lm_place(const tr_lm *t, uint64_t n) {
+    uint64_t place;
+    if (!t->plan_count) return n;
+    place = (uint64_t)(tr_lm_progress(t, n) * (double)t->steps + 0.5);
+    return place ? place : 1;
+}
+
+/* Returns the learning rate of the next update. */
+TR_DEF double tr_lm_rate(const tr_lm *t) {
+    return stx_schedule_lr(&t->schedule, tr_lm_place(t, t->step + 1));
+}
+
+/* Sets the length of the run and of the schedule to those of the plan at the current
+   step. A warm-up that was not chosen by the user is a tenth of a short run. */
+TR_DEF void tr_lm_follow_plan(tr_lm *t) {
+    const uint64_t warmup = t->opt->lr_warmup;
+    size_t i = 0;
+    if (!t->plan_count) return;
+    while (i + 1 < t->plan_count && t->plan[i + 1].step <= t->step) i++;
+    t->steps = t->plan[i].steps;
+    t->schedule.total = t->steps;
+    t->schedule.warmup = warmup;
+    if (!tr_lm_decided(t, "lr-warmup") && warmup > t->steps / 10)
+        t->schedule.warmup = t->steps / 10;
+}
+
+/* From now on, the run has `steps` steps in total. Logs the new length. */
+TR_DEF void tr_lm_replan(tr_lm *t, uint64_t steps) {
+    tr_lm_entry *e = &t->plan[t->plan_count];
+    if (t->plan_count == TR_PLAN_MAX) return;
+    if (t->plan_count && e[-1].step == t->step) e--;
+    else t->plan_count++;
+    e->step = t->step;
+    e->steps = steps;
+    if (!t->begun) return;
+    tr_log_begin(&t->log, "plan");
+    tr_log_int(&t->log, "step", t->step);
+    tr_log_int(&t->log, "steps", steps);
+    if (!tr_log_end(&t->log)) tr_say(&t->term, "%s: %s", t->options->program, t->log.err);
+}
+
+/* Returns the total number of steps that fit into --minutes, as far as is known after n
+   steps, or 0 if the plan need not change. Evaluation and saving continue to take the same
+   share of the time. Checks 100 times per run, and changes the plan by 1 % or more. If the
+   time is over, one step remains, with the schedule's last learning rate. */
+TR_DEF uint64_t tr_lm_fitting_steps(tr_lm *t, uint64_t n) {
+    const double budget = 60 * t->opt->minutes, now = tr_seconds();
+    const double used = t->used + (now - t->began), every = budget / 100;
+    const double done = tr_lm_progress(t, n), share = done > 0.25 ? done : 0.25;
+    double left = budget - used - t->apart * (1 - done) / share, steps, change;
+    if (!tr_lm_timed(t) || t->rehearsal || n < t->first + 3) return 0;
+    if (used - t->checked < every && left > 0) return 0;
+    t->checked = used;
+    steps = left > 0 ? floor(left * t->rate.steps / t->rate.seconds) : 0;
+    steps = (double)n + (steps > 1 ? steps : 1);
+    change = fabs(steps - (double)t->steps);
+    if (!(t->rate.seconds > 0) || change < 0.01 * ((double)t->steps - (double)n) + 0.5) return 0;
+    return (uint64_t)steps;
+}
+
+/* Excludes the time since the last step, for example of an evaluation, from the speed. */
+TR_DEF void tr_lm_skip_time(tr_lm *t) {
+    const double now = tr_seconds();
+    t->apart += now - t->rate.last;
+    tr_rate_skip(&t->rate, now);
+}
+
+/* Nonzero if something that happens every `every` steps is due after this step. If `every`
+   is 0, it happens never, or four times in a run with --minutes. */
+TR_DEF int tr_lm_due(const tr_lm *t, uint64_t every) {
+    if (every) return t->step % every == 0;
+    if (!t->plan_count) return 0;
+    return floor(4 * tr_lm_progress(t, t->step)) > floor(4 * tr_lm_progress(t, t->step - 1));
+}
+
+/* Returns the number of blocks in an evaluation during training. Unless the
+   user has chosen it, an evaluation of a run with --minutes takes about 1 % of the time: it
+   is about three times as fast as training. */
+TR_DEF uint64_t tr_lm_eval_blocks(const tr_lm *t) {
+    const double tokens = 0.01 * 60 * t->opt->minutes * 3 * tr_rate_tokens(&t->rate);
+    const double B = (double)tr_lm_number(t, "batch-sz", 1);
+    const double blocks = tokens / (B * (double)tr_lm_number(t, "block-sz", 1));
+    if (!tr_lm_timed(t) || tr_lm_decided(t, "eval-blocks")) return t->eval_blocks;
+    return blocks < 1 ? 1 : (uint64_t)blocks;
+}
+
+/* Writes the plan as text, such as "0:1000,3:2410", to b. */
+TR_DEF void tr_lm_plan_text(const tr_lm *t, tr_buf *b) {
+    size_t i;
+    for (i = 0; i < t->plan_count; i++)
+        tr_buf_printf(b, "%s%" PRIu64 ":%" PRIu64, i ? "," : "", t->plan[i].step,
+                      t->plan[i].steps);
+}
+
+/* Reads a plan from text. Returns 0 if it is not a valid one. */
+TR_DEF int tr_lm_read_plan(tr_lm *t, const char *text) {
+    const char *p = text;
+    t->plan_count = 0;
+    for (;;) {
+        tr_lm_entry *e = &t->plan[t->plan_count];
+        char *end;
+        if (t->plan_count == TR_PLAN_MAX || *p < '0' || *p > '9') return 0;
+        e->step = strtoull(p, &end, 10);
+        if (*end != ':' || end[1] < '0' || end[1] > '9') return 0;
+        e->steps = strtoull(end + 1, &end, 10);
+        if (t->plan_count ? e->step <= e[-1].step : e->step) return 0;
+        if (e->steps < e->step || e->steps > TR_INF || !e->steps) return 0;
+        t->plan_count++;
+        if (!*end) return 1;
+        if (*end != ',') return 0;
+        p = end + 1;
+    }
+}
+
+/* Begins the plan of a new run. The length of a run with --minutes is a guess until steps
+   have been measured. */
+TR_DEF int tr_lm_begin_plan(tr_lm *t) {
+    static const char *const length[] = {"steps", "niter", "epochs"};
+    const char *text = t->opt->plan;
+    const int minutes = tr_given(t->options, "minutes") && t->opt->minutes > 0;
+    size_t i;
+    if (minutes && text && tr_given(t->options, "plan"))
+        return tr_fail(t->err, TR_ERR, "--minutes and --plan cannot be combined");
+    for (i = 0; i < sizeof length / sizeof *length; i++) {
+        if (!tr_given(t->options, length[i])) continue;
+        if (minutes || (text && tr_given(t->options, "plan")))
+            return tr_fail(t->err, TR_ERR, "--%s and --%s cannot be combined",
+                           minutes ? "minutes" : "plan", length[i]);
+    }
+    if (text && !tr_lm_read_plan(t, text))
+        return tr_fail(t->err, TR_ERR, "--plan: expected increasing steps and the lengths of the "
+                       "run from there on, such as 0:1000,3:2410, got '%.200s'", text);
+    if (!text && tr_lm_timed(t)) {
+        t->plan_count = 1;
+        t->plan[0].step = 0;
+        t->plan[0].steps = 1000;
+    }
+    tr_lm_follow_plan(t);
+    return 1;
+}
+
+/* Reads a real number from the metadata, if the key exists. */
+TR_DEF int tr_lm_meta_real(tr_lm *t, const stx_file *f, const char *key, double *v) {
+    const char *text = stx_file_meta(f, key);
+    if (!text || tr_read_real(text, v)) return 1;
+    stx_fail(t->x, STX_ERR_FORMAT, "metadata \"%s\": expected a number, got '%.40s'", key, text);
+    return 0;
+}
+
+/* Adds the plan and the time to a checkpoint. */
+TR_DEF int tr_lm_save_plan(const tr_lm *t, stx_writer *w) {
+    const double used = t->used + (tr_seconds() - t->began);
+    char text[64];
+    tr_buf plan;
+    int ok;
+    memset(&plan, 0, sizeof plan);
+    tr_lm_plan_text(t, &plan);
+    snprintf(text, sizeof text, "%.17g", t->opt->minutes);
+    ok = !plan.oom && stx_writer_meta(w, "plan", plan.s) && stx_writer_meta(w, "minutes", text);
+    snprintf(text, sizeof text, "%.17g", tr_lm_timed(t) ? used : 0);
+    ok = ok && stx_writer_meta(w, "plan.seconds", text);
+    if (plan.oom) stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot save the plan");
+    tr_buf_free(&plan);
+    return ok;
+}
+
+/* Continues the plan of a checkpoint whose step is t->step. If the user has changed
+   --minutes, the schedule continues at the share of the new time that is over. */
+TR_DEF int tr_lm_load_plan(tr_lm *t, const stx_file *f) {
+    const char *text = stx_file_meta(f, "plan");
+    const double budget = 60 * t->opt->minutes;
+    double minutes = 0;
+    if (!tr_lm_meta_real(t, f, "minutes", &minutes)) return 0;
+    if (!tr_lm_meta_real(t, f, "plan.seconds", &t->used)) return 0;
+    if (!tr_lm_timed(t)) {              /* --plan, or --steps in place of --minutes */
+        tr_lm_follow_plan(t);
+        return 1;
+    }
+    if (text && !tr_lm_read_plan(t, text)) {
+        stx_fail(t->x, STX_ERR_FORMAT, "metadata \"plan\": expected a list of steps, got '%.40s'",
+                 text);
+        return 0;
+    }
+    if (text && minutes != t->opt->minutes) {
+        t->plan_count = 1;
+        t->plan[0].step = 0;
+        t->plan[0].steps = t->step;
+        if (t->used > 0 && budget > t->used)
+            t->plan[0].steps = (uint64_t)((double)t->step * budget / t->used);
+    }
+    tr_lm_follow_plan(t);
+    return 1;
+}
