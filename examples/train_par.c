@@ -67,8 +67,8 @@ static void step(void *user) {
     if (r->gates_only) stx_params_zero_grad(stx_par_params(r->model));
 }
 
-/* Returns the learning rate of the next step. The reference's schedule is the minimum of a
-   linear ramp from 0 and a cosine. */
+/* Returns the learning rate of the next step. The reference's schedule is the minimum of
+   a linear ramp from 0 and a cosine. */
 static double rate(const tr_lm *t) {
     const uint64_t n = tr_lm_place(t, t->step + 1) - 1;
     const double warmup = (double)opt.lm.lr_warmup, falling = (double)t->steps - warmup;

@@ -12,9 +12,10 @@
 // >>lm: runs of a given time (--minutes)
 
 /* With --minutes, the number of steps follows from the speed of the machine, which is
-   measured all the time. A plan is a list of entries (step, steps): from `step` on, the run
-   was to have `steps` steps in total. Progress, from 0 to 1, is linear between two entries,
-   so a new entry changes the slope of the learning rate, but the rate does not jump.
+   measured all the time. A plan is a list of entries (step, steps): from `step` on, the
+   run was to have `steps` steps in total. Progress, from 0 to 1, is linear between two
+   entries, so a new entry changes the slope of the learning rate, but the rate does not
+   jump.
 
    The checkpoint and the log contain the plan. --plan repeats it without a clock, which
    makes the run repeatable to the last bit. */
@@ -41,8 +42,8 @@ TR_DEF double tr_lm_progress(const tr_lm *t, uint64_t n) {
     return done < 1 ? done : 1;
 }
 
-/* Returns the place of step n in the schedule: the step at which as large a share of a run
-   of t->steps equal steps is done. Without --minutes and --plan, this is n. */
+/* Returns the place of step n in the schedule: the step at which as large a share of a
+   run of t->steps equal steps is done. Without --minutes and --plan, this is n. */
 TR_DEF uint64_t tr_lm_place(const tr_lm *t, uint64_t n) {
     uint64_t place;
     if (!t->plan_count) return n;
@@ -85,9 +86,10 @@ TR_DEF void tr_lm_replan(tr_lm *t, uint64_t steps) {
 }
 
 /* Returns the total number of steps that fit into --minutes, as far as is known after n
-   steps, or 0 if the plan need not change. Evaluation and saving continue to take the same
-   share of the time. Checks 100 times per run, and changes the plan by 1 % or more. If the
-   time is over, one step remains, with the schedule's last learning rate. */
+   steps, or 0 if the plan need not change. Assumes that evaluation and saving continue to
+   take the same share of the time. Checks 100 times per run, and changes the plan by 1 %
+   or more. If the time is over, one step remains, with the schedule's last learning
+   rate. */
 TR_DEF uint64_t tr_lm_fitting_steps(tr_lm *t, uint64_t n) {
     const double budget = 60 * t->opt->minutes, now = tr_seconds();
     const double used = t->used + (now - t->began), every = budget / 100;
@@ -110,17 +112,17 @@ TR_DEF void tr_lm_skip_time(tr_lm *t) {
     tr_rate_skip(&t->rate, now);
 }
 
-/* Nonzero if something that happens every `every` steps is due after this step. If `every`
-   is 0, it happens never, or four times in a run with --minutes. */
+/* Nonzero if something that happens every `every` steps is due after this step. If
+   `every` is 0, it happens never, or four times in a run with --minutes. */
 TR_DEF int tr_lm_due(const tr_lm *t, uint64_t every) {
     if (every) return t->step % every == 0;
     if (!t->plan_count) return 0;
     return floor(4 * tr_lm_progress(t, t->step)) > floor(4 * tr_lm_progress(t, t->step - 1));
 }
 
-/* Returns the number of blocks in an evaluation during training. Unless the
-   user has chosen it, an evaluation of a run with --minutes takes about 1 % of the time: it
-   is about three times as fast as training. */
+/* Returns the number of blocks in an evaluation during training. Unless the user has
+   chosen it, an evaluation of a run with --minutes takes about 1 % of the time: it is
+   about three times as fast as training. */
 TR_DEF uint64_t tr_lm_eval_blocks(const tr_lm *t) {
     const double tokens = 0.01 * 60 * t->opt->minutes * 3 * tr_rate_tokens(&t->rate);
     const double B = (double)tr_lm_number(t, "batch-sz", 1);

@@ -1,7 +1,7 @@
 #!/bin/sh
 # cookbook.sh - runs the commands of docs/cookbook.md, block by block, in a copy of the
 # tree with small texts and few steps. The line before a block says how it is run:
-#   <!-- run: small -->           here, with STEPS and MORE set to small values
+#   <!-- run: small -->           here, with STEPS, MORE and MINUTES set to small values
 #   <!-- run: PROGRAM -->         here, if PROGRAM is installed
 #   <!-- run by: tests/FILE -->   by that test, which takes the commands from --print
 # Uses the programs of build/ that `make` has built; cc links the objects of the library
@@ -72,7 +72,7 @@ chmod +x "$work/bin/cc"
 commands() {    # commands FILE: runs them in order until one fails
     cd "$tree" || return 1
     unset MAKEFLAGS MAKELEVEL MFLAGS
-    STEPS=20 MORE=30 HOME=$work/home PATH=$work/bin:$PATH T='' $limited sh -e "$1" > \
+    STEPS=20 MORE=30 MINUTES=0.02 HOME=$work/home PATH=$work/bin:$PATH T='' $limited sh -e "$1" > \
         "$work/log" 2>&1 < /dev/null
 }
 
