@@ -298,13 +298,13 @@ mutation unfold_beyond comp comp stx__comp_unfold "comp groups bits" values valu
     "an index into global memory is one vector too large" << 'END'
 /^stx__comp_unfold_kernel/,/^}/s/n \* g.D + c, v, acc/n * g.D + c + W, v, acc/
 END
-mutation mix_overlap par_mix par_mix stx__par_mix_bwd_kernel "par mix bits" any "shared race" \
+mutation mix_overlap sums par_mix stx__par_mix_bwd_kernel "par mix bits" any "shared race" \
     "the elements of adjacent lanes overlap in shared memory" << 'END'
-/void stx__par_mix_parts/,/^}/s/128 + 4 \* lane + e/128 + 3 * lane + e/
+/void stx__column_sums_of_warps/,/^}/s/128 + 4 \* lane + e/128 + 3 * lane + e/
 END
-mutation blocks_overlap par_mix par_mix stx__par_mix_bwd_kernel "par mix bits" any "global race" \
+mutation blocks_overlap sums par_mix stx__par_mix_bwd_kernel "par mix bits" any "global race" \
     "two blocks store the same partial sums" << 'END'
-/void stx__par_mix_parts/,/^}/s/(4 \* (size_t)blockIdx.x + i)/(4 * (size_t)(blockIdx.x \/ 2) + i)/
+/void stx__column_sums_of_warps/,/^}/s/(P \* (size_t)blockIdx.x + i)/(P * (size_t)(blockIdx.x \/ 2) + i)/
 END
 mutation attention_barrier attention_fwd attention_fwd "stx__attn_fwd<" "attention 2 3" values \
     "shared race" "no __syncthreads after the wait for a tile" << 'END'
