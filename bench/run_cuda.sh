@@ -1,13 +1,17 @@
 #!/bin/sh
 # run_cuda.sh [--record] [--count | --formulas] [options] - runs the GPU benchmarks of
 # bench/README.md; make bench-cuda builds them. --record also appends the report to
-# bench/results/DATE-GPU.md.
+# bench/results/DATE-GPU.md, with --count to DATE-cuda-kernels.md, and with --formulas to
+# DATE-cuda-counted.md.
 #   --count [--model LIST] [--kernel TEXT] [--shapes]   what the kernels of training steps
 #       do, and which resource bounds each: counted, in about five minutes, with nvcc and
-#       without a GPU. --kernel: those whose name contains TEXT; --shapes: all launches
+#       without a GPU. --model: some of span,all-attention,xl,search,compressive,
+#       compressive-used,compressive-pool,sru,sru++ (default: all); --kernel: only kernels
+#       whose names contain TEXT; --shapes: every shape of launches, not one per kernel
 #   --formulas [--kernels] [--tiny]   operations and bytes of whole steps; needs no GPU
-# Environment: PYTHON (a python3 with torch), BUILD (default: build), BENCH_CUDA (the program;
-# default: BUILD/cuda/bench_cuda), CC (for --formulas), COMMIT (outside of a git clone).
+# Environment: PYTHON (a python3 with torch), BUILD (default: build), BENCH_CUDA (the
+# program; default: BUILD/cuda/bench_cuda), CC (for --count and --formulas), COMMIT
+# (outside of a git clone).
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -20,7 +24,7 @@ for a in "$@"; do
     --record) record=1 ;;
     --count | --formulas) count=${a#--} ;;
     --help)
-        sed -n '2,11s/^# //p' "$0"
+        sed -n '2,15s/^# //p' "$0"
         sh bench/usage.sh bench/cuda/bench_cuda.c
         exit 0 ;;
     *[!A-Za-z0-9_./,=+-]*) echo "run_cuda.sh: unexpected characters in the option $a" >&2; exit 2 ;;

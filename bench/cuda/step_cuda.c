@@ -255,5 +255,9 @@ int main(int argc, char **argv) {
         if (argc == 1) printf("%s\n", models[k].name);
         else if (!strcmp(argv[1], models[k].name)) train(k);
     }
-    return argc == 1 ? 0 : 2;
+    if (argc == 1) return 0;
+    fprintf(stderr, "step_cuda: unknown model %s; expected one of:", argv[1]);
+    for (k = 0; k < MODELS; k++) fprintf(stderr, " %s", models[k].name);
+    fprintf(stderr, "\n");
+    return 2;
 }
