@@ -373,10 +373,11 @@ static void say_meaning(void) {
         "   which grows with the number of blocks. share: of all kernels of the step, without\n"
         "   the matmuls of cublasLt.\n"
         "2. Resources of an H100, in %% of the one that needs most. mem: each 32-byte sector of\n"
-        "   global memory once per launch. issue: warp instructions, 4 per clock. smem: passes\n"
-        "   over the banks of shared memory, 1. shfl: shuffles, 1. f64: 2. sfu: special\n"
-        "   functions, 1/2. mma: 1, the rate of wgmma. lanes: active per instruction. split:\n"
-        "   divergent branches per warp.\n"
+        "   global memory once per launch. issue: warp instructions, 4 per clock; the units for\n"
+        "   integers, of which a clock has only 2, have no column. smem: passes over the banks\n"
+        "   of shared memory, 1. shfl: shuffles, 1. f64: 2. sfu: special functions, 1/2. mma: 1,\n"
+        "   the rate of wgmma. lanes: active per instruction. split: divergent branches per\n"
+        "   warp.\n"
         "3. Occupancy: bytes of shared memory per block, registers per thread, blocks per\n"
         "   multiprocessor x warps per block, and what allows no more. The shared memory is the\n"
         "   one that an H100 gets.\n"
@@ -401,7 +402,7 @@ static void tables(const char *path, const char *title) {
     table_of("1. bounds|share|launches|blocks|clocks|A100|H100|H200", IN_FIRST_TABLE, row_bounds);
     table_of("2. resources|mem|issue|smem|shfl|f64|sfu|mma|lanes|split", IN_ALL_TABLES,
              row_resources);
-    table_of("3. occupancy|threads|shared|A100|blocks|by|H100|blocks|by", IN_ALL_TABLES,
+    table_of("3. occupancy|threads|shared|A100 regs|blocks|by|H100 regs|blocks|by", IN_ALL_TABLES,
              row_occupancy);
     table_of("4. instructions|warp|alu|f64|sfu|cvt|bra|shfl|sync|mem|mma", IN_ALL_TABLES,
              row_instructions);
@@ -431,5 +432,6 @@ int main(int argc, char **argv) {
         tables(argv[i], title ? title : argv[i]);
         taken = 1;
     }
+    if (only && !seen_count) die("no kernel with the text of --kernel in its name was launched");
     return 0;
 }

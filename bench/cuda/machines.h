@@ -11,11 +11,12 @@
 
    Rates of a multiprocessor: the table "Throughput of Native Arithmetic Instructions" of
    the CUDA C++ Programming Guide (compute capability 8.0 and 9.0), in warp instructions
-   per clock.
+   per clock. Integers, 2 per clock, are counted together with floats, so they have no
+   resource: a kernel of integers may take twice as long as `issue` says.
 
    mma.sync m16n8k16 in bf16 and m16n8k8 in tf32 take one clock of an H100 at its dense
    rate, and two of an A100. The rate of an H100 is that of wgmma, of which mma.sync
-   reaches about 62 % (Luo et al., "Dissecting the NVIDIA Hopper Architecture through
+   reaches roughly 60 % (Luo et al., "Dissecting the NVIDIA Hopper Architecture through
    Microbenchmarking and Multiple Level Analysis", arXiv 2501.12084). */
 enum { R_MEMORY, R_ISSUE, R_SHARED, R_SHUFFLE, R_DOUBLE, R_SPECIAL, R_MMA, RESOURCES };
 
