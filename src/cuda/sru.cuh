@@ -7,7 +7,7 @@
 
 #ifdef SEQTX_SRU_H
 /* The recurrence of stx_sru_args, with the letters defined there. In bfloat16 it moves
-   12 bytes per column and step for about 40 instructions. Its speed is therefore
+   10 bytes per column and step for about 40 instructions. Its speed is therefore
    limited by memory or, with few columns, by the latency of the chain c -> f -> c,
    about 60 cycles per step. Loads must start long before they are needed, and columns
    must be distributed over the whole GPU. A warp therefore processes 32 columns of one
