@@ -79,6 +79,7 @@ if [ "$count" = count ]; then
     begin "counted kernels"
     set -- --append "$work/report.md" $options --meaning
     for m in ${models:-$("$build/step_cuda_ptx")}; do
+        echo "run_cuda.sh: counting $m" >&2
         what=$(PTX_LAUNCHES="$work/$m.launches" "$build/step_cuda_ptx" "$m")
         set -- "$@" --title "$what" "$work/$m.launches"
     done

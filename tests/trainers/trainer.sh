@@ -1098,16 +1098,17 @@ timed="$files $full --schedule cosine --lr-warmup 2 $no_cadence --eval-every 0 -
 rm -rf timed planned cut; mkdir timed planned cut
 good "--minutes" timed $timed --minutes 0.05
 steps=$(meta timed/run.st step) plan=$(meta timed/run.st plan)
+# three steps are measured before the time can be over, and one more ends the run
 check "it trains" [ "${steps:-0}" -ge 4 ]
 check "the plan begins with a guess, got $plan" [ "${plan#0:1000,}" != "$plan" ]
 check "the plan ends with the last step" [ "${plan##*:}" = "$steps" ]
 check "the log has the entries of the plan" [ "$(grep -c '"event":"plan"' timed/log.jsonl)" -ge 1 ]
 check "the learning rate ends at 0" \
     [ "$(events timed/log.jsonl | field lr | tail -n 1 | awk '{ print $1 < 1e-9 }')" = 1 ]
-check "evaluates during the run" [ "$(grep -c '"event":"eval"' timed/log.jsonl)" -ge 2 ]
 good "--plan" planned $timed --plan "$plan"
 check "--plan repeats the run bit for bit" same_state timed/run.st planned/run.st
 if [ "${steps:-0}" -ge 20 ]; then
+    check "evaluates during the run" [ "$(grep -c '"event":"eval"' timed/log.jsonl)" -ge 2 ]
     stop_in_the_midst INT "$steps" cut $timed --plan "$plan"
     good "--plan, resumed" cut --checkpoint run.st
     check "the resumed run is bit-identical" same_state planned/run.st cut/run.st
