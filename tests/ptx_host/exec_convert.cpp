@@ -9,13 +9,16 @@ namespace ptx {
 
 template <class D, class A> static D convert_integer(A a) { return (D)a; }
 
+/* A result of type s8 is extended to the width of its register, 16 or 32 bits. */
+template <class A> static int32_t convert_to_s8(A a) { return (int8_t)a; }
+
 template <class A> static execute *integer_from(type to) {
     switch (to) {
     case U8: return map<convert_integer<uint8_t, A>>;
     case U16: return map<convert_integer<uint16_t, A>>;
     case U32: return map<convert_integer<uint32_t, A>>;
     case U64: return map<convert_integer<uint64_t, A>>;
-    case S8: return map<convert_integer<int8_t, A>>;
+    case S8: return map<convert_to_s8<A>>;
     case S16: return map<convert_integer<int16_t, A>>;
     case S32: return map<convert_integer<int32_t, A>>;
     case S64: return map<convert_integer<int64_t, A>>;
@@ -147,6 +150,7 @@ static uint64_t convert(uint64_t word, const form &f) {
         int128 v = read_integer(word, f.from);
         if (is_float(f.to)) return integer_to_float(v, f.to, f.rounding);
         if (f.saturate) v = clamp(v, f.to);
+        if (f.to == S8) return (uint32_t)convert_to_s8((int64_t)v);
         return truncate_to((uint64_t)v, f.to);
     }
     double d = flush_subnormal(read_float(word, f.from), f.from, f.flush);
@@ -251,12 +255,12 @@ static bool valid_rounding(const form &f) {
     return f.rounding == NO_ROUNDING || (to_integer && f.to == f.from);
 }
 
-/* A result of type s8 would have to be extended to the width of its register. */
 static bool valid_types(const form &f) {
     auto converts = [](type t) {
         return is_integer(t) || t == F16 || t == BF16 || t == F32 || t == F64;
     };
-    if (!converts(f.to) || !converts(f.from) || f.to == S8) return false;
+    if (!converts(f.to) || !converts(f.from)) return false;
+    if (f.to == S8 && is_float(f.from)) return false;
     if (f.flush && f.to != F32 && f.from != F32) return false;
     return !f.saturate || is_float(f.from) || is_integer(f.to);
 }

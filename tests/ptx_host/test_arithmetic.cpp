@@ -24,6 +24,8 @@ static void test_add_mul(void) {
     row("mul.hi.u16", [](u16 a, u16 b) -> u16 { return (u16)((u32)a * b >> 16); });
     row("mul.wide.s32", [](s32 a, s32 b) -> s64 { return (s64)a * b; });
     row("mul.wide.u32", [](u32 a, u32 b) -> u64 { return (u64)a * b; });
+    row("mul.wide.s16", [](s16 a, s16 b) -> s32 { return (s32)a * b; });
+    row("mul.wide.s16 $d, $a, 43", [](s16 a) -> s32 { return (s32)a * 43; });
     row("mul.wide.u16", [](u16 a, u16 b) -> u32 { return (u32)a * b; });
     row("mad.lo.s32", [](u32 a, u32 b, u32 c) -> u32 { return a * b + c; });
     row("mad.lo.s64", [](u64 a, u64 b, u64 c) -> u64 { return a * b + c; });
@@ -166,6 +168,8 @@ static void test_shifts(void) {
     row("shr.u16", [](u16 a, u32 b) -> u16 { return b > 15 ? 0 : (u16)(a >> b); });
     row("shr.u32", [](u32 a, u32 b) -> u32 { return b > 31 ? 0 : a >> b; });
     row("shr.u64", [](u64 a, u32 b) -> u64 { return b > 63 ? 0 : a >> b; });
+    row("shr.s16", [](s16 a, u32 b) -> s16 { return (s16)(a >> (b > 15 ? 15 : b)); });
+    row("shr.s16 $d, $a, 3", [](s16 a) -> s16 { return (s16)(a >> 3); });
     row("shr.s32", [](s32 a, u32 b) -> s32 { return a >> (b > 31 ? 31 : b); });
     row("shr.s64", [](s64 a, u32 b) -> s64 { return a >> (b > 63 ? 63 : b); });
     optional_row("shf.l.wrap.b32", [](u32 a, u32 b, u32 c) -> u32 {

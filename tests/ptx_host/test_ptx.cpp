@@ -552,7 +552,6 @@ static void test_invalid(void) {
         "cp.async.ca.shared.global [%r10], [%rd2], -4;",
         "cp.async.cg.shared.global [%r10], [%rd2], 8;",
         "cp.async.shared.global [%r10], [%rd2], 16;",
-        "cvt.s8.s32 %r10, %r2;",
         "cvt.s8.f32 %r10, %f1;",
         "cvt.b32.u32 %r10, %r2;",
         "cvt.f32.f16x2 %f1, %r2;",
