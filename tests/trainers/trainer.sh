@@ -1096,7 +1096,7 @@ section "runs of a given time"
 
 timed="$files $full --schedule cosine --lr-warmup 2 $no_cadence --eval-every 0 --log-every 1"
 rm -rf timed planned cut; mkdir timed planned cut
-good "--minutes" timed $timed --minutes 0.05
+good "--minutes" timed $timed --minutes 0.02
 steps=$(meta timed/run.st step) plan=$(meta timed/run.st plan)
 # three steps are measured before the time can be over, and one more ends the run
 check "it trains" [ "${steps:-0}" -ge 4 ]
