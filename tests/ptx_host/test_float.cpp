@@ -1,6 +1,7 @@
 /* test_float.cpp - tests of floating point, approximations and conversions. See
    test_rows.h. */
 #include "test_rows.h"
+#include <algorithm>
 
 // >>floating point
 
@@ -206,7 +207,7 @@ static void test_convert(void) {
     row("cvt.s32.s16", [](u16 a) -> s32 { return (s16)a; });
     row("cvt.s16.s8", [](u16 a) -> u16 { return (u16)(int8_t)a; });
     row("cvt.s8.s32", [](u32 a) -> u16 { return (u16)(int8_t)a; });
-    row("cvt.sat.s8.s32", [](s32 a) -> u16 { return (u16)(a < -128 ? -128 : a > 127 ? 127 : a); });
+    row("cvt.sat.s8.s32", [](s32 a) -> u16 { return (u16)std::min(std::max(a, -128), 127); });
     row("cvt.rn.f32.s32", [](s32 a) -> float { return (float)a; });
     row("cvt.rn.f32.s64", [](s64 a) -> float { return (float)a; });
     row("cvt.rn.f32.u64", [](u64 a) -> float { return (float)a; });
