@@ -96,8 +96,7 @@ typedef struct {
     TR_REAL("minutes", TR_FREE | TR_LATER, &(o).minutes, 0, 1e6, \
         "instead of a number of steps: train for this many minutes, such as 0.5. The schedule is " \
         "fitted to the measured speed and corrected as it changes. The time includes evaluations " \
-        "and saves during training, but not the start of the program and the final evaluation. " \
-        "Without --preset, the model also fits the time; 0: no limit"), \
+        "and saves during training, but not the start of the program and the final evaluation"), \
     TR_TEXT("plan", TR_FREE | TR_LATER, &(o).plan, \
         "repeat a run with --minutes exactly, without a clock: the lengths that it chose, such " \
         "as 0:1000,3:2410, which its checkpoint contains as \"plan\"")
@@ -249,7 +248,7 @@ typedef struct {
 typedef struct tr_lm tr_lm;
 
 /* An entry of the plan of a run with --minutes: see lm_minutes.h. */
-enum { TR_PLAN_MAX = 256 };
+enum { TR_PLAN_MAX = 256, TR_PLAN_GUESS = 1000 };
 
 typedef struct {
     uint64_t step, steps;       /* from `step` on, the run was to have `steps` steps */

@@ -22,9 +22,26 @@
 
 /* Nonzero if the clock determines the length of the run. */
 TR_DEF int tr_lm_timed(const tr_lm *t) {
-    const int given = tr_given(t->options, "steps") || tr_given(t->options, "niter")
-                      || tr_given(t->options, "epochs");
-    return t->opt->minutes > 0 && !given && !t->opt->plan;
+    return t->opt->minutes > 0 && !t->opt->plan;
+}
+
+/* A length on the command line replaces those of the checkpoint: clears --minutes and
+   --plan if another option gives the length. Refuses several of them. */
+TR_DEF int tr_lm_choose_length(tr_lm *t) {
+    static const char *const name[] = {"minutes", "plan", "steps", "niter", "epochs"};
+    const tr_opt *minutes = tr_find_option(t->options, name[0], strlen(name[0]));
+    const tr_opt *plan = tr_find_option(t->options, name[1], strlen(name[1]));
+    const char *given = NULL;
+    size_t i;
+    for (i = 0; i < sizeof name / sizeof *name; i++) {
+        if (!tr_given(t->options, name[i])) continue;
+        if (given && (!strcmp(given, "minutes") || !strcmp(given, "plan")))
+            return tr_fail(t->err, TR_ERR, "--%s and --%s cannot be combined", given, name[i]);
+        if (!given) given = name[i];
+    }
+    if (given && strcmp(given, "minutes")) *(double *)minutes->to = 0;
+    if (given && strcmp(given, "plan")) *(const char **)plan->to = NULL;
+    return 1;
 }
 
 /* Returns the share of the run that is done after n steps. */
@@ -162,25 +179,14 @@ TR_DEF int tr_lm_read_plan(tr_lm *t, const char *text) {
 /* Begins the plan of a new run. The length of a run with --minutes is a guess until steps
    have been measured. */
 TR_DEF int tr_lm_begin_plan(tr_lm *t) {
-    static const char *const length[] = {"steps", "niter", "epochs"};
     const char *text = t->opt->plan;
-    const int minutes = tr_given(t->options, "minutes") && t->opt->minutes > 0;
-    size_t i;
-    if (minutes && text && tr_given(t->options, "plan"))
-        return tr_fail(t->err, TR_ERR, "--minutes and --plan cannot be combined");
-    for (i = 0; i < sizeof length / sizeof *length; i++) {
-        if (!tr_given(t->options, length[i])) continue;
-        if (minutes || (text && tr_given(t->options, "plan")))
-            return tr_fail(t->err, TR_ERR, "--%s and --%s cannot be combined",
-                           minutes ? "minutes" : "plan", length[i]);
-    }
     if (text && !tr_lm_read_plan(t, text))
         return tr_fail(t->err, TR_ERR, "--plan: expected increasing steps and the lengths of the "
                        "run from there on, such as 0:1000,3:2410, got '%.200s'", text);
     if (!text && tr_lm_timed(t)) {
         t->plan_count = 1;
         t->plan[0].step = 0;
-        t->plan[0].steps = 1000;
+        t->plan[0].steps = TR_PLAN_GUESS;
     }
     tr_lm_follow_plan(t);
     return 1;
@@ -212,13 +218,16 @@ TR_DEF int tr_lm_save_plan(const tr_lm *t, stx_writer *w) {
 }
 
 /* Continues the plan of a checkpoint whose step is t->step. If the user has changed
-   --minutes, the schedule continues at the share of the new time that is over. */
+   --minutes, the schedule continues at the share of the new time that is over. If the
+   checkpoint is of a run without --minutes, the time begins now, with a guess of the
+   number of steps. */
 TR_DEF int tr_lm_load_plan(tr_lm *t, const stx_file *f) {
     const char *text = stx_file_meta(f, "plan");
     const double budget = 60 * t->opt->minutes;
     double minutes = 0;
     if (!tr_lm_meta_real(t, f, "minutes", &minutes)) return 0;
     if (!tr_lm_meta_real(t, f, "plan.seconds", &t->used)) return 0;
+    t->checked = t->used;
     if (!tr_lm_timed(t)) {              /* --plan, or --steps in place of --minutes */
         tr_lm_follow_plan(t);
         return 1;
@@ -228,12 +237,12 @@ TR_DEF int tr_lm_load_plan(tr_lm *t, const stx_file *f) {
                  text);
         return 0;
     }
-    if (text && minutes != t->opt->minutes) {
+    if (!text || minutes != t->opt->minutes) {
         t->plan_count = 1;
         t->plan[0].step = 0;
-        t->plan[0].steps = t->step;
-        if (t->used > 0 && budget > t->used)
-            t->plan[0].steps = (uint64_t)((double)t->step * budget / t->used);
+        t->plan[0].steps = t->step + TR_PLAN_GUESS;
+        if (t->used >= budget) t->plan[0].steps = t->step;
+        else if (t->used > 0) t->plan[0].steps = (uint64_t)((double)t->step * budget / t->used);
     }
     tr_lm_follow_plan(t);
     return 1;

@@ -205,6 +205,7 @@ TR_DEF int tr_lm_check_useful(tr_lm *t) {
 TR_DEF int tr_lm_check(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
+    if (!tr_lm_choose_length(t)) return 0;
     if (!tr_lm_divides(t, "batch-split", "batch-sz")) return 0;
     if (t->training && B / split % (uint64_t)tr_lm_ranks(t))
         return tr_fail(t->err, TR_ERR, "%d ranks cannot share %llu streams (%s) equally: use a "

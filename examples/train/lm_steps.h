@@ -164,8 +164,8 @@ TR_DEF int tr_lm_show_sample(tr_lm *t) {
    error would not take part. */
 TR_DEF int tr_lm_evaluate_step(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
-    double nll;
-    int ok = tr_lm_evaluate(t, 1, tr_lm_eval_blocks(t), &nll);
+    double nll, blocks = stx_rank(t->x) ? 0 : (double)tr_lm_eval_blocks(t);
+    int ok = tr_lm_agree(t, &blocks, 1) && tr_lm_evaluate(t, 1, (uint64_t)blocks, &nll);
     if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
     if (ok || tr_lm_ranks(t) > 1) return ok;
     tr_lm_why(t);

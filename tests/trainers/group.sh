@@ -240,6 +240,12 @@ check "the number of ranks is printed once" [ "$(grep -c '^2 ranks; this is rank
 cp out out2; ranks=0; run end1 $files $options
 check "the results are those of one process" cmp out out2
 
+# rank 0 measures the time, and all ranks follow its plan
+timed="$model $trained --eval-every 0 --eval-batch-sz 5"
+whole_run "--minutes" 2 timed $timed --minutes 0.02
+whole_run "--plan" 2 planned $timed --plan "$(meta timed/run.st plan)"
+check "two ranks repeat a run of a given time" same_state timed/run.st planned/run.st
+
 case $family in
 attn_span)
     setting "ReLU" "3" $model $short --inner-hid-sz 32 --no-adapt-span --optim sgd --lr 0.01

@@ -1119,6 +1119,12 @@ good "--minutes, resumed with less time" cut --checkpoint run.st --minutes 0.000
 check "it ends at once" [ "$(meta cut/run.st step)" -le $((at + 1)) ]
 good "--minutes, resumed with more steps" cut --checkpoint run.st --steps $((at + 5))
 check "--steps replaces --minutes" [ "$(meta cut/run.st step)" = $((at + 5)) ]
+good "the same, resumed" cut --checkpoint run.st
+check "--minutes does not return" [ "$(meta cut/run.st step)" = $((at + 5)) ]
+good "--plan, resumed with more steps" planned --checkpoint run.st --steps $((steps + 5))
+check "--steps replaces --plan" [ "$(meta planned/run.st step)" = $((steps + 5)) ]
+good "--minutes after --steps" planned --checkpoint run.st --minutes 0.01
+check "--minutes replaces --steps" [ "$(meta planned/run.st step)" -ge $((steps + 8)) ]
 cd timed || exit 1
 refused '--minutes and --steps cannot be combined' --data ../t.txt $full --minutes 1 --steps 5
 refused '--minutes and --plan cannot be combined' --data ../t.txt $full --minutes 1 --plan 0:5
