@@ -102,65 +102,54 @@ static stx_lm search_create(stx_ctx *x) {
     return stx_par_as_lm(stx_par_create(x, &d));
 }
 
-static stx_lm comp_create(stx_ctx *x) {
+static stx_comp_desc comp_desc(size_t segment, int gate) {
     stx_comp_desc d;
     memset(&d, 0, sizeof d);
     d.vocab = 256;
     d.dim = 512;
     d.heads = 8;
     d.layers = 1;
-    d.segment = 256;
+    d.segment = segment;
+    d.gate = gate;
+    return d;
+}
+
+static stx_lm comp_create(stx_ctx *x) {
+    stx_comp_desc d = comp_desc(256, STX_COMP_GATE_GRU);
     d.glu = 1;
-    d.gate = STX_COMP_GATE_GRU;
     return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 
 static stx_lm comp_used_create(stx_ctx *x) {
-    stx_comp_desc d;
-    memset(&d, 0, sizeof d);
-    d.vocab = 256;
-    d.dim = 512;
-    d.heads = 8;
-    d.layers = 1;
-    d.segment = 256;
+    stx_comp_desc d = comp_desc(256, STX_COMP_GATE_HIGHWAY);
     d.compress = STX_COMP_COMPRESS_USED;
     d.positions = STX_COMP_POSITIONS_XL;
-    d.gate = STX_COMP_GATE_HIGHWAY;
     return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 
 static stx_lm comp_pool_create(stx_ctx *x) {
-    stx_comp_desc d;
-    memset(&d, 0, sizeof d);
-    d.vocab = 256;
-    d.dim = 512;
-    d.heads = 8;
-    d.layers = 1;
-    d.segment = 128;
+    stx_comp_desc d = comp_desc(128, STX_COMP_GATE_GTRXL);
     d.compress = STX_COMP_COMPRESS_MAX;
-    d.gate = STX_COMP_GATE_GTRXL;
     return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 
-static stx_lm sru_create(stx_ctx *x) {
+static stx_lm sru_desc_create(stx_ctx *x, size_t dim, int transform) {
     stx_sru_lm_desc d;
     memset(&d, 0, sizeof d);
     d.vocab = 256;
-    d.dim = 1536;
+    d.dim = dim;
     d.sru.layers = 1;
+    d.sru.transform = transform;
     d.dropout = 0.1;
     return stx_sru_as_lm(stx_sru_lm_create(x, &d));
 }
 
+static stx_lm sru_create(stx_ctx *x) {
+    return sru_desc_create(x, 1536, STX_SRU_LINEAR);
+}
+
 static stx_lm sru_pp_create(stx_ctx *x) {
-    stx_sru_lm_desc d;
-    memset(&d, 0, sizeof d);
-    d.vocab = 256;
-    d.dim = 1024;
-    d.sru.layers = 1;
-    d.sru.transform = STX_SRU_ATTENTION;
-    d.dropout = 0.1;
-    return stx_sru_as_lm(stx_sru_lm_create(x, &d));
+    return sru_desc_create(x, 1024, STX_SRU_ATTENTION);
 }
 
 static const struct {

@@ -23,7 +23,8 @@ access copy 64 1024 1024 ld.global.v4.u32 x.cu:3
 access conflict 64 512 64 st.shared.f32 x.cu:8
 EOF
 for arch in sm_80 sm_90; do printf '%s copy 12\n%s conflict 168\n' $arch $arch; done > "$out/regs"
-"$out/count_kernels" --regs "$out/regs" --title hand "$out/launches" | sed 's/  */ /g' > "$out/tables"
+"$out/count_kernels" --regs "$out/regs" --title hand "$out/launches" |
+    sed 's/  */ /g' > "$out/tables"
 while IFS= read -r row; do
     if grep -qxF "$row" "$out/tables"; then passed=$((passed + 1)); continue; fi
     failed=$((failed + 1))
