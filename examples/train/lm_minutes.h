@@ -104,16 +104,16 @@ TR_DEF void tr_lm_replan(tr_lm *t, uint64_t steps) {
 
 /* Returns the total number of steps that fit into --minutes, as far as is known after n
    steps, or 0 if the plan need not change. Assumes that evaluation and saving continue to
-   take the same share of the time. Checks 100 times per run, and changes the plan by 1 %
-   or more. If the time is over, one step remains, with the schedule's last learning
-   rate. */
+   take the same share of the time. Checks after the first three steps, then 100 times per
+   run, and before the last step, and changes the plan by 1 % or more. If the time is
+   over, one step remains, with the schedule's last learning rate. */
 TR_DEF uint64_t tr_lm_fitting_steps(tr_lm *t, uint64_t n) {
     const double budget = 60 * t->opt->minutes, now = tr_seconds();
     const double used = t->used + (now - t->began), every = budget / 100;
     const double done = tr_lm_progress(t, n), share = done > 0.25 ? done : 0.25;
     double left = budget - used - t->apart * (1 - done) / share, steps, change;
-    if (!tr_lm_timed(t) || t->rehearsal || n < t->first + 3) return 0;
-    if (used - t->checked < every && left > 0) return 0;
+    if (!tr_lm_timed(t) || t->rehearsal || n < t->first + 3 || n >= t->steps) return 0;
+    if (used - t->checked < every && left > 0 && n > t->first + 3 && n + 1 < t->steps) return 0;
     t->checked = used;
     steps = left > 0 ? floor(left * t->rate.steps / t->rate.seconds) : 0;
     steps = (double)n + (steps > 1 ? steps : 1);

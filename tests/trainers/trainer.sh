@@ -1102,6 +1102,8 @@ steps=$(meta timed/run.st step) plan=$(meta timed/run.st plan)
 check "it trains" [ "${steps:-0}" -ge 4 ]
 check "the plan begins with a guess, got $plan" [ "${plan#0:1000,}" != "$plan" ]
 check "the plan ends with the last step" [ "${plan##*:}" = "$steps" ]
+# it changes at most 100 times before the time is over, and a few times at the end
+check "the run ends with its time" [ "$(echo "$plan" | tr , '\n' | wc -l)" -le 120 ]
 check "the log has the entries of the plan" [ "$(grep -c '"event":"plan"' timed/log.jsonl)" -ge 1 ]
 check "the learning rate ends at 0" \
     [ "$(events timed/log.jsonl | field lr | tail -n 1 | awk '{ print $1 < 1e-9 }')" = 1 ]
@@ -1115,6 +1117,8 @@ if [ "${steps:-0}" -ge 20 ]; then
 fi
 stop_in_the_midst INT 1000000 cut $timed --minutes 100
 before=$(meta cut/run.st plan)
+[ "$at" -lt 4 ] ||
+    check "the first steps replace the guess, got $before" [ "${before#0:1000,3:}" != "$before" ]
 good "--minutes, resumed with less time" cut --checkpoint run.st --minutes 0.000001
 check "it ends at once" [ "$(meta cut/run.st step)" -le $((at + 1)) ]
 good "--minutes, resumed with more steps" cut --checkpoint run.st --steps $((at + 5))
