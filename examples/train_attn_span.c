@@ -78,7 +78,7 @@ static void log_spans(run *r) {
 static void train(tr_lm *t) {
     run *r = (run *)t;
     while (tr_lm_more(t)) {
-        int status = stx_batches_next(t->batches, t->tokens, t->targets);
+        int status = tr_lm_next(t);
         uint64_t key;
         if (status == STX_BATCH_END) break;
         /* sets t.in and t.out (stx_tokens_set), and resets the memories if the block does

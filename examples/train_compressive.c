@@ -120,7 +120,7 @@ static void log_compression(run *r) {
 
 /* When a run resumes, restores the `frozen` flags of the layers that --literal freeze had
    frozen, because the checkpoint does not store them. A layer freezes at its first
-   compression, once M / S segments have filled its M-row memory. */
+   compression, once M / S segments of the same streams have filled its M-row memory. */
 static void restore_frozen(run *r) {
     const size_t S = opt.lm.block_sz;
     size_t l, segments = stx_batches_stream(r->t.batches) / S;     /* segments between two memory
@@ -129,7 +129,7 @@ static void restore_frozen(run *r) {
     if (opt.lm.random_segments) segments = (size_t)opt.lm.random_segments;
     for (l = 0; l < opt.nlayers; l++) {
         stx_comp_layer *p = &r->model->layer[l];
-        p->frozen = p->C && r->t.step > p->M / S && segments > p->M / S;
+        p->frozen = p->C && r->t.step > p->M / S * r->t.turns && segments > p->M / S;
     }
 }
 

@@ -55,13 +55,14 @@ static void step(void *user) {
 
 /* Reads the blocks (B,T) of the next update, in order. If the rest of the text is too
    short for an update, the next epoch starts at the beginning of the text with empty
-   states, as in the authors' code. */
+   states, as in the authors' code (without --streams). */
 static int next_update(tr_lm *t) {
     stx_batches *b = t->batches;
     stx_batches_state at = stx_batches_get(b);
     const size_t T = opt.lm.block_sz, tokens = opt.lm.batch_sz * T;
     const int fresh = at.fresh || at.p + opt.update_param_freq * T >= stx_batches_stream(b);
     size_t i;
+    if (t->turns > 1) return tr_lm_next(t);
     if (fresh && at.p) {
         if (!at.fresh) at.wraps++;
         at.p = 0;

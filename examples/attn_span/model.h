@@ -97,6 +97,6 @@ TR_DEF void shape(const tr_lm *t, char *line, size_t size, double *elements) {
     snprintf(line, size, "%llu layer%s, %llu head%s, span %llu", (unsigned long long)opt.nlayers,
              tr_s(opt.nlayers), (unsigned long long)opt.nheads, tr_s(opt.nheads),
              (unsigned long long)opt.attn_span);
-    *elements = (double)opt.lm.batch_sz * (double)opt.hid_sz * (double)opt.nlayers
+    *elements = (double)tr_lm_streams(t) * (double)opt.hid_sz * (double)opt.nlayers
                 * (double)opt.attn_span;
 }

@@ -199,5 +199,5 @@ TR_DEF void shape(const tr_lm *t, char *line, size_t size, double *states) {
              "%zu layer%s with a memory, %zu row%s in total",
              opt.nlayers, tr_s(opt.nlayers), opt.nheads, tr_s(opt.nheads), opt.lm.block_sz, n,
              tr_s(n), rows, tr_s(rows));
-    *states = (double)opt.lm.batch_sz * (double)opt.hid_sz * (double)rows;
+    *states = (double)tr_lm_streams(t) * (double)opt.hid_sz * (double)rows;
 }

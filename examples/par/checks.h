@@ -170,6 +170,10 @@ TR_DEF int check_search(tr_lm *t) {
         return tr_fail(t->err, TR_ERR,
                        "--update-every requires a fixed --pattern: a search updates in every step "
                        "(--batch-split saves memory)");
+    if (opt.arch_share > 0 && opt.lm.streams)
+        return tr_fail(t->err, TR_ERR,
+                       "--arch-share and --streams cannot be combined: the gates' text has only "
+                       "--batch-sz streams");
     if (opt.arch_share > 0 && opt.lm.random_segments)
         return tr_fail(t->err, TR_ERR,
                        "--arch-share and --random-segments cannot be combined: --arch-share "

@@ -198,7 +198,7 @@ TR_DEF void shape(const tr_lm *t, char *line, size_t size, double *states) {
     const run *r = (const run *)t;
     const size_t n = attentions(r);
     const uint64_t heads = opt.nheads, segment = opt.lm.block_sz, memory = opt.mem;
-    *states = (double)opt.lm.batch_sz * (double)opt.hid_sz * (double)n * (double)opt.mem;
+    *states = (double)tr_lm_streams(t) * (double)opt.hid_sz * (double)n * (double)opt.mem;
     if (*r->pattern) {
         char text[PATTERN], *words = in_words(r->pattern);
         snprintf(line, size,

@@ -72,6 +72,8 @@ TR_DEF int check(tr_lm *t) {
     };
     if (!tr_check_only(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if (!check_attention(t)) return 0;
+    if (opt.lm.streams && opt.update_param_freq > 1)
+        return tr_fail(t->err, TR_ERR, "--streams and --update-param-freq cannot be combined");
     if (opt.attention_every && opt.attention_last)
         return tr_fail(t->err, TR_ERR, "--attention-every and --attention-last cannot be combined");
     if (opt.tied && opt.adapt_io)

@@ -133,5 +133,5 @@ TR_DEF void shape(const tr_lm *t, char *line, size_t size, double *states) {
     snprintf(line, size, "%llu layer%s, %zu with attention", (unsigned long long)opt.nlayers,
              tr_s(opt.nlayers), attending);
     *states = (double)opt.nlayers + (double)attending * (double)opt.lm.block_sz;
-    *states *= (double)opt.lm.batch_sz * (double)opt.hid_sz;
+    *states *= (double)tr_lm_streams(t) * (double)opt.hid_sz;
 }

@@ -36,7 +36,7 @@ typedef struct {
     int         dry_run, list_presets, version, keep_best, interactive, shard, recompute;
     uint64_t    min_count, eval_batch_sz, eval_every, eval_blocks;
     uint64_t    save_every, log_every, gpu, vocab, generate, top_k;
-    uint64_t    update_every, update_after, random_segments;
+    uint64_t    update_every, update_after, random_segments, streams;
     uint64_t    sample_every, sample_prime, sample_length, repetition_window;
     double      max_memory, temperature, top_p, repetition_penalty, minutes;
 
@@ -85,9 +85,18 @@ typedef struct {
         "read segments of this many blocks from random positions of the text, each starting with " \
         "an empty memory; 0: read the whole text in parallel streams")
 
+/* The text is cut into this many streams, and steps take turns in reading them. */
+#define TR_LM_STREAMS(o) \
+    TR_SIZE("streams", TR_FIXED | TR_LATER, &(o).streams, 0, 1u << 30, \
+        "cut the text into this many streams, a multiple of --batch-sz. Each step continues the " \
+        "next --batch-sz of them, so that successive steps see different parts of the text; 0: " \
+        "--batch-sz")
+
 /* Options for the size of a batch. */
 #define TR_LM_BATCH(o) \
-    TR_SIZE("batch-sz", TR_FIXED, &(o).batch_sz, 1, 1u << 30, "number of parallel text streams"), \
+    TR_SIZE("batch-sz", TR_FIXED, &(o).batch_sz, 1, 1u << 30, \
+        "number of parallel text streams, each of which a step continues by a block"), \
+    TR_LM_STREAMS(o), \
     TR_SIZE("batch-split", TR_FIXED, &(o).batch_split, 1, 1u << 30, \
         "process the batch in this many parts, to save memory")
 
@@ -336,11 +345,17 @@ struct tr_lm {
     size_t       parts;         /* number of parts of a batch (--batch-split) */
     size_t       pieces;        /* number of pieces of an update. Part p of block k is
                                    in[k * parts + p] and out[k * parts + p] */
-    void       **state;         /* (parts) for each part, the memory of this rank's streams */
+    size_t       turns;         /* number of batches that take turns: --streams / --batch-sz */
+    void       **states;        /* (turns, parts) memories of this rank's streams */
+    void       **state;         /* (parts) for each part, the memory of this step's streams */
     stx_ids    **in, **out;     /* (pieces) tokens and targets for one update */
     int32_t     *tokens, *targets;      /* tokens and targets of all ranks, in host memory, one
                                            block after another, in the layout of
                                            stx_batches_next */
+    int32_t     *all_tokens, *all_targets;      /* (turns) the same for all turns; tokens and
+                                                   targets point to this step's turn */
+    stx_batches_state all_from; /* the state of `batches` before it read them */
+    int          all_status;    /* STX_BATCH_.. of that call; STX_BATCH_END before the first */
 
     /* evaluation and saving, set by plan */
     size_t       eval_block;    /* tokens per stream in an evaluation block */

@@ -35,24 +35,28 @@ TR_DEF int tr_lm_long_enough(tr_lm *t, uint64_t freq, uint64_t T) {
    an update. */
 TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     const uint64_t B = tr_lm_number(t, "batch-sz", 1), T = tr_lm_number(t, "block-sz", 1);
-    const size_t tokens = (size_t)(freq * B * T);
-    size_t k, rows;
+    size_t tokens, k, rows;
     t->parts = (size_t)tr_lm_number(t, "batch-split", 1);
     t->pieces = t->parts * (size_t)freq;
     rows = (size_t)B / t->parts / (size_t)tr_lm_ranks(t);
-    if (!tr_lm_batches(t, B, T) || !tr_lm_long_enough(t, freq, T)) return 0;
+    t->turns = (size_t)(tr_lm_streams(t) / B);
+    tokens = t->turns * (size_t)(freq * B * T);
+    if (!tr_lm_batches(t, t->turns * B, T) || !tr_lm_long_enough(t, freq, T)) return 0;
 
     if (t->opt->update_every > 1) t->grads = stx_params_grads(t->lm.params, &t->grads_size);
     t->optim = stx_optim_create(t->lm.params, od);
-    t->state = (void **)stx_block(t->x, t->parts * sizeof *t->state);
+    t->states = (void **)stx_block(t->x, t->turns * t->parts * sizeof *t->states);
+    t->state = t->states;
     t->in = (stx_ids **)stx_block(t->x, 2 * t->pieces * sizeof *t->in);
     t->out = t->in + t->pieces;
-    t->tokens = (int32_t *)malloc(2 * tokens * sizeof *t->tokens);
-    t->targets = t->tokens + tokens;
+    t->all_tokens = (int32_t *)malloc(2 * tokens * sizeof *t->all_tokens);
+    t->all_targets = t->all_tokens + tokens;
+    t->tokens = t->all_tokens;
+    t->targets = t->all_targets;
     if (!t->tokens)
         stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot allocate %zu tokens", tokens);
-    for (k = 0; t->state && k < t->parts; k++)
-        t->state[k] = t->lm.state_create(t->lm.model, rows, 0);
+    for (k = 0; t->states && k < t->turns * t->parts; k++)
+        t->states[k] = t->lm.state_create(t->lm.model, rows, 0);
     for (k = 0; t->in && k < t->pieces; k++) {
         t->in[k] = stx_tokens_create(t->x, rows, (size_t)T);
         t->out[k] = stx_tokens_create(t->x, rows, (size_t)T);
@@ -78,7 +82,8 @@ TR_DEF uint64_t tr_lm_pending(const tr_lm *t) {
    on error. */
 TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     stx_writer *w = stx_writer_create(t->x);
-    stx_batches_state pos = stx_batches_get(t->batches);
+    const int between = t->step % t->turns != 0;    /* some turns have not read their blocks */
+    stx_batches_state pos = between ? t->all_from : stx_batches_get(t->batches);
     char text[32];
     int ok = w != NULL;
     ok = ok && stx_writer_meta(w, "format", t->kind->format);
@@ -282,8 +287,8 @@ TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
         w = tr_lm_save_begin(t);
         ok = w != NULL;
     }
-    for (part = 0; ok && part < t->parts; part++)
-        ok = tr_lm_save_state(t, w, t->state[part], tr_lm_prefix(t, part, prefix, sizeof prefix));
+    for (part = 0; ok && part < t->turns * t->parts; part++)
+        ok = tr_lm_save_state(t, w, t->states[part], tr_lm_prefix(t, part, prefix, sizeof prefix));
     if (ok && t->save_more) ok = t->save_more(t, w);
     if (stx_rank(t->x)) return ok;
 
@@ -447,9 +452,9 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos)) return 0;
     if (!tr_lm_load_grads(t, f)) return 0;
     stx_set_step_index(x, tick);
-    for (part = 0; part < t->parts; part++) {
+    for (part = 0; part < t->turns * t->parts; part++) {
         tr_lm_prefix(t, part, prefix, sizeof prefix);
-        if (!tr_lm_load_state(t, f, t->state[part], prefix)) return 0;
+        if (!tr_lm_load_state(t, f, t->states[part], prefix)) return 0;
     }
     return 1;
 }

@@ -86,7 +86,7 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
     tr_count(count, (double)n);
     tr_bytes(training, 4.0 * (double)n * sizeof(stx_real));
     tr_bytes(memory, states * sizeof(stx_real));
-    streams = tr_lm_number(t, "batch-sz", 1);
+    streams = tr_lm_streams(t);
     printf("%zu parameters (%s), vocabulary %zu\n%s\n", n, count, vocab, line);
     printf("%s for parameters, gradients and the optimiser; %s for states and memories of %llu "
            "stream%s, in float; plus activations\n", training, memory,
@@ -207,6 +207,9 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     const uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
     if (!tr_lm_choose_length(t)) return 0;
     if (!tr_lm_divides(t, "batch-split", "batch-sz")) return 0;
+    if (o->streams && !tr_lm_divides(t, "batch-sz", "streams")) return 0;
+    if (o->streams && o->random_segments)
+        return tr_fail(t->err, TR_ERR, "--streams and --random-segments cannot be combined");
     if (t->training && B / split % (uint64_t)tr_lm_ranks(t))
         return tr_fail(t->err, TR_ERR, "%d ranks cannot share %llu streams (%s) equally: use a "
                        "number of ranks that divides them, or another --batch-sz",

@@ -93,7 +93,7 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
     if (!peak && t->x && !stx_ok(t->x)) snprintf(why, TR_ERR, "%s", stx_error(t->x));
     else if (!peak) snprintf(why, TR_ERR, "%s", *t->err ? t->err : "out of memory");
 
-    free(t->tokens);
+    free(t->all_tokens);
     stx_batches_free(t->batches);
     stx_destroy(t->x);
     memcpy(t, real_run, t->kind->size);

@@ -290,6 +290,6 @@ TR_DEF void tr_lm_close(tr_lm *t) {
     if (t->made_dir && !t->begun) rmdir(t->made_dir);       /* nothing was written */
     free(t->made_dir);
     free(t->gathered);
-    free(t->tokens);
+    free(t->all_tokens);
     stx_destroy(t->x);
 }

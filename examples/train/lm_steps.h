@@ -29,14 +29,30 @@ TR_DEF int tr_lm_more(const tr_lm *t) {
     return t->step < t->steps && (!tr_lm_stop(t) || tr_lm_between(t)) && stx_ok(t->x);
 }
 
-/* Reads the next block of every stream into t->tokens and t->targets. Returns the result
-   of stx_batches_next. With --random-segments N, reads segments of N blocks. Their
+/* Makes t->tokens, t->targets and t->state those of this step's streams. Reads the next
+   block of all streams when the first of them have their turn. Returns the result of
+   stx_batches_next for that block. */
+TR_DEF int tr_lm_next_turn(tr_lm *t) {
+    const size_t turn = (size_t)(t->step % t->turns);
+    const size_t tokens = t->parts * t->in[0]->B * (size_t)tr_lm_ranks(t) * t->in[0]->T;
+    if (!turn || t->all_status == STX_BATCH_END) {
+        t->all_from = stx_batches_get(t->batches);
+        t->all_status = stx_batches_next(t->batches, t->all_tokens, t->all_targets);
+    }
+    t->tokens = t->all_tokens + turn * tokens;
+    t->targets = t->all_targets + turn * tokens;
+    t->state = t->states + turn * t->parts;
+    return t->all_status;
+}
+
+/* Reads the next block of this step's streams into t->tokens and t->targets. Returns the
+   result of stx_batches_next. With --random-segments N, reads segments of N blocks. Their
    positions depend only on the seed and the step, so checkpoints need not store them. */
 TR_DEF int tr_lm_next(tr_lm *t) {
     const uint64_t N = t->opt->random_segments, stream_key = 0x7069656365000000u;   /* "piece" */
     const size_t B = t->parts * t->in[0]->B * (size_t)tr_lm_ranks(t), T = t->in[0]->T;
     size_t b;
-    if (!N) return stx_batches_next(t->batches, t->tokens, t->targets);
+    if (!N) return tr_lm_next_turn(t);
     for (b = 0; b < B; b++) {
         const uint64_t positions = stx_corpus_size(t->text[0]) - N * T;
         uint32_t r[4];

@@ -493,6 +493,7 @@ family_variants
 variant "characters" --data ../t.txt $full --tokens chars
 variant "compact bytes" --data ../t.txt $full --tokens bytes-compact
 variant "two threads" --data ../t.txt $full --threads 2
+variant "streams in turns" --data ../t.txt $full --streams 16
 variant "recompute" --data ../t.txt $full --recompute
 mkdir plain
 good "without recompute" plain --checkpoint run.st --data ../t.txt $full --steps 50
@@ -840,6 +841,7 @@ check "no memory for an evaluation: $(tail -n 1 "$T/err")" \
 check "no memory for an evaluation: no log" [ ! -e L.jsonl ]
 refused 'batch-split' $t $tiny $new --batch-split 3
 refused 'batch-split' $t $tiny $new --batch-split 8
+refused '--batch-sz: expected a divisor of --streams 6, got 4' $t $tiny $new --streams 6
 
 # options
 refused 'nlayers' $t $tiny $new --nlayer 3

@@ -243,6 +243,16 @@ family_more() {
     check "streams keep their memory: $(aux steps/streams.jsonl)" \
         [ "$(aux steps/streams.jsonl)" = "none some some some some some " ]
 
+    # four turns of four streams, with an update after them, are one step of 16 streams in
+    # four parts
+    together="$tiny --dropout 0 --lr 0.002 --schedule constant --lr-warmup 0 --data ../t.txt"
+    good "streams in turns" steps $together --streams 16 --update-every 4 --steps 80
+    cp out turns
+    good "streams in parts" steps $together --batch-sz 16 --batch-split 4 --steps 20
+    check "turns and parts read the same blocks: $(tail -n 1 turns), $(tail -n 1 out)" \
+        [ "$(grep -o 'step 80: valid .*' turns | cut -d: -f2)" \
+        = "$(grep -o 'step 20: valid .*' out | cut -d: -f2)" ]
+
     # Perplexity per word, from pieces of words and from bytes. The held-out text is the
     # second last twentieth.
     good "--data-unit word-ppl of bytes" steps $plain --steps 3 --data-unit word-ppl \
@@ -398,6 +408,8 @@ family_bad() {
     refused '--literal freeze requires --aux attention' $t $tiny $new --aux none --literal freeze
     refused "--literal: expected on, off, or any of rows, pad, target, mask, freeze, got 'row' .did you mean rows" \
         $t $tiny $new --literal row
+    refused '--streams and --random-segments cannot be combined' \
+        $t $tiny $new --streams 8 --random-segments 2
     refused '--random-segments 1000: expected a training text of at least [0-9]* tokens .*, got [0-9]*' \
         $t $tiny $new --random-segments 1000
     refused '--eval-mem' $t $tiny $new --eval-mem -2

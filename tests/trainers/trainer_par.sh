@@ -480,6 +480,7 @@ family_bad() {
     refused '--latency hinge requires' $t $tiny $new --latency-target 0
     refused '--noise tokens requires --noise-tokens' $t $tiny $new --noise tokens
     refused '--update-every.*fixed' $t $tiny $new --update-every 2
+    refused '--arch-share.*--streams' $t $tiny $new --arch-share 0.2 --streams 8
     refused '--arch-share.*--random-segments' $t $tiny $new --arch-share 0.2 --random-segments 4
     refused '--arch-share 0.01: .*too short' $t $tiny $new --arch-share 0.01
     refused '--inherit is only for a fixed' $t $tiny $new --inherit good.st

@@ -245,6 +245,8 @@ family_bad() {
     refused 'more parameters than can be counted' \
         --cell sru --proj-sz 0 --nlayers 4096 --hid-sz 268435456 --dry-run
     refused 'best.*eval-every' $t $tiny $new --best B.st
+    refused 'streams and --update-param-freq cannot be combined' \
+        $t $tiny $new --streams 8 --update-param-freq 2
     refused 'attention-every and --attention-last cannot be combined' \
         $t $tiny $new --attention-every 2 --attention-last 1
     refused 'tied.*adapt-io' $t $tiny $new --tied --adapt-io
