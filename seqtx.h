@@ -245,7 +245,7 @@
        >>gemm         stx_gemm_plain defines a matmul; stx__gemm_blocked computes it
        >>attention    stx_attention_plain defines attention; stx__attn_fwd_unit computes
                       it tile by tile
-       >>optimisers   stx_optim_step
+       >>optimisers   stx_optim_step; Muon: stx__muon_orthogonalise
    docs/design.md explains why the library is built this way.
 */
 
@@ -532,6 +532,7 @@ typedef struct stx_tensor {
                                in >>adaptive input and output */
     int       op_removed;   /* 1: a backward pass has removed from the tape the op that
                                computed this tensor */
+    int       elementwise;  /* 1: see stx_param_elementwise */
 } stx_tensor;
 
 /* Token ids (B,T): `data` is on the host, and `device` is on the device; on a CPU, both
@@ -662,6 +663,13 @@ typedef double (*stx_init_fn)(void *user, size_t i, double was);
 STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s);
 STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v);
 STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user);
+
+/* Declares that a parameter with two dimensions is not the matrix of a hidden layer:
+   STX_MUON then updates it with AdamW. Call it before stx_optim_create for embeddings
+   and output matrices, whose rows belong to separate tokens, for the first and last
+   projection of a model, and for sets of vectors such as position tables. The models of
+   this library have done so. Returns param, which can be NULL. */
+STX_DEF stx_tensor *stx_param_elementwise(stx_tensor *param);
 
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name); /* NULL: not found */
 STX_DEF size_t stx_params_size(const stx_params *p);    /* total number of elements */
@@ -1699,7 +1707,7 @@ STX__KERNEL(stx__loss_weights, (stx_ctx *x, const stx__loss_weights_args *a))
 /* ---- src/api/train.h ---- */
 // >>api: optimisers
 
-enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
+enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB, STX_MUON };
 
 /* Configuration of an optimiser. With theta a parameter, g its gradient, lr the
    learning rate and t = 1, 2, .. the update index:
@@ -1739,6 +1747,39 @@ enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
                 phi = min(|theta|, trust_max) / |u|, or 1 if either norm is 0
                 theta -= lr phi u
 
+       Muon     (Jordan et al. 2024, kellerjordan.github.io/posts/muon; scale of the
+                update: Liu et al. 2025, 2502.16982, equation 4) for each matrix
+                (rows,cols) of a hidden layer
+                buf = momentum buf + g
+                u = g + momentum buf                    (Nesterov)
+                theta -= lr weight_decay theta
+                            + lr 0.2 sqrt(max(rows, cols)) orthogonalise(u)
+
+                orthogonalise(u):  X = u / (|u|_F + 1e-7), transposed if rows > cols;
+                five times         A = X X^T
+                                   X = (a I + b A + c A A) X
+                with a = 3.4445, b = -4.7750, c = 2.0315
+
+                All other parameters are updated by AdamW with the same lr, weight_decay,
+                beta1, beta2 and eps: vectors, tensors with three or more dimensions,
+                matrices with one row or column, and parameters that
+                stx_param_elementwise declares not to be hidden matrices (embeddings,
+                output matrices, position tables)
+
+   Why Muon orthogonalises. Adam treats a matrix as a list of numbers. A layer uses it
+   as a linear map, and an update changes the output by at most the largest singular
+   value of the update (times the length of the input). Of all updates with the same
+   largest singular value, the steepest descent is U V^T, where u = U S V^T is the
+   singular value decomposition: it moves all directions equally far, while u itself
+   moves mostly along the few directions with large singular values. No decomposition
+   is computed: an odd polynomial of X changes the singular values s and leaves U and
+   V, and five times a s + b s^3 + c s^5 maps every s from 0.005 to 1 to between 0.68
+   and 1.16. (Coefficients that converge to exactly 1 would lift small s more slowly.)
+   The elements of U V^T have a root mean square of 1 / sqrt(max(rows, cols)), so those
+   of the update have about 0.2, as is usual for AdamW: one lr and one weight_decay
+   serve both kinds of parameters. A matrix that stacks several maps of one input, such
+   as the gates of SRU, or keys and values, is orthogonalised as a whole.
+
    Clipping. clip_value limits each element of the gradient; clip then limits a norm. For
    Adagrad, this is the norm of each tensor, and the factor scales the step but not the
    accumulated squares, as in the authors' code of 1905.07799. (A factor in both would
@@ -1747,14 +1788,15 @@ enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
    clip / (norm + 1e-6) if that is less than 1. */
 typedef struct stx_optim_desc {
     int    kind;            /* STX_SGD ..; 0: STX_ADAM */
-    double momentum;        /* SGD; 0: none */
-    double beta1, beta2;    /* Adam, RAdam, LAMB. 0: 0.9 and 0.999. -1: a beta of 0, no
-                               averaging */
-    double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-6 for LAMB, 1e-10 for Adagrad.
-                               A true 0 is not possible: the update would divide by 0
-                               where all gradients were 0. Use a very small value */
+    double momentum;        /* SGD; 0: none. Muon; 0: 0.95 */
+    double beta1, beta2;    /* Adam, RAdam, LAMB, Muon. 0: 0.9 and 0.999. -1: a beta of 0,
+                               no averaging */
+    double eps;             /* 0: 1e-8 for Adam, RAdam and Muon, 1e-6 for LAMB, 1e-10 for
+                               Adagrad. A true 0 is not possible: the update would
+                               divide by 0 where all gradients were 0. Use a very small
+                               value */
     double weight_decay;    /* SGD, Adam: added to the gradient as weight_decay theta.
-                               AdamW, RAdam, LAMB: as above. Adagrad: must be 0 */
+                               AdamW, RAdam, LAMB, Muon: as above. Adagrad: must be 0 */
     double clip;            /* largest norm of the gradient; 0: no limit */
     int    radam_skip;      /* RAdam with rho < 5. 1: update m and v only, without weight
                                decay, as in the authors' package since July 2021. 0: the
@@ -1799,9 +1841,12 @@ typedef struct stx_optim {
     stx_optim_desc desc;        /* with the defaults filled in */
     size_t         count;       /* number of parameters */
     stx_tensor   **state[2];    /* [count]: momentum (SGD), sum of squares (Adagrad), or
-                                   m and v; NULL where unused. With stx_group_desc.shard,
-                                   each tensor (n) contains only this rank's share, or is
-                                   NULL if the rank has none */
+                                   m and v; NULL where unused. Muon: momentum and NULL for
+                                   a matrix. With stx_group_desc.shard, each tensor (n)
+                                   contains only this rank's share, or is NULL if the rank
+                                   has none */
+    unsigned char *is_matrix;   /* [count]: 1: STX_MUON orthogonalises the update of this
+                                   parameter; NULL for other optimisers */
     uint64_t       step;        /* updates applied */
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */
     double         grad_norm;   /* L2 norm of the last gradient, before clipping */
@@ -1811,7 +1856,9 @@ typedef struct stx_optim {
                                    n = 0 */
     double        *squares;     /* on the device, (chunks): the sum of g^2 of each chunk.
                                    For LAMB, the sums of theta^2 and u^2, (chunks,2),
-                                   follow */
+                                   follow; for Muon, the sums of u^2, (chunks) */
+    stx_real      *scratch[4];  /* Muon: on the device, like activations: X, the next X, A,
+                                   and a I + b A + c A A of the largest matrix */
     stx_update    *update;      /* on the device */
     int            slot;        /* index of the optimiser in the context */
     double         lr;          /* learning rate that was set most recently */
@@ -1844,7 +1891,9 @@ STX_DEF int stx_optim_sync(stx_optim *o);
                             chunk. For Adagrad, `lr` includes the clipping factor of the
                             tensor, whose chunks are contiguous; `lr` is 0 if radam_skip
                             applies
-       stx_.._update        updates p and the state if u->ok is 1; always zeroes g */
+       stx_.._update        updates p and the state if u->ok is 1; always zeroes g
+
+   LAMB and Muon run other kernels before their update, see below. */
 STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real c))
 STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_optim_chunk *chunk, size_t count))
 STX_KERNEL(stx_optim_prepare, (stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, size_t count,
@@ -1854,14 +1903,14 @@ STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_optim_chu
 STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                                 size_t count, stx_real eps))
 
-/* Scalars of Adam, AdamW, RAdam and LAMB. */
+/* Scalars of Adam, AdamW, RAdam, LAMB and Muon. */
 typedef struct stx_adam_args {
     stx_real beta1, rest1;  /* rest1 = 1 - beta1, computed in double: in float, 1 - 0.999f
                                has a relative error of 1e-5 */
     stx_real beta2, rest2;  /* rest2 = 1 - beta2 */
     stx_real eps;
     stx_real decay;         /* weight decay, added to the gradient (Adam) or to u (LAMB) */
-    stx_real decoupled;     /* weight decay of the parameter (AdamW, RAdam) */
+    stx_real decoupled;     /* weight decay of the parameter (AdamW, RAdam, Muon) */
 } stx_adam_args;
 
 /* Update kernel of Adam, AdamW and RAdam. */
@@ -1876,6 +1925,24 @@ STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_optim
                                 size_t count, double *squares, const stx_adam_args *a))
 STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *chunk, size_t count,
                              const double *squares, double trust_max))
+
+/* The kernels of Muon. A chunk of a matrix is one with s[1] NULL.
+       stx_muon_direction   updates buf of the matrices, replaces their g with u, and sets
+                            squares (count) to the sums of u^2 of their chunks. Does
+                            nothing if the update is skipped
+       stx_muon_normalise   X (n) = u / (|u|_F + 1e-7) for one matrix; squares (count):
+                            the sums of its chunks
+       stx_muon_polynomial  B (n,n) = a I + b A; A (n,n)
+       stx_muon_update      p -= lr (g + decoupled p) for matrices, whose g is now the
+                            orthogonalised and scaled direction; Adam for other chunks */
+STX_KERNEL(stx_muon_direction, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
+                                size_t count, double *squares, stx_real momentum))
+STX_KERNEL(stx_muon_normalise, (stx_ctx *x, stx_real *X, const stx_real *u, size_t n,
+                                const double *squares, size_t count))
+STX_KERNEL(stx_muon_polynomial, (stx_ctx *x, stx_real *B, const stx_real *A, size_t n, stx_real a,
+                                 stx_real b))
+STX_KERNEL(stx_muon_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
+                             size_t count, const stx_adam_args *a))
 
 /* A list of parameters to clamp, valid until stx_destroy. stx_params_subset creates it
    and must be called before the first step. It returns NULL and sets an error if a
@@ -5256,6 +5323,11 @@ STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1,
 
 STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user) {
     stx__param_edit(x, "stx_param_apply", param, 0, param ? param->dim[0] : 0, fn, user);
+}
+
+STX_DEF stx_tensor *stx_param_elementwise(stx_tensor *param) {
+    if (param) param->elementwise = 1;
+    return param;
 }
 
 
@@ -16855,7 +16927,8 @@ STX_DEF int stx_ranks(const stx_ctx *x) {
    elements of one tensor; the last chunk of a tensor may be shorter. An update divides
    the chunks among the threads. With stx_group_desc.shard, the chunks are first divided
    among the ranks: of n chunks, rank r stores the optimiser state of chunks [n r /
-   ranks, n (r + 1) / ranks). */
+   ranks, n (r + 1) / ranks). A matrix of STX_MUON is not divided: it belongs to the last
+   rank whose chunks would begin in it, or to the rank that has all of it. */
 enum { STX__OPTIM_CHUNK = 4096 };
 
 static size_t stx__chunks_of(size_t n) {
@@ -16868,22 +16941,32 @@ typedef struct stx__shard {
     size_t begin, end;
 } stx__shard;
 
-/* Returns the shard of a rank in a tensor of `size` elements. `chunks` is the number of
-   chunks of the whole list, and `first` is the index of the tensor's first chunk. */
-static stx__shard stx__shard_of(size_t chunks, size_t first, size_t size, size_t rank,
+/* Returns the first element of parameter i that belongs to `rank` or a higher rank.
+   `first` is the index of the parameter's first chunk. */
+static size_t stx__shard_begin(const stx_optim *o, size_t i, size_t first, size_t rank,
+                               size_t ranks) {
+    const size_t size = o->params->tensor[i]->size, chunk = o->chunks * rank / ranks;
+    size_t at;
+    if (chunk <= first) return 0;
+    at = STX_MIN(size, (chunk - first) * STX__OPTIM_CHUNK);
+    return at < size && o->is_matrix && o->is_matrix[i] ? 0 : at;
+}
+
+/* Returns the shard of a rank in parameter i. */
+static stx__shard stx__shard_of(const stx_optim *o, size_t i, size_t first, size_t rank,
                                 size_t ranks) {
-    size_t a = chunks * rank / ranks, b = chunks * (rank + 1) / ranks;
     stx__shard s;
-    s.begin = a <= first ? 0 : STX_MIN(size, (a - first) * STX__OPTIM_CHUNK);
-    s.end = b <= first ? 0 : STX_MIN(size, (b - first) * STX__OPTIM_CHUNK);
+    s.begin = stx__shard_begin(o, i, first, rank, ranks);
+    s.end = stx__shard_begin(o, i, first, rank + 1, ranks);
     return s;
 }
 
 /* Returns the shard of this rank, which is the whole tensor unless the state is
    sharded. */
-static stx__shard stx__own_shard(size_t chunks, size_t first, size_t size, const stx_ctx *x) {
-    if (!x->group.shard) return stx__shard_of(chunks, first, size, 0, 1);
-    return stx__shard_of(chunks, first, size, (size_t)x->group.rank, (size_t)x->group.ranks);
+static stx__shard stx__own_shard(const stx_optim *o, size_t i, size_t first) {
+    const stx_ctx *x = o->params->ctx;
+    if (!x->group.shard) return stx__shard_of(o, i, first, 0, 1);
+    return stx__shard_of(o, i, first, (size_t)x->group.rank, (size_t)x->group.ranks);
 }
 
 /* Returns 0 and sets an error if the state is sharded and the context has left the
@@ -16910,28 +16993,28 @@ typedef struct stx__buckets {
 } stx__buckets;
 
 /* Returns the index of the first gradient of rank r's shard. */
-static size_t stx__shard_begin(const stx_params *p, size_t chunks, int r) {
-    const size_t chunk = chunks * (size_t)r / (size_t)p->ctx->group.ranks;
+static size_t stx__shard_grad(const stx_optim *o, int r) {
+    const stx_params *p = o->params;
+    const size_t rank = (size_t)r, ranks = (size_t)p->ctx->group.ranks;
     size_t i, first = 0;
     for (i = 0; i < p->count; i++) {
-        size_t n = stx__chunks_of(p->tensor[i]->size);
-        if (chunk < first + n)
-            return (size_t)(p->tensor[i]->grad - p->grads) + (chunk - first) * STX__OPTIM_CHUNK;
-        first += n;
+        const size_t begin = stx__shard_begin(o, i, first, rank, ranks);
+        if (begin < p->tensor[i]->size) return (size_t)(p->tensor[i]->grad - p->grads) + begin;
+        first += stx__chunks_of(p->tensor[i]->size);
     }
     return p->grads_size;
 }
 
-/* Divides the gradients of a list into buckets. With sharded state, no bucket crosses a
-   shard boundary. */
-static int stx__make_buckets(stx_params *p) {
+/* Divides the gradients of an optimiser's list into buckets. With sharded state, no
+   bucket crosses a shard boundary. */
+static int stx__make_buckets(const stx_optim *o) {
+    stx_params *p = o->params;
     stx_ctx *x = p->ctx;
     const int shards = x->group.shard ? x->group.ranks : 1;
-    size_t n, i, at, end, chunks = 0, most;
+    size_t n, at, end, most;
     int r;
     stx__buckets *b;
     if (!stx_params_grads(p, &n)) return 0;
-    for (i = 0; i < p->count; i++) chunks += stx__chunks_of(p->tensor[i]->size);
     most = (n + x->group.bucket - 1) / x->group.bucket + (size_t)shards;
 
     b = (stx__buckets *)stx_persist(x, sizeof *b);
@@ -16942,7 +17025,7 @@ static int stx__make_buckets(stx_params *p) {
     if (!b->at || !b->until || !b->owner) return 0;
 
     for (r = 0, at = 0; r < shards; r++) {
-        end = r + 1 < shards ? stx__shard_begin(p, chunks, r + 1) : n;
+        end = r + 1 < shards ? stx__shard_grad(o, r + 1) : n;
         for (; at < end; at = STX_MIN(end, at + x->group.bucket)) {
             b->at[b->count] = at;
             b->owner[b->count++] = r;
@@ -17007,8 +17090,7 @@ static void stx__spread_params(stx_optim *o) {
     for (i = 0; i < p->count; i++) {
         stx_tensor *t = p->tensor[i];
         for (r = 0; r < x->group.ranks && stx_ok(x); r++) {
-            stx__shard s = stx__shard_of(o->chunks, first, t->size, (size_t)r,
-                                         (size_t)x->group.ranks);
+            stx__shard s = stx__shard_of(o, i, first, (size_t)r, (size_t)x->group.ranks);
             if (s.begin < s.end) x->group.ops->spread(x, t->data + s.begin, s.end - s.begin, r);
         }
         first += stx__chunks_of(t->size);
@@ -17623,318 +17705,8 @@ STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
 }
 
 
-/* ---- src/train/optim.h ---- */
-// >>optimisers
-
-struct stx_param_subset {
-    size_t count;
-    stx_tensor **tensor;    /* (count) */
-    stx_optim_chunk *chunk; /* (count), on the device: one chunk per parameter, in which
-                               only p and n are set */
-};
-
-STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, size_t count) {
-    stx_param_subset *s;
-    size_t i;
-    if (!stx_ok(x) || !t) return NULL;
-    s = (stx_param_subset *)stx_persist(x, sizeof *s);
-    if (!s) return NULL;
-    s->chunk = (stx_optim_chunk *)stx__zeroed_bytes(x, STX__STATE,
-                                             stx_bytes_of(count, 1, sizeof *s->chunk));
-    s->tensor = (stx_tensor **)stx_persist(x, stx_bytes_of(count, 1, sizeof *s->tensor));
-    if (!s->chunk || !s->tensor) return NULL;
-    for (i = 0; i < count; i++) {
-        stx_optim_chunk chunk;
-        STX__NEED(x, t[i] && t[i]->is_param, STX_ERR_ARG,
-                  "stx_params_subset: tensor %zu: expected a parameter, got %s", i,
-                  t[i] ? "another tensor" : "NULL");
-        memset(&chunk, 0, sizeof chunk);
-        chunk.p = t[i]->data;
-        chunk.n = t[i]->size;
-        stx__put_bytes(x, s->chunk + i, &chunk, sizeof chunk);
-        s->tensor[i] = t[i];
-    }
-    s->count = count;
-    return s;
-}
-
-STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *s, double lo, double hi) {
-    STX__FP_SCOPE;
-    size_t i;
-    if (!stx_ok(x) || !s || !s->count) return;
-    for (i = 0; i < s->count; i++) stx__param_written(x, s->tensor[i]->data);
-    STX_RUN(x, stx_clamp, (x, s->chunk, s->count, (stx_real)lo, (stx_real)hi));
-}
-
-/* Returns the value of a beta of the desc, where -1 means 0. The desc keeps the -1,
-   because 0 selects the default if the desc is resolved again. */
-static double stx__beta(double b) {
-    return b == -1 ? 0 : b;
-}
-
-static double stx__default_eps(int kind) {
-    if (kind == STX_ADAGRAD) return 1e-10;
-    return kind == STX_LAMB ? 1e-6 : 1e-8;
-}
-
-/* Fills in the defaults and checks the desc. Returns 0 and sets an error if it is
-   invalid. */
-static int stx__optim_resolve(stx_ctx *x, stx_optim_desc *d) {
-    static const char op[] = "stx_optim_create";
-    double beta1, beta2;
-    if (!d->kind) d->kind = STX_ADAM;
-    if (d->kind < STX_SGD || d->kind > STX_LAMB)
-        return stx_bad_value(x, op, "kind", d->kind,
-                             "STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM or STX_LAMB");
-    if (d->beta1 == 0) d->beta1 = 0.9;
-    if (d->beta2 == 0) d->beta2 = 0.999;
-    if (d->eps == 0) d->eps = stx__default_eps(d->kind);
-
-    beta1 = stx__beta(d->beta1);
-    beta2 = stx__beta(d->beta2);
-    if (!(d->momentum >= 0)) return stx_bad_value(x, op, "momentum", d->momentum, "0 or more");
-    if (!(beta1 >= 0 && beta1 < 1))
-        return stx_bad_value(x, op, "beta1", d->beta1, "a value in [0,1), or -1 for 0");
-    if (!(beta2 >= 0 && beta2 < 1))
-        return stx_bad_value(x, op, "beta2", d->beta2, "a value in [0,1), or -1 for 0");
-    if (!(d->eps >= 0)) return stx_bad_value(x, op, "eps", d->eps, "0 or more");
-    if (!(d->clip >= 0)) return stx_bad_value(x, op, "clip", d->clip, "0 or more");
-    if (!(d->clip_value >= 0))
-        return stx_bad_value(x, op, "clip_value", d->clip_value, "0 or more");
-    if (!(d->trust_max >= 0)) return stx_bad_value(x, op, "trust_max", d->trust_max, "0 or more");
-    if (!(d->weight_decay >= 0))
-        return stx_bad_value(x, op, "weight_decay", d->weight_decay, "0 or more");
-    if (d->kind == STX_ADAGRAD && d->weight_decay > 0) {
-        stx_fail(x, STX_ERR_ARG,
-                 "%s: weight_decay: STX_ADAGRAD has no weight decay: set it to 0 or use STX_ADAMW",
-                 op);
-        return 0;
-    }
-    if (d->eps_hat && d->kind != STX_ADAM && d->kind != STX_ADAMW)
-        return stx_bad_value(x, op, "eps_hat", d->eps_hat,
-                             "0 unless kind is STX_ADAM or STX_ADAMW");
-    if (d->no_correction && d->kind != STX_LAMB)
-        return stx_bad_value(x, op, "no_correction", d->no_correction, "0 unless kind is STX_LAMB");
-    if (d->trust_max > 0 && d->kind != STX_LAMB)
-        return stx_bad_value(x, op, "trust_max", d->trust_max, "0 unless kind is STX_LAMB");
-    return 1;
-}
-
-/* Allocates state k of every parameter and fills it with zeros. Sharded state is
-   one-dimensional and has only the elements of this rank's shard; it is NULL for a
-   parameter outside the shard. */
-static int stx__optim_make_state(stx_optim *o, int k) {
-    const stx_params *p = o->params;
-    stx_ctx *x = p->ctx;
-    size_t i, first = 0, size;
-    o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
-    if (!o->state[k]) return 0;
-    for (i = 0; i < p->count; i++) {
-        const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o->chunks, first, t->size, x);
-        first += stx__chunks_of(t->size);
-        if (s.begin == s.end) continue;
-        size = s.end - s.begin;
-        o->state[k][i] = x->group.shard ? stx__tensor(x, STX__STATE, 1, &size)
-                                        : stx__tensor(x, STX__STATE, t->ndim, t->dim);
-        if (!o->state[k][i]) return 0;
-        STX_RUN(x, stx_fill, (x, o->state[k][i]->data, o->state[k][i]->size, 0));
-    }
-    return 1;
-}
-
-/* Fills in the chunks of all parameters, in host memory. If the state of a chunk is on
-   another rank, the chunk's n stays 0. */
-static void stx__optim_fill_chunks(const stx_optim *o, stx_optim_chunk *chunk) {
-    const stx_params *p = o->params;
-    size_t i, at, first = 0;
-    int k;
-    for (i = 0; i < p->count; i++) {
-        const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o->chunks, first, t->size, p->ctx);
-        first += stx__chunks_of(t->size);
-        for (at = 0; at < t->size; at += STX__OPTIM_CHUNK, chunk++) {
-            chunk->tensor = i;
-            if (at < s.begin || at >= s.end) continue;
-            chunk->p = t->data + at;
-            chunk->g = t->grad + at;
-            for (k = 0; k < 2; k++)
-                if (o->state[k]) chunk->s[k] = o->state[k][i]->data + (at - s.begin);
-            chunk->n = STX_MIN((size_t)STX__OPTIM_CHUNK, t->size - at);
-        }
-    }
-}
-
-/* Returns the number of state tensors per parameter. */
-static int stx__optim_states(const stx_optim_desc *d) {
-    if (d->kind == STX_SGD) return d->momentum > 0;
-    return d->kind == STX_ADAGRAD ? 1 : 2;
-}
-
-STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
-    STX__FP_SCOPE;
-    stx_ctx *x = p ? p->ctx : NULL;
-    stx_optim *o;
-    stx_optim_chunk *chunk;
-    size_t i, sums;
-    int k, states;
-    if (!stx_ok(x)) return NULL;
-    o = (stx_optim *)stx_persist(x, sizeof *o);
-    if (!o) return NULL;
-    if (d) o->desc = *d;
-    if (!stx__optim_resolve(x, &o->desc)) return NULL;
-    if (x->group.ranks > 1 && !stx__make_buckets(p)) return NULL;
-    states = stx__optim_states(&o->desc);
-    o->params = p;
-    o->count = p->count;
-    p->in_use = 1;
-    for (i = 0; i < p->count; i++) o->chunks += stx__chunks_of(p->tensor[i]->size);
-
-    o->chunk = (stx_optim_chunk *)stx__zeroed_bytes(x, STX__STATE,
-                                             stx_bytes_of(o->chunks, 1, sizeof *o->chunk));
-    sums = o->desc.kind == STX_LAMB ? 3 : 1;
-    o->squares = (double *)stx__zeroed_bytes(x, STX__STATE,
-                                      stx_bytes_of(o->chunks, sums, sizeof *o->squares));
-    chunk = o->chunk;
-    if (stx__on_gpu(x))
-        chunk = (stx_optim_chunk *)stx_block(x, stx_bytes_of(o->chunks, 1, sizeof *chunk));
-    if (!o->chunk || !o->squares || !chunk || !stx__report_create(x)) return NULL;
-    STX__NEED(x, x->report.optims < STX_MAX_OPTIMS, STX_ERR_ARG,
-              "stx_optim_create: a context can have at most %d optimisers: use another context",
-              (int)STX_MAX_OPTIMS);
-    o->slot = x->report.optims++;
-    o->lr = -1;
-    stx__forget_steps(x);
-    o->update = &x->report.device->update[o->slot];
-
-    for (k = 0; k < states; k++)
-        if (!stx__optim_make_state(o, k)) return NULL;
-    stx__optim_fill_chunks(o, chunk);
-    if (chunk != o->chunk) {
-        stx__put_bytes(x, o->chunk, chunk, o->chunks * sizeof *chunk);
-        stx_block_free(x, chunk);
-    }
-    return o;
-}
-
-STX_DEF void stx_optim_set_lr(stx_optim *o, double lr) {
-    STX__FP_SCOPE;
-    stx_ctx *x = o ? o->params->ctx : NULL;
-    if (!stx_ok(x)) return;
-    if (!(lr >= 0 && stx__finite(lr))) {
-        stx_bad_value(x, "stx_optim_set_lr or stx_optim_step", "learning rate", lr,
-                      "a finite value of 0 or more");
-        return;
-    }
-#ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) {
-        if (lr != o->lr) {
-            stx__host_access(x, "the previous step set a new learning rate "
-                                "(call stx_optim_set_lr before the step)");
-            /* fails during a capture; the step is then not replayed */
-            stx_cuda_set_f64(x, &o->update->lr, lr);
-        }
-        o->lr = lr;
-        return;
-    }
-#endif
-    o->lr = lr;
-    o->update->lr = lr;
-}
-
-STX_DEF int stx_optim_sync(stx_optim *o) {
-    stx_ctx *x = o ? o->params->ctx : NULL;
-    const stx_update *u;
-    if (!stx_ok(x)) return 0;
-    stx__host_access(x, "the previous step waited for the GPU (stx_optim_sync)");
-    if (!stx__report_sync(x)) return 0;
-    u = &x->report.host->update[o->slot];
-    o->step = u->step;
-    o->skipped = u->skipped;
-    o->grad_norm = u->norm;
-    return u->ok || x->desc.dry;
-}
-
-/* Returns the scalars of an Adam or LAMB update. The betas of d must already be
-   resolved (see stx__beta). */
-static stx_adam_args stx__adam_args_of(const stx_optim_desc *d) {
-    STX__FP_SCOPE;
-    const int decoupled = d->kind == STX_ADAMW || d->kind == STX_RADAM;
-    stx_adam_args a;
-    a.beta1 = (stx_real)d->beta1;
-    a.rest1 = (stx_real)(1 - d->beta1);
-    a.beta2 = (stx_real)d->beta2;
-    a.rest2 = (stx_real)(1 - d->beta2);
-    a.eps = (stx_real)d->eps;
-    a.decay = (stx_real)(decoupled ? 0 : d->weight_decay);
-    a.decoupled = (stx_real)(decoupled ? d->weight_decay : 0);
-    return a;
-}
-
-/* Updates the parameters after stx_optim_prepare. The betas of d must already be
-   resolved (see stx__beta). */
-static void stx__optim_update(stx_optim *o, const stx_optim_desc *d) {
-    stx_ctx *x = o->params->ctx;
-    stx_adam_args a;
-    double *squares;
-    switch (d->kind) {
-    case STX_SGD:
-        STX_RUN(x, stx_sgd_update,
-                (x, o->update, o->chunk, o->chunks, (stx_real)d->momentum,
-                 (stx_real)d->weight_decay));
-        break;
-    case STX_ADAGRAD:
-        STX_RUN(x, stx_adagrad_update, (x, o->update, o->chunk, o->chunks, (stx_real)d->eps));
-        break;
-    case STX_LAMB:
-        a = stx__adam_args_of(d);
-        squares = o->squares + o->chunks;
-        STX_RUN(x, stx_lamb_direction, (x, o->update, o->chunk, o->chunks, squares, &a));
-        stx__sum_over_shards(x, squares, 2 * o->chunks);
-        STX_RUN(x, stx_lamb_update, (x, o->update, o->chunk, o->chunks, squares, d->trust_max));
-        break;
-    default:
-        a = stx__adam_args_of(d);
-        STX_RUN(x, stx_adam_update, (x, o->update, o->chunk, o->chunks, &a));
-    }
-}
-
-STX_DEF int stx_optim_step(stx_optim *o, double lr) {
-    STX__FP_SCOPE;
-    stx_ctx *x = o ? o->params->ctx : NULL;
-    stx_optim_desc d;
-    size_t i;
-    if (!stx_ok(x)) return 0;
-    d = o->desc;
-    d.beta1 = stx__beta(d.beta1);
-    d.beta2 = stx__beta(d.beta2);
-    if (o->params->count != o->count) {
-        stx_fail(x, STX_ERR_ARG,
-                 "stx_optim_step: the list has %zu parameters, but had %zu when the optimiser was "
-                 "created: call stx_optim_create after the last stx_param",
-                 o->params->count, o->count);
-        return 0;
-    }
-    stx_optim_set_lr(o, lr);
-    x->group.sending = NULL;
-    if (!stx_ok(x) || !stx__state_complete(x, "stx_optim_step")) return 0;
-
-    /* average the gradients over the ranks and clip their values */
-    stx__mean_grads(o->params);
-    if (!stx_ok(x)) return 0;
-    for (i = 0; i < o->count; i++) stx__param_written(x, o->params->tensor[i]->data);
-    if (d.clip_value > 0)
-        STX_RUN(x, stx_clip_values, (x, o->chunk, o->chunks, (stx_real)d.clip_value));
-
-    /* compute the norms and decide whether to update */
-    STX_RUN(x, stx_sum_squares, (x, o->squares, o->chunk, o->chunks));
-    stx__sum_over_shards(x, o->squares, o->chunks);
-    STX_RUN(x, stx_optim_prepare, (x, o->update, o->chunk, o->chunks, o->squares, &d));
-
-    stx__optim_update(o, &d);
-    stx__spread_params(o);
-    return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
-}
+/* ---- src/train/optim_kernels.h ---- */
+// >>optimisers: kernels
 
 /* Returns the number of elements in all chunks. */
 static size_t stx__chunks_size(const stx_optim_chunk *chunk, size_t count) {
@@ -18347,6 +18119,541 @@ STX_DEF void stx_clamp(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, s
     j.lo = lo;
     j.hi = hi;
     stx__each_chunk(x, chunk, count, stx__clamp_part, &j);
+}
+
+
+/* ---- src/train/muon.h ---- */
+// >>optimisers: Muon
+
+/* Computes buf = momentum buf + g' and g = g' + momentum buf with g' = factor g. */
+STX_INNER void stx__muon_direction_n(int fma, stx_real *buf, stx_real *g, size_t n,
+                                     stx_real factor, stx_real momentum) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        stx_real d = factor * g[i], m = STX_FMA(fma, momentum, buf[i], d);
+        buf[i] = m;
+        g[i] = STX_FMA(fma, momentum, m, d);
+    }
+}
+
+STX_EACH_ISA(stx__muon_direction_n,
+             (stx_real * STX_RESTRICT buf, stx_real *STX_RESTRICT g, size_t n, stx_real factor,
+              stx_real momentum),
+             buf, g, n, factor, momentum)
+
+/* Returns 1 if the chunk belongs to a matrix, which has no second state. Chunks of other
+   ranks have n = 0. */
+static int stx__muon_is_matrix(const stx_optim_chunk *c) {
+    return c->n && !c->s[1];
+}
+
+static void stx__muon_direction_part(const stx_share *s, const void *job) {
+    const stx__chunks_job *j = (const stx__chunks_job *)job;
+    size_t k;
+    for (k = s->begin; k < s->end; k++) {
+        const stx_optim_chunk *c = j->chunk + k;
+        if (!stx__muon_is_matrix(c)) continue;
+        STX_CALL(s->x, stx__muon_direction_n, (c->s[0], c->g, c->n, j->u->factor, j->momentum));
+        STX_CALL(s->x, stx__squares_n, (j->out + k, c->g, c->n));
+    }
+}
+
+STX_DEF void stx_muon_direction(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
+                                size_t count, double *squares, stx_real momentum) {
+    stx__chunks_job j;
+    if (!u->ok) return;
+    j.u = u;
+    j.out = squares;
+    j.momentum = momentum;
+    stx__each_chunk(x, chunk, count, stx__muon_direction_part, &j);
+}
+
+/* Arguments of the loops over a matrix. */
+typedef struct stx__muon_job {
+    stx_real *to;
+    const stx_real *from;
+    size_t n;
+    stx_real a, b;
+} stx__muon_job;
+
+static void stx__muon_normalise_part(const stx_share *s, const void *job) {
+    const stx__muon_job *j = (const stx__muon_job *)job;
+    size_t i;
+    for (i = s->begin; i < s->end; i++) j->to[i] = j->a * j->from[i];
+}
+
+STX_DEF void stx_muon_normalise(stx_ctx *x, stx_real *X, const stx_real *u, size_t n,
+                                const double *squares, size_t count) {
+    STX__FP_SCOPE;
+    stx__muon_job j;
+    double sum = 0;
+    size_t k;
+    for (k = 0; k < count; k++) sum += squares[k];
+    memset(&j, 0, sizeof j);
+    j.to = X;
+    j.from = u;
+    j.a = (stx_real)(1 / (sqrt(sum) + 1e-7));
+    stx_parallel(x, n, n, stx__muon_normalise_part, &j);
+}
+
+static void stx__muon_polynomial_part(const stx_share *s, const void *job) {
+    const stx__muon_job *j = (const stx__muon_job *)job;
+    size_t row, i;
+    for (i = s->begin * j->n; i < s->end * j->n; i++) j->to[i] = j->b * j->from[i];
+    for (row = s->begin; row < s->end; row++) j->to[row * j->n + row] += j->a;
+}
+
+STX_DEF void stx_muon_polynomial(stx_ctx *x, stx_real *B, const stx_real *A, size_t n, stx_real a,
+                                 stx_real b) {
+    stx__muon_job j;
+    j.to = B;
+    j.from = A;
+    j.n = n;
+    j.a = a;
+    j.b = b;
+    stx_parallel(x, n, n * n, stx__muon_polynomial_part, &j);
+}
+
+/* Computes p = p - lr (g + decoupled p) and g = 0 for matrices, Adam for others. */
+static void stx__muon_update_part(const stx_share *s, const void *job) {
+    const stx__chunks_job *j = (const stx__chunks_job *)job;
+    const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
+    const stx__adam adam = stx__adam_of(j->adam, j->u);
+    stx__sgd sgd;
+    sgd.factor = 1;
+    sgd.momentum = 0;
+    sgd.decay = j->adam->decoupled;
+    for (; c < end; c++) {
+        sgd.lr = c->lr;
+        if (stx__muon_is_matrix(c))
+            STX_CALL(s->x, stx__sgd_n, (c->p, NULL, c->g, c->n, &sgd));
+        else
+            STX_CALL(s->x, stx__adam_n, (c->p, c->s[0], c->s[1], c->g, c->n, c->lr, &adam));
+    }
+}
+
+STX_DEF void stx_muon_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
+                             size_t count, const stx_adam_args *a) {
+    stx__chunks_job j;
+    if (stx__update_skipped(x, u, chunk, count)) return;
+    j.u = u;
+    j.adam = a;
+    stx__each_chunk(x, chunk, count, stx__muon_update_part, &j);
+}
+
+/* Replaces the direction of matrix t, which is in its gradient, with the scaled
+   orthogonalised direction. squares (count): sums of its chunks.
+
+       X = u / (|u|_F + 1e-7)
+       five times  A = X X^T, X = (a I + b A + c A A) X
+
+   If t has more rows than columns, A = X^T X and X = X (a I + b A + c A A), which is the
+   same as working on the transpose. The last X is computed in t's gradient. */
+static void stx__muon_orthogonalise(stx_optim *o, const stx_tensor *t, const double *squares,
+                                    size_t count) {
+    STX__FP_SCOPE;
+    static const double a = 3.4445, b = -4.7750, c = 2.0315;
+    enum { STEPS = 5 };
+    stx_ctx *x = o->params->ctx;
+    const size_t rows = t->dim[0], cols = t->dim[1];
+    const size_t n = STX_MIN(rows, cols), most = STX_MAX(rows, cols);
+    const int tall = rows > cols;
+    stx_real *A = o->scratch[2], *B = o->scratch[3];
+    stx_gemm_args g;
+    int k;
+    STX_RUN(x, stx_muon_normalise, (x, o->scratch[0], t->grad, t->size, squares, count));
+    for (k = 0; k < STEPS; k++) {
+        const stx_real *X = o->scratch[k % 2];
+        stx_real *next = k + 1 < STEPS ? o->scratch[1 - k % 2] : t->grad;
+        g = stx_gemm_init(tall, !tall, n, n, most, X, X, A);
+        STX_RUN(x, stx_gemm, (x, &g));
+
+        STX_RUN(x, stx_muon_polynomial, (x, B, A, n, (stx_real)a, (stx_real)b));
+        g = stx_gemm_init(0, 0, n, n, n, A, A, B);
+        g.alpha = (stx_real)c;
+        g.beta = 1;
+        STX_RUN(x, stx_gemm, (x, &g));
+
+        if (tall)
+            g = stx_gemm_init(0, 0, rows, cols, n, X, B, next);
+        else
+            g = stx_gemm_init(0, 0, rows, cols, n, B, X, next);
+        if (next == t->grad) g.alpha = (stx_real)(0.2 * sqrt((double)most));
+        STX_RUN(x, stx_gemm, (x, &g));
+    }
+}
+
+/* Updates the parameters with STX_MUON. On a CPU, a skipped update only clears the
+   gradients; a GPU also orthogonalises, because the host does not know. */
+static void stx__muon_step(stx_optim *o, const stx_optim_desc *d, const stx_adam_args *a) {
+    const stx_params *p = o->params;
+    stx_ctx *x = p->ctx;
+    double *squares = o->squares + o->chunks;
+    size_t i, first = 0, count;
+    STX_RUN(x, stx_muon_direction,
+            (x, o->update, o->chunk, o->chunks, squares, (stx_real)d->momentum));
+    for (i = 0; i < p->count && (stx__on_gpu(x) || o->update->ok); i++, first += count) {
+        count = stx__chunks_of(p->tensor[i]->size);
+        if (o->is_matrix[i] && o->state[0][i])
+            stx__muon_orthogonalise(o, p->tensor[i], squares + first, count);
+    }
+    STX_RUN(x, stx_muon_update, (x, o->update, o->chunk, o->chunks, a));
+}
+
+
+/* ---- src/train/optim.h ---- */
+// >>optimisers
+
+struct stx_param_subset {
+    size_t count;
+    stx_tensor **tensor;    /* (count) */
+    stx_optim_chunk *chunk; /* (count), on the device: one chunk per parameter, in which
+                               only p and n are set */
+};
+
+STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, size_t count) {
+    stx_param_subset *s;
+    size_t i;
+    if (!stx_ok(x) || !t) return NULL;
+    s = (stx_param_subset *)stx_persist(x, sizeof *s);
+    if (!s) return NULL;
+    s->chunk = (stx_optim_chunk *)stx__zeroed_bytes(x, STX__STATE,
+                                             stx_bytes_of(count, 1, sizeof *s->chunk));
+    s->tensor = (stx_tensor **)stx_persist(x, stx_bytes_of(count, 1, sizeof *s->tensor));
+    if (!s->chunk || !s->tensor) return NULL;
+    for (i = 0; i < count; i++) {
+        stx_optim_chunk chunk;
+        STX__NEED(x, t[i] && t[i]->is_param, STX_ERR_ARG,
+                  "stx_params_subset: tensor %zu: expected a parameter, got %s", i,
+                  t[i] ? "another tensor" : "NULL");
+        memset(&chunk, 0, sizeof chunk);
+        chunk.p = t[i]->data;
+        chunk.n = t[i]->size;
+        stx__put_bytes(x, s->chunk + i, &chunk, sizeof chunk);
+        s->tensor[i] = t[i];
+    }
+    s->count = count;
+    return s;
+}
+
+STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *s, double lo, double hi) {
+    STX__FP_SCOPE;
+    size_t i;
+    if (!stx_ok(x) || !s || !s->count) return;
+    for (i = 0; i < s->count; i++) stx__param_written(x, s->tensor[i]->data);
+    STX_RUN(x, stx_clamp, (x, s->chunk, s->count, (stx_real)lo, (stx_real)hi));
+}
+
+/* Returns the value of a beta of the desc, where -1 means 0. The desc keeps the -1,
+   because 0 selects the default if the desc is resolved again. */
+static double stx__beta(double b) {
+    return b == -1 ? 0 : b;
+}
+
+static double stx__default_eps(int kind) {
+    if (kind == STX_ADAGRAD) return 1e-10;
+    return kind == STX_LAMB ? 1e-6 : 1e-8;
+}
+
+/* Fills in the defaults and checks the desc. Returns 0 and sets an error if it is
+   invalid. */
+static int stx__optim_resolve(stx_ctx *x, stx_optim_desc *d) {
+    static const char op[] = "stx_optim_create";
+    double beta1, beta2;
+    if (!d->kind) d->kind = STX_ADAM;
+    if (d->kind < STX_SGD || d->kind > STX_MUON)
+        return stx_bad_value(x, op, "kind", d->kind,
+                             "STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB or "
+                             "STX_MUON");
+    if (d->kind == STX_MUON && d->momentum == 0) d->momentum = 0.95;
+    if (d->beta1 == 0) d->beta1 = 0.9;
+    if (d->beta2 == 0) d->beta2 = 0.999;
+    if (d->eps == 0) d->eps = stx__default_eps(d->kind);
+
+    beta1 = stx__beta(d->beta1);
+    beta2 = stx__beta(d->beta2);
+    if (!(d->momentum >= 0)) return stx_bad_value(x, op, "momentum", d->momentum, "0 or more");
+    if (!(beta1 >= 0 && beta1 < 1))
+        return stx_bad_value(x, op, "beta1", d->beta1, "a value in [0,1), or -1 for 0");
+    if (!(beta2 >= 0 && beta2 < 1))
+        return stx_bad_value(x, op, "beta2", d->beta2, "a value in [0,1), or -1 for 0");
+    if (!(d->eps >= 0)) return stx_bad_value(x, op, "eps", d->eps, "0 or more");
+    if (!(d->clip >= 0)) return stx_bad_value(x, op, "clip", d->clip, "0 or more");
+    if (!(d->clip_value >= 0))
+        return stx_bad_value(x, op, "clip_value", d->clip_value, "0 or more");
+    if (!(d->trust_max >= 0)) return stx_bad_value(x, op, "trust_max", d->trust_max, "0 or more");
+    if (!(d->weight_decay >= 0))
+        return stx_bad_value(x, op, "weight_decay", d->weight_decay, "0 or more");
+    if (d->kind == STX_ADAGRAD && d->weight_decay > 0) {
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: weight_decay: STX_ADAGRAD has no weight decay: set it to 0 or use STX_ADAMW",
+                 op);
+        return 0;
+    }
+    if (d->eps_hat && d->kind != STX_ADAM && d->kind != STX_ADAMW)
+        return stx_bad_value(x, op, "eps_hat", d->eps_hat,
+                             "0 unless kind is STX_ADAM or STX_ADAMW");
+    if (d->no_correction && d->kind != STX_LAMB)
+        return stx_bad_value(x, op, "no_correction", d->no_correction, "0 unless kind is STX_LAMB");
+    if (d->trust_max > 0 && d->kind != STX_LAMB)
+        return stx_bad_value(x, op, "trust_max", d->trust_max, "0 unless kind is STX_LAMB");
+    return 1;
+}
+
+/* Finds the parameters that STX_MUON updates as matrices. */
+static int stx__optim_find_matrices(stx_optim *o) {
+    stx_params *p = o->params;
+    size_t i;
+    if (o->desc.kind != STX_MUON) return 1;
+    o->is_matrix = (unsigned char *)stx_persist(p->ctx, p->count + 1);
+    for (i = 0; o->is_matrix && i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        o->is_matrix[i] = t->ndim == 2 && t->dim[0] > 1 && t->dim[1] > 1 && !t->elementwise;
+    }
+    return o->is_matrix != NULL;
+}
+
+/* Allocates state k of every parameter and fills it with zeros. Sharded state is
+   one-dimensional and has only the elements of this rank's shard; it is NULL for a
+   parameter outside the shard. Matrices of STX_MUON have no state 1. */
+static int stx__optim_make_state(stx_optim *o, int k) {
+    const stx_params *p = o->params;
+    stx_ctx *x = p->ctx;
+    size_t i, first = 0, size;
+    o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
+    if (!o->state[k]) return 0;
+    for (i = 0; i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        stx__shard s = stx__own_shard(o, i, first);
+        first += stx__chunks_of(t->size);
+        if (s.begin == s.end || (k == 1 && o->is_matrix && o->is_matrix[i])) continue;
+        size = s.end - s.begin;
+        o->state[k][i] = x->group.shard ? stx__tensor(x, STX__STATE, 1, &size)
+                                        : stx__tensor(x, STX__STATE, t->ndim, t->dim);
+        if (!o->state[k][i]) return 0;
+        STX_RUN(x, stx_fill, (x, o->state[k][i]->data, o->state[k][i]->size, 0));
+    }
+    return 1;
+}
+
+/* Fills in the chunks of all parameters, in host memory. If the state of a chunk is on
+   another rank, the chunk's n stays 0. */
+static void stx__optim_fill_chunks(const stx_optim *o, stx_optim_chunk *chunk) {
+    const stx_params *p = o->params;
+    size_t i, at, first = 0;
+    int k;
+    for (i = 0; i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        stx__shard s = stx__own_shard(o, i, first);
+        first += stx__chunks_of(t->size);
+        for (at = 0; at < t->size; at += STX__OPTIM_CHUNK, chunk++) {
+            chunk->tensor = i;
+            if (at < s.begin || at >= s.end) continue;
+            chunk->p = t->data + at;
+            chunk->g = t->grad + at;
+            for (k = 0; k < 2; k++)
+                if (o->state[k] && o->state[k][i])
+                    chunk->s[k] = o->state[k][i]->data + (at - s.begin);
+            chunk->n = STX_MIN((size_t)STX__OPTIM_CHUNK, t->size - at);
+        }
+    }
+}
+
+/* Allocates the scratch memory of STX_MUON, for the largest matrix of this rank. */
+static int stx__optim_make_scratch(stx_optim *o) {
+    const stx_params *p = o->params;
+    size_t i, most[2] = {0, 0};
+    if (!o->is_matrix) return 1;
+    for (i = 0; i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        const size_t n = STX_MIN(t->dim[0], t->dim[1]);
+        if (!o->is_matrix[i] || !o->state[0][i]) continue;
+        most[0] = STX_MAX(most[0], t->size);
+        most[1] = STX_MAX(most[1], n * n);
+    }
+    for (i = 0; i < 4 && most[0]; i++) {
+        o->scratch[i] = stx_block_activations(p->ctx, most[i / 2]);
+        if (!o->scratch[i]) return 0;
+    }
+    return 1;
+}
+
+/* Returns the number of state tensors per parameter. */
+static int stx__optim_states(const stx_optim_desc *d) {
+    if (d->kind == STX_SGD) return d->momentum > 0;
+    return d->kind == STX_ADAGRAD ? 1 : 2;
+}
+
+STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
+    STX__FP_SCOPE;
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx_optim *o;
+    stx_optim_chunk *chunk;
+    size_t i, sums = 1;
+    int k, states;
+    if (!stx_ok(x)) return NULL;
+    o = (stx_optim *)stx_persist(x, sizeof *o);
+    if (!o) return NULL;
+    if (d) o->desc = *d;
+    if (!stx__optim_resolve(x, &o->desc)) return NULL;
+    states = stx__optim_states(&o->desc);
+    o->params = p;
+    o->count = p->count;
+    for (i = 0; i < p->count; i++) o->chunks += stx__chunks_of(p->tensor[i]->size);
+    if (!stx__optim_find_matrices(o)) return NULL;
+    if (x->group.ranks > 1 && !stx__make_buckets(o)) return NULL;
+    p->in_use = 1;
+
+    o->chunk = (stx_optim_chunk *)stx__zeroed_bytes(x, STX__STATE,
+                                             stx_bytes_of(o->chunks, 1, sizeof *o->chunk));
+    if (o->desc.kind == STX_LAMB) sums = 3;
+    if (o->desc.kind == STX_MUON) sums = 2;
+    o->squares = (double *)stx__zeroed_bytes(x, STX__STATE,
+                                      stx_bytes_of(o->chunks, sums, sizeof *o->squares));
+    chunk = o->chunk;
+    if (stx__on_gpu(x))
+        chunk = (stx_optim_chunk *)stx_block(x, stx_bytes_of(o->chunks, 1, sizeof *chunk));
+    if (!o->chunk || !o->squares || !chunk || !stx__report_create(x)) return NULL;
+    STX__NEED(x, x->report.optims < STX_MAX_OPTIMS, STX_ERR_ARG,
+              "stx_optim_create: a context can have at most %d optimisers: use another context",
+              (int)STX_MAX_OPTIMS);
+    o->slot = x->report.optims++;
+    o->lr = -1;
+    stx__forget_steps(x);
+    o->update = &x->report.device->update[o->slot];
+
+    for (k = 0; k < states; k++)
+        if (!stx__optim_make_state(o, k)) return NULL;
+    if (!stx__optim_make_scratch(o)) return NULL;
+    stx__optim_fill_chunks(o, chunk);
+    if (chunk != o->chunk) {
+        stx__put_bytes(x, o->chunk, chunk, o->chunks * sizeof *chunk);
+        stx_block_free(x, chunk);
+    }
+    return o;
+}
+
+STX_DEF void stx_optim_set_lr(stx_optim *o, double lr) {
+    STX__FP_SCOPE;
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    if (!stx_ok(x)) return;
+    if (!(lr >= 0 && stx__finite(lr))) {
+        stx_bad_value(x, "stx_optim_set_lr or stx_optim_step", "learning rate", lr,
+                      "a finite value of 0 or more");
+        return;
+    }
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) {
+        if (lr != o->lr) {
+            stx__host_access(x, "the previous step set a new learning rate "
+                                "(call stx_optim_set_lr before the step)");
+            /* fails during a capture; the step is then not replayed */
+            stx_cuda_set_f64(x, &o->update->lr, lr);
+        }
+        o->lr = lr;
+        return;
+    }
+#endif
+    o->lr = lr;
+    o->update->lr = lr;
+}
+
+STX_DEF int stx_optim_sync(stx_optim *o) {
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    const stx_update *u;
+    if (!stx_ok(x)) return 0;
+    stx__host_access(x, "the previous step waited for the GPU (stx_optim_sync)");
+    if (!stx__report_sync(x)) return 0;
+    u = &x->report.host->update[o->slot];
+    o->step = u->step;
+    o->skipped = u->skipped;
+    o->grad_norm = u->norm;
+    return u->ok || x->desc.dry;
+}
+
+/* Returns the scalars of an Adam, LAMB or Muon update. The betas of d must already be
+   resolved (see stx__beta). */
+static stx_adam_args stx__adam_args_of(const stx_optim_desc *d) {
+    STX__FP_SCOPE;
+    const int decoupled = d->kind == STX_ADAMW || d->kind == STX_RADAM || d->kind == STX_MUON;
+    stx_adam_args a;
+    a.beta1 = (stx_real)d->beta1;
+    a.rest1 = (stx_real)(1 - d->beta1);
+    a.beta2 = (stx_real)d->beta2;
+    a.rest2 = (stx_real)(1 - d->beta2);
+    a.eps = (stx_real)d->eps;
+    a.decay = (stx_real)(decoupled ? 0 : d->weight_decay);
+    a.decoupled = (stx_real)(decoupled ? d->weight_decay : 0);
+    return a;
+}
+
+/* Updates the parameters after stx_optim_prepare. The betas of d must already be
+   resolved (see stx__beta). */
+static void stx__optim_update(stx_optim *o, const stx_optim_desc *d) {
+    stx_ctx *x = o->params->ctx;
+    stx_adam_args a;
+    double *squares;
+    switch (d->kind) {
+    case STX_SGD:
+        STX_RUN(x, stx_sgd_update,
+                (x, o->update, o->chunk, o->chunks, (stx_real)d->momentum,
+                 (stx_real)d->weight_decay));
+        break;
+    case STX_ADAGRAD:
+        STX_RUN(x, stx_adagrad_update, (x, o->update, o->chunk, o->chunks, (stx_real)d->eps));
+        break;
+    case STX_LAMB:
+        a = stx__adam_args_of(d);
+        squares = o->squares + o->chunks;
+        STX_RUN(x, stx_lamb_direction, (x, o->update, o->chunk, o->chunks, squares, &a));
+        stx__sum_over_shards(x, squares, 2 * o->chunks);
+        STX_RUN(x, stx_lamb_update, (x, o->update, o->chunk, o->chunks, squares, d->trust_max));
+        break;
+    case STX_MUON:
+        a = stx__adam_args_of(d);
+        stx__muon_step(o, d, &a);
+        break;
+    default:
+        a = stx__adam_args_of(d);
+        STX_RUN(x, stx_adam_update, (x, o->update, o->chunk, o->chunks, &a));
+    }
+}
+
+STX_DEF int stx_optim_step(stx_optim *o, double lr) {
+    STX__FP_SCOPE;
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    stx_optim_desc d;
+    size_t i;
+    if (!stx_ok(x)) return 0;
+    d = o->desc;
+    d.beta1 = stx__beta(d.beta1);
+    d.beta2 = stx__beta(d.beta2);
+    if (o->params->count != o->count) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_optim_step: the list has %zu parameters, but had %zu when the optimiser was "
+                 "created: call stx_optim_create after the last stx_param",
+                 o->params->count, o->count);
+        return 0;
+    }
+    stx_optim_set_lr(o, lr);
+    x->group.sending = NULL;
+    if (!stx_ok(x) || !stx__state_complete(x, "stx_optim_step")) return 0;
+
+    /* average the gradients over the ranks and clip their values */
+    stx__mean_grads(o->params);
+    if (!stx_ok(x)) return 0;
+    for (i = 0; i < o->count; i++) stx__param_written(x, o->params->tensor[i]->data);
+    if (d.clip_value > 0)
+        STX_RUN(x, stx_clip_values, (x, o->chunk, o->chunks, (stx_real)d.clip_value));
+
+    /* compute the norms and decide whether to update */
+    STX_RUN(x, stx_sum_squares, (x, o->squares, o->chunk, o->chunks));
+    stx__sum_over_shards(x, o->squares, o->chunks);
+    STX_RUN(x, stx_optim_prepare, (x, o->update, o->chunk, o->chunks, o->squares, &d));
+
+    stx__optim_update(o, &d);
+    stx__spread_params(o);
+    return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
 }
 
 
@@ -20402,6 +20709,11 @@ static const char *stx__optim_state_name(char *out, const char *prefix, int k) {
     return stx__optim_name(out, prefix, k ? "optim.1." : "optim.0.");
 }
 
+/* Returns 1 if parameter i has state k, on this rank or another. */
+static int stx__optim_has_state(const stx_optim *o, int k, size_t i) {
+    return o->state[k] && !(k == 1 && o->is_matrix && o->is_matrix[i]);
+}
+
 /* For sharded state: gathers state k of tensor i on rank 0. `first` is the index of the
    tensor's first chunk. On rank 0, `copy` receives the whole tensor; on all other
    ranks, `copy` is NULL. */
@@ -20410,8 +20722,7 @@ static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
     stx_ctx *x = o->params->ctx;
     int r, ok = 1;
     for (r = 0; ok && r < x->group.ranks; r++) {
-        stx__shard s = stx__shard_of(o->chunks, first, o->params->tensor[i]->size, (size_t)r,
-                                     (size_t)x->group.ranks);
+        stx__shard s = stx__shard_of(o, i, first, (size_t)r, (size_t)x->group.ranks);
         size_t n = s.end - s.begin;
         stx_real *part;
         if (!n || (x->group.rank && x->group.rank != r)) continue;
@@ -20429,17 +20740,17 @@ static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
 static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char *prefix) {
     const stx_params *p = o->params;
     size_t i, first = 0;
-    for (i = 0; i < p->count; i++) {
+    for (i = 0; i < p->count; first += stx__chunks_of(p->tensor[i]->size), i++) {
         const stx_tensor *t = p->tensor[i];
         char full[STX__FULL_NAME];
         stx_real *copy;
+        if (!stx__optim_has_state(o, k, i)) continue;
         /* all ranks check the name, so that no rank waits for one that has failed */
         if (!stx__full_name(o->params->ctx, full, prefix, p->name[i])) return 0;
         copy = w ? stx__host_copy_new(w, t->size) : NULL;
         if (w && !copy) return 0;
         if (!stx__gather_shards(o, k, i, first, copy)) return 0;
         if (copy && !stx_writer_add(w, full, STX_REAL_DTYPE, t->ndim, t->dim, copy)) return 0;
-        first += stx__chunks_of(t->size);
     }
     return 1;
 }
@@ -20447,6 +20758,7 @@ static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char
 STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *prefix) {
     char name[STX__OPTIM_NAME];
     stx_ctx *x = o ? o->params->ctx : NULL;
+    size_t i;
     int k;
     if (!stx_ok(x)) return 0;
     if (!stx__state_complete(x, "stx_optim_save")) return 0;
@@ -20455,9 +20767,10 @@ STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *pre
         const char *state = stx__optim_state_name(name, prefix, k);
         if (!o->state[k]) continue;
         if (x->group.shard && !stx__save_shards(w, o, k, state)) return 0;
-        if (!x->group.shard
-            && !stx__save_tensors(w, o->state[k], o->params->name, o->params->count, state))
-            return 0;
+        for (i = 0; i < o->count && !x->group.shard; i++)
+            if (stx__optim_has_state(o, k, i)
+                && !stx__save_tensors(w, o->state[k] + i, o->params->name + i, 1, state))
+                return 0;
     }
     if (x->group.shard && !w && x->group.rank) return 1;
     stx__optim_name(name, prefix, "optim.kind");
@@ -20479,12 +20792,12 @@ static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *
     size_t i, first = 0;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o->chunks, first, t->size, x);
+        stx__shard s = stx__own_shard(o, i, first);
         char full[STX__FULL_NAME];
         stx_real *all;
         int ok;
         first += stx__chunks_of(t->size);
-        if (s.begin == s.end) continue;
+        if (s.begin == s.end || !stx__optim_has_state(o, k, i)) continue;
         all = (stx_real *)stx_block(x, t->size * sizeof *all);
         ok = all && stx__full_name(x, full, prefix, p->name[i])
              && stx_entry_get(stx_file_find(f, full), all, t->size);
@@ -20503,13 +20816,17 @@ static int stx__optim_load_state(stx_optim *o, const stx_file *f, const char *pr
     stx_ctx *x = p->ctx;
     const int shard = x->group.shard;
     char name[STX__OPTIM_NAME];
+    size_t i;
     int k, copy;
     for (copy = 0; copy < 2; copy++)
         for (k = 0; k < 2; k++) {
             stx_tensor **t = shard ? p->tensor : o->state[k];
             const char *state = stx__optim_state_name(name, prefix, k);
             if (!o->state[k]) continue;
-            if (!stx__load_tensors(x, t, p->name, p->count, f, state, copy && !shard)) return 0;
+            for (i = 0; i < o->count; i++)
+                if (stx__optim_has_state(o, k, i)
+                    && !stx__load_tensors(x, t + i, p->name + i, 1, f, state, copy && !shard))
+                    return 0;
             if (copy && shard && !stx__load_shards(o, k, f, state)) return 0;
         }
     return 1;
@@ -20531,7 +20848,7 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
     if (kind != (uint64_t)o->desc.kind) {
         stx_fail(x, STX_ERR_FORMAT,
                  "the file has the state of optimiser %d, but this run uses %d (1 sgd, 2 adagrad, "
-                 "3 adam, 4 adamw, 5 radam, 6 lamb): use the optimiser of the saved run",
+                 "3 adam, 4 adamw, 5 radam, 6 lamb, 7 muon): use the optimiser of the saved run",
                  (int)kind, o->desc.kind);
         return 0;
     }
@@ -20893,7 +21210,7 @@ static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, cons
     d[1] = bias ? 0 : columns;
     d[2] = d[3] = 0;
     if (output) padded = stx__vocab_io_pad(p->ctx, rows) * (bias ? 1 : columns);
-    return stx__param_padded(p, init->kind, a, full, d, padded);
+    return stx_param_elementwise(stx__param_padded(p, init->kind, a, full, d, padded));
 }
 
 /* Creates the table and projection of input cluster i. With cluster_major, the output

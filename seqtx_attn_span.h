@@ -953,6 +953,7 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     if (!m->params || !m->layer) return NULL;
 
     m->key_pe = stx_param(m->params, STX_NORMAL, 1, "key_pe", d->span, d->dim / d->heads, 0, 0);
+    stx_param_elementwise(m->key_pe);
     m->vocab_io = stx_vocab_io_create(m->params, &vocab_io);
     for (l = 0; l < d->layers; l++) stx__span_create_layer(m, l);
 

@@ -2363,6 +2363,8 @@ static int stx__comp_attn_params(stx_comp *m, size_t l) {
         p->wpos = stx__comp_param(m, l, "attn.pos.weight", STX_UNIFORM, bound, D, D);
         p->u = stx__comp_param(m, l, "attn.u", STX_ZEROS, 0, H, hd);
         p->vb = stx__comp_param(m, l, "attn.v", STX_ZEROS, 0, H, hd);
+        stx_param_elementwise(p->u);
+        stx_param_elementwise(p->vb);
     }
     stx__comp_gate_params(m, l, "attn", &p->attn_gate);
     return 1;
@@ -2409,7 +2411,7 @@ static void stx__comp_model_params(stx_comp *m, const stx_vocab_io_desc *vocab_d
     const double bound_E = 1 / sqrt((double)E), bound_D = 1 / sqrt((double)D);
     stx_params *p = m->params;
     if (d->positions == STX_COMP_POSITIONS_LEARNED)
-        m->key_pe = stx_param(p, STX_ZEROS, 0, "key_pe", reach, D, 0, 0);
+        m->key_pe = stx_param_elementwise(stx_param(p, STX_ZEROS, 0, "key_pe", reach, D, 0, 0));
     else
         m->sines = stx__comp_sines(m, reach);
     if (d->vocab) m->vocab_io = stx_vocab_io_create(p, vocab_desc);
@@ -2418,6 +2420,8 @@ static void stx__comp_model_params(stx_comp *m, const stx_vocab_io_desc *vocab_d
         m->in_b = stx_param(p, STX_UNIFORM, bound_E, "in_proj.bias", D, 0, 0, 0);
         m->out_w = stx_param(p, STX_UNIFORM, bound_D, "out_proj.weight", E, D, 0, 0);
         m->out_b = stx_param(p, STX_UNIFORM, bound_D, "out_proj.bias", E, 0, 0, 0);
+        stx_param_elementwise(m->in_w);
+        stx_param_elementwise(m->out_w);
     }
     if (d->final_norm) {
         m->final_gain = stx_param(p, STX_CONSTANT, 1, "final_norm.weight", D, 0, 0, 0);

@@ -2639,10 +2639,10 @@ static void stx__par_uv_params(stx_par *m, const char *name, stx_tensor **u, stx
     const double std = xl ? m->desc.init_std : glorot;
     char full[96];
     snprintf(full, sizeof full, "%s.u", name);
-    *u = stx_param(m->params, kind, std, full, H, dh, 0, 0);
+    *u = stx_param_elementwise(stx_param(m->params, kind, std, full, H, dh, 0, 0));
     if (m->desc.positions == STX_PAR_LEARNED_BIAS) return;
     snprintf(full, sizeof full, "%s.v", name);
-    *v = stx_param(m->params, kind, std, full, H, dh, 0, 0);
+    *v = stx_param_elementwise(stx_param(m->params, kind, std, full, H, dh, 0, 0));
 }
 
 static int stx__par_attention_params(stx_par *m, size_t l) {
@@ -2664,6 +2664,8 @@ static int stx__par_attention_params(stx_par *m, size_t l) {
         block->wr = stx__par_matrix(m, l, "attn.pos.weight", width, D, width);
     if (d->positions == STX_PAR_LEARNED_BIAS)
         block->rel_bias = stx__par_zeros(m, l, "attn.r_bias", rows, d->heads);
+    stx_param_elementwise(block->rel);
+    stx_param_elementwise(block->rel_bias);
     block->wo = stx__par_matrix(m, l, "attn.out.weight", D, width, D);
 
     if (d->biases) {

@@ -2243,6 +2243,8 @@ static void stx__sru_create_layer(stx_params *params, const char *prefix, const 
         p->v = stx__sru_param(params, prefix, l, "v", d->v_init > 0 ? STX_UNIFORM : STX_ZEROS,
                               d->v_init, 2, O);
     p->bias = stx__sru_param(params, prefix, l, "bias", STX_ZEROS, 0, 2, O);
+    stx_param_elementwise(p->v);
+    stx_param_elementwise(p->bias);
     if (d->highway_bias != 0) stx_param_fill(x, p->bias, 1, 2, d->highway_bias);
     if (d->norm) {
         p->gain = stx__sru_param(params, prefix, l, "norm.weight", STX_CONSTANT, 1, norm, 0);
@@ -2288,6 +2290,7 @@ STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const st
         if (d->transform == STX_SRU_ATTENTION) bound = sqrt(6.0 / (double)(d->input + m->O));
         snprintf(name, sizeof name, "%sinput.weight", prefix);
         m->w_input = stx_param(params, STX_UNIFORM, bound, name, m->O, d->input, 0, 0);
+        stx_param_elementwise(m->w_input);
     }
     for (l = 0; l < d->layers && stx_ok(x); l++)
         stx__sru_create_layer(params, prefix, d, l, &m->layer[l]);

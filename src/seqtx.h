@@ -244,7 +244,7 @@
        >>gemm         stx_gemm_plain defines a matmul; stx__gemm_blocked computes it
        >>attention    stx_attention_plain defines attention; stx__attn_fwd_unit computes
                       it tile by tile
-       >>optimisers   stx_optim_step
+       >>optimisers   stx_optim_step; Muon: stx__muon_orthogonalise
    docs/design.md explains why the library is built this way.
 */
 
@@ -352,6 +352,8 @@ STX_STRICT_ON
 #include "train/group_mpi.h"
 #include "train/group_nccl.h"
 #include "train/group_join.h"
+#include "train/optim_kernels.h"
+#include "train/muon.h"
 #include "train/optim.h"
 #include "train/steps.h"
 #include "train/schedules.h"

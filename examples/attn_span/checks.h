@@ -26,7 +26,7 @@ TR_DEF int check(tr_lm *t) {
         {"adapt-io-tied", opt.adapt_io, "--adapt-io"},
         {"adapt-io-divval", opt.adapt_io, "--adapt-io"},
         {"adapt-io-cutoffs", opt.adapt_io, "--adapt-io"},
-        {"momentum", optim_kinds[opt.lm.optim] == STX_SGD, "--optim sgd"},
+        {"momentum", tr_lm_has_momentum(optim_kinds[opt.lm.optim]), "--optim sgd and muon"},
         {"lr-min", schedule_kinds[opt.lm.schedule] == STX_LR_COSINE, "--schedule cosine"},
         {"niter", !tr_given(&options, "steps") || !opt.lm.steps, "runs without --steps"}
     };

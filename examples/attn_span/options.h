@@ -34,7 +34,7 @@ static struct {
 
 /* The library's values for the choices of --optim and --schedule, in the order of their
    names in the table below. */
-static const int optim_kinds[] = {STX_ADAGRAD, STX_SGD, STX_ADAM, STX_ADAMW};
+static const int optim_kinds[] = {STX_ADAGRAD, STX_SGD, STX_ADAM, STX_ADAMW, STX_MUON};
 static const int schedule_kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT};
 
 /* Columns: name; class, which determines how checkpoints treat the option (see
@@ -88,7 +88,7 @@ static tr_opt table[] = {
         "ends of the clusters, such as 20000,40000,200000 (the default)"),
 
     TR_GROUP("Optimisation"),
-    TR_CHOICE("optim", TR_FIXED, &opt.lm.optim, "adagrad|sgd|adam|adamw", "optimiser"),
+    TR_LM_OPTIM(opt.lm, "adagrad|sgd|adam|adamw|muon"),
     TR_REAL("lr", TR_FREE, &opt.lm.lr, 0, 1e6, "learning rate"),
     TR_CHOICE("schedule", TR_FREE, &opt.lm.schedule, "constant|cosine|inv-sqrt",
         "learning-rate schedule after the warm-up"),
@@ -96,9 +96,10 @@ static tr_opt table[] = {
         "length of the linear warm-up, in steps"),
     TR_REAL("lr-min", TR_FREE, &opt.lm.lr_min, 0, 1e6,
         "learning rate at the end of the cosine schedule"),
-    TR_REAL("momentum", TR_FIXED, &opt.lm.momentum, 0, 1, "momentum of sgd"),
+    TR_REAL("momentum", TR_FIXED, &opt.lm.momentum, 0, 1,
+        "momentum of sgd and muon; with muon, 0: 0.95"),
     TR_REAL("weight-decay", TR_FREE, &opt.lm.weight_decay, 0, 1e6,
-        "weight decay of sgd and adam (added to the gradient) and of adamw (decoupled)"),
+        "weight decay of sgd and adam (added to the gradient) and of adamw and muon (decoupled)"),
     TR_REAL("grad-clip", TR_FREE, &opt.lm.grad_clip, 0, 1e9,
         "maximum norm of the gradient: of each tensor with adagrad, otherwise of all tensors "
         "together; 0: no clipping"),

@@ -40,7 +40,7 @@ TR_DEF int check(tr_lm *t) {
         {"aux-weight", weighted, "--aux attention or autoencode"},
         {"lr-start", opt.lm.lr_warmup > 0, "runs with --lr-warmup"},
         {"lr-min", schedule_kinds[opt.lm.schedule] == STX_LR_COSINE, "--schedule cosine"},
-        {"momentum", optim_kinds[opt.lm.optim] == STX_SGD, "--optim sgd"}
+        {"momentum", tr_lm_has_momentum(optim_kinds[opt.lm.optim]), "--optim sgd and muon"}
     };
     if (!tr_check_only(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if (!tr_lm_divides(t, "nheads", "hid-sz")) return 0;

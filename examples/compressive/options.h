@@ -45,7 +45,7 @@ static struct {
 
 /* The library's values for the choices of --optim and --schedule, in the order of their
    names in the table below. */
-static const int optim_kinds[] = {STX_ADAM, STX_ADAMW, STX_SGD, STX_ADAGRAD};
+static const int optim_kinds[] = {STX_ADAM, STX_ADAMW, STX_SGD, STX_ADAGRAD, STX_MUON};
 static const int schedule_kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT};
 
 /* The second column determines how checkpoints treat the option: see "Resuming" in
@@ -131,7 +131,7 @@ static tr_opt table[] = {
         "keys and values of a memory layer stop learning at its first compression"),
 
     TR_GROUP("Optimisation"),
-    TR_CHOICE("optim", TR_FIXED, &opt.lm.optim, "adam|adamw|sgd|adagrad", "optimiser"),
+    TR_LM_OPTIM(opt.lm, "adam|adamw|sgd|adagrad|muon"),
     TR_REAL("lr", TR_FREE, &opt.lm.lr, 0, 1e6, "learning rate"),
     TR_CHOICE("schedule", TR_FREE, &opt.lm.schedule, "constant|cosine|inv-sqrt",
         "learning-rate schedule after the warm-up"),
@@ -141,9 +141,10 @@ static tr_opt table[] = {
         "learning rate at the start of the warm-up"),
     TR_REAL("lr-min", TR_FREE, &opt.lm.lr_min, 0, 1e6,
         "learning rate at the end of the cosine schedule"),
-    TR_REAL("momentum", TR_FIXED, &opt.lm.momentum, 0, 1, "momentum of sgd"),
+    TR_REAL("momentum", TR_FIXED, &opt.lm.momentum, 0, 1,
+        "momentum of sgd and muon; with muon, 0: 0.95"),
     TR_REAL("weight-decay", TR_FREE, &opt.lm.weight_decay, 0, 1e6,
-        "weight decay of sgd and adam (added to the gradient) and of adamw (decoupled)"),
+        "weight decay of sgd and adam (added to the gradient) and of adamw and muon (decoupled)"),
     TR_REAL("grad-clip", TR_FREE, &opt.lm.grad_clip, 0, 1e9,
         "gradient clipping norm, per tensor with adagrad, otherwise over all tensors; 0: no "
         "clipping"),

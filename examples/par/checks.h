@@ -41,7 +41,7 @@ TR_DEF int check_useful(tr_lm *t) {
         {"init-std", xl_init, "--init xl"},
         {"proj-init-std", xl_init && (adaptive || opt.adaptive_in),
             "--init xl with an adaptive vocabulary"},
-        {"momentum", optim_kinds[opt.lm.optim] == STX_SGD, "--optim sgd"},
+        {"momentum", tr_lm_has_momentum(optim_kinds[opt.lm.optim]), "--optim sgd and muon"},
         {"lr-min", cosine, "--schedule cosine or xl-cosine"},
         {"lr-start", ranges, "--lr-warmup with a --schedule other than reference"},
         {"inherit", trains, "training, not to --no-train"},

@@ -56,7 +56,7 @@ static struct {
 
 /* The library's values for the choices of --optim and --schedule, in the order of their
    names in the table below. */
-static const int optim_kinds[] = {STX_ADAM, STX_ADAMW, STX_LAMB, STX_SGD, STX_ADAGRAD};
+static const int optim_kinds[] = {STX_ADAM, STX_ADAMW, STX_LAMB, STX_SGD, STX_ADAGRAD, STX_MUON};
 
 static const int schedule_kinds[] = {
     STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT,
@@ -235,7 +235,7 @@ static tr_opt table[] = {
         "option (this group, --schedule xl-cosine)"),
 
     TR_GROUP("Optimisation"),
-    TR_CHOICE("optim", TR_FIXED, &opt.lm.optim, "adam|adamw|lamb|sgd|adagrad", "optimiser"),
+    TR_LM_OPTIM(opt.lm, "adam|adamw|lamb|sgd|adagrad|muon"),
     TR_REAL_ALSO("lr", "max-lr", TR_FREE, &opt.lm.lr, 0, 0, 1e6, "learning rate"),
     TR_CHOICE("schedule", TR_FREE, &opt.lm.schedule,
         "constant|cosine|inv-sqrt|xl-cosine|reference",
@@ -246,14 +246,15 @@ static tr_opt table[] = {
     TR_REAL("lr-start", TR_FREE, &opt.lm.lr_start, 0, 1e6, "initial learning rate of the warm-up"),
     TR_REAL_ALSO("lr-min", "eta-min", TR_FREE, &opt.lm.lr_min, 0, 0, 1e6,
         "learning rate at the end of the cosine schedule"),
-    TR_REAL_ALSO("momentum", "mom", TR_FIXED, &opt.lm.momentum, 0, 0, 1, "momentum of sgd"),
+    TR_REAL_ALSO("momentum", "mom", TR_FIXED, &opt.lm.momentum, 0, 0, 1,
+        "momentum of sgd and muon; with muon, 0: 0.95"),
     TR_REAL("eps", TR_FIXED, &opt.eps, 0, 1,
         "epsilon of the optimiser; 0: its default"),
     TR_FLAG("eps-hat", TR_FIXED, &opt.eps_hat,
         "with --optim adam or adamw: apply --eps as TensorFlow does"),
     TR_REAL("weight-decay", TR_FREE, &opt.lm.weight_decay, 0, 1e6,
-        "weight decay of adam and sgd (added to the gradient), adamw (decoupled) and lamb (added "
-        "to the direction)"),
+        "weight decay of adam and sgd (added to the gradient), adamw and muon (decoupled) and lamb "
+        "(added to the direction)"),
     TR_REAL_ALSO("grad-clip", "clip", TR_FREE, &opt.lm.grad_clip, 0, 0, 1e9,
         "gradient clipping norm, per tensor with adagrad, otherwise over all tensors; 0: no "
         "clipping"),

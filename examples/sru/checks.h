@@ -64,7 +64,7 @@ TR_DEF int check(tr_lm *t) {
         {"adapt-io-cutoffs", opt.adapt_io, "--adapt-io"},
         {"emb-dropout", opt.adapt_io, "--adapt-io"},
         {"radam-skip", optim == STX_RADAM, "--optim radam"},
-        {"momentum", optim == STX_SGD, "--optim sgd"},
+        {"momentum", tr_lm_has_momentum(optim), "--optim sgd and muon"},
         {"lr-first-zero", recursive, "--schedule recursive"},
         {"lr-min", recursive || schedule == STX_LR_COSINE, "--schedule cosine and recursive"},
         {"lr-decay-from", decays, "--lr-decay below 1"},

@@ -46,7 +46,8 @@ static struct {
 
 /* The library's values for the choices of --optim and --schedule, in the order of their
    names in the table below. */
-static const int optim_kinds[] = {STX_RADAM, STX_ADAMW, STX_ADAM, STX_SGD, STX_ADAGRAD};
+static const int optim_kinds[] = {STX_RADAM, STX_ADAMW, STX_ADAM, STX_SGD, STX_ADAGRAD,
+                                  STX_MUON};
 
 static const int schedule_kinds[] = {
     STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT, STX_LR_RECURSIVE, STX_LR_NOAM
@@ -122,7 +123,7 @@ static tr_opt table[] = {
         "dropout probability inside the adaptive embedding and softmax"),
 
     TR_GROUP("Optimisation"),
-    TR_CHOICE("optim", TR_FIXED, &opt.lm.optim, "radam|adamw|adam|sgd|adagrad", "optimiser"),
+    TR_LM_OPTIM(opt.lm, "radam|adamw|adam|sgd|adagrad|muon"),
     TR_FLAG("radam-skip", TR_FIXED, &opt.radam_skip,
         "with --optim radam: leave the parameters unchanged in the first 5 updates, in which the "
         "variance is unknown, as later versions do, instead of updating without the variance"),
@@ -144,9 +145,10 @@ static tr_opt table[] = {
         "updates before the first decay"),
     TR_SIZE("lr-decay-every", TR_FREE, &opt.lr_decay_every, 0, TR_INF,
         "updates from one decay to the next; 0: decay once"),
-    TR_REAL("momentum", TR_FIXED, &opt.lm.momentum, 0, 1, "momentum of sgd"),
+    TR_REAL("momentum", TR_FIXED, &opt.lm.momentum, 0, 1,
+        "momentum of sgd and muon; with muon, 0: 0.95"),
     TR_REAL("weight-decay", TR_FREE, &opt.lm.weight_decay, 0, 1e6,
-        "weight decay of radam and adamw (decoupled) and of adam and sgd (added to the "
+        "weight decay of radam, adamw and muon (decoupled) and of adam and sgd (added to the "
         "gradient); adagrad has none"),
     TR_REAL("grad-clip", TR_FREE, &opt.lm.grad_clip, 0, 1e9,
         "gradient clipping norm, per tensor with adagrad, otherwise over all tensors; 0: no "

@@ -92,6 +92,13 @@ typedef struct {
         "next --batch-sz of them, so that successive steps see different parts of the text; 0: " \
         "--batch-sz")
 
+/* The optimiser; `choices` are the names of a trainer's optim_kinds. */
+#define TR_LM_OPTIM(o, choices) \
+    TR_CHOICE("optim", TR_FIXED, &(o).optim, choices, \
+        "optimiser. muon orthogonalises the updates of the matrices in the layers; embeddings, " \
+        "the output and all other parameters are updated by adamw, with the same --lr and " \
+        "--weight-decay")
+
 /* Options for the size of a batch. */
 #define TR_LM_BATCH(o) \
     TR_SIZE("batch-sz", TR_FIXED, &(o).batch_sz, 1, 1u << 30, \

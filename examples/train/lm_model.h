@@ -50,6 +50,11 @@ TR_DEF int tr_lm_choose_literal(tr_lm *t, int set, unsigned *literal, const void
                    "--literal: out of memory: cannot determine which forms apply: name them");
 }
 
+/* Returns 1 if the optimiser of this kind (STX_SGD ..) has a momentum. */
+TR_DEF int tr_lm_has_momentum(int kind) {
+    return kind == STX_SGD || kind == STX_MUON;
+}
+
 /* Returns an optimiser with the values of the options that all trainers have. `kind` is
    the library's constant for the value of --optim. */
 TR_DEF stx_optim_desc tr_lm_optim_desc(const tr_lm *t, int kind) {

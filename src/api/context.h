@@ -217,6 +217,7 @@ typedef struct stx_tensor {
                                in >>adaptive input and output */
     int       op_removed;   /* 1: a backward pass has removed from the tape the op that
                                computed this tensor */
+    int       elementwise;  /* 1: see stx_param_elementwise */
 } stx_tensor;
 
 /* Token ids (B,T): `data` is on the host, and `device` is on the device; on a CPU, both
@@ -347,6 +348,13 @@ typedef double (*stx_init_fn)(void *user, size_t i, double was);
 STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s);
 STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v);
 STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user);
+
+/* Declares that a parameter with two dimensions is not the matrix of a hidden layer:
+   STX_MUON then updates it with AdamW. Call it before stx_optim_create for embeddings
+   and output matrices, whose rows belong to separate tokens, for the first and last
+   projection of a model, and for sets of vectors such as position tables. The models of
+   this library have done so. Returns param, which can be NULL. */
+STX_DEF stx_tensor *stx_param_elementwise(stx_tensor *param);
 
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name); /* NULL: not found */
 STX_DEF size_t stx_params_size(const stx_params *p);    /* total number of elements */

@@ -5,7 +5,7 @@
 
 // >>api: optimisers
 
-enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
+enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB, STX_MUON };
 
 /* Configuration of an optimiser. With theta a parameter, g its gradient, lr the
    learning rate and t = 1, 2, .. the update index:
@@ -45,6 +45,39 @@ enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
                 phi = min(|theta|, trust_max) / |u|, or 1 if either norm is 0
                 theta -= lr phi u
 
+       Muon     (Jordan et al. 2024, kellerjordan.github.io/posts/muon; scale of the
+                update: Liu et al. 2025, 2502.16982, equation 4) for each matrix
+                (rows,cols) of a hidden layer
+                buf = momentum buf + g
+                u = g + momentum buf                    (Nesterov)
+                theta -= lr weight_decay theta
+                            + lr 0.2 sqrt(max(rows, cols)) orthogonalise(u)
+
+                orthogonalise(u):  X = u / (|u|_F + 1e-7), transposed if rows > cols;
+                five times         A = X X^T
+                                   X = (a I + b A + c A A) X
+                with a = 3.4445, b = -4.7750, c = 2.0315
+
+                All other parameters are updated by AdamW with the same lr, weight_decay,
+                beta1, beta2 and eps: vectors, tensors with three or more dimensions,
+                matrices with one row or column, and parameters that
+                stx_param_elementwise declares not to be hidden matrices (embeddings,
+                output matrices, position tables)
+
+   Why Muon orthogonalises. Adam treats a matrix as a list of numbers. A layer uses it
+   as a linear map, and an update changes the output by at most the largest singular
+   value of the update (times the length of the input). Of all updates with the same
+   largest singular value, the steepest descent is U V^T, where u = U S V^T is the
+   singular value decomposition: it moves all directions equally far, while u itself
+   moves mostly along the few directions with large singular values. No decomposition
+   is computed: an odd polynomial of X changes the singular values s and leaves U and
+   V, and five times a s + b s^3 + c s^5 maps every s from 0.005 to 1 to between 0.68
+   and 1.16. (Coefficients that converge to exactly 1 would lift small s more slowly.)
+   The elements of U V^T have a root mean square of 1 / sqrt(max(rows, cols)), so those
+   of the update have about 0.2, as is usual for AdamW: one lr and one weight_decay
+   serve both kinds of parameters. A matrix that stacks several maps of one input, such
+   as the gates of SRU, or keys and values, is orthogonalised as a whole.
+
    Clipping. clip_value limits each element of the gradient; clip then limits a norm. For
    Adagrad, this is the norm of each tensor, and the factor scales the step but not the
    accumulated squares, as in the authors' code of 1905.07799. (A factor in both would
@@ -53,14 +86,15 @@ enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
    clip / (norm + 1e-6) if that is less than 1. */
 typedef struct stx_optim_desc {
     int    kind;            /* STX_SGD ..; 0: STX_ADAM */
-    double momentum;        /* SGD; 0: none */
-    double beta1, beta2;    /* Adam, RAdam, LAMB. 0: 0.9 and 0.999. -1: a beta of 0, no
-                               averaging */
-    double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-6 for LAMB, 1e-10 for Adagrad.
-                               A true 0 is not possible: the update would divide by 0
-                               where all gradients were 0. Use a very small value */
+    double momentum;        /* SGD; 0: none. Muon; 0: 0.95 */
+    double beta1, beta2;    /* Adam, RAdam, LAMB, Muon. 0: 0.9 and 0.999. -1: a beta of 0,
+                               no averaging */
+    double eps;             /* 0: 1e-8 for Adam, RAdam and Muon, 1e-6 for LAMB, 1e-10 for
+                               Adagrad. A true 0 is not possible: the update would
+                               divide by 0 where all gradients were 0. Use a very small
+                               value */
     double weight_decay;    /* SGD, Adam: added to the gradient as weight_decay theta.
-                               AdamW, RAdam, LAMB: as above. Adagrad: must be 0 */
+                               AdamW, RAdam, LAMB, Muon: as above. Adagrad: must be 0 */
     double clip;            /* largest norm of the gradient; 0: no limit */
     int    radam_skip;      /* RAdam with rho < 5. 1: update m and v only, without weight
                                decay, as in the authors' package since July 2021. 0: the
@@ -105,9 +139,12 @@ typedef struct stx_optim {
     stx_optim_desc desc;        /* with the defaults filled in */
     size_t         count;       /* number of parameters */
     stx_tensor   **state[2];    /* [count]: momentum (SGD), sum of squares (Adagrad), or
-                                   m and v; NULL where unused. With stx_group_desc.shard,
-                                   each tensor (n) contains only this rank's share, or is
-                                   NULL if the rank has none */
+                                   m and v; NULL where unused. Muon: momentum and NULL for
+                                   a matrix. With stx_group_desc.shard, each tensor (n)
+                                   contains only this rank's share, or is NULL if the rank
+                                   has none */
+    unsigned char *is_matrix;   /* [count]: 1: STX_MUON orthogonalises the update of this
+                                   parameter; NULL for other optimisers */
     uint64_t       step;        /* updates applied */
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */
     double         grad_norm;   /* L2 norm of the last gradient, before clipping */
@@ -117,7 +154,9 @@ typedef struct stx_optim {
                                    n = 0 */
     double        *squares;     /* on the device, (chunks): the sum of g^2 of each chunk.
                                    For LAMB, the sums of theta^2 and u^2, (chunks,2),
-                                   follow */
+                                   follow; for Muon, the sums of u^2, (chunks) */
+    stx_real      *scratch[4];  /* Muon: on the device, like activations: X, the next X, A,
+                                   and a I + b A + c A A of the largest matrix */
     stx_update    *update;      /* on the device */
     int            slot;        /* index of the optimiser in the context */
     double         lr;          /* learning rate that was set most recently */
@@ -150,7 +189,9 @@ STX_DEF int stx_optim_sync(stx_optim *o);
                             chunk. For Adagrad, `lr` includes the clipping factor of the
                             tensor, whose chunks are contiguous; `lr` is 0 if radam_skip
                             applies
-       stx_.._update        updates p and the state if u->ok is 1; always zeroes g */
+       stx_.._update        updates p and the state if u->ok is 1; always zeroes g
+
+   LAMB and Muon run other kernels before their update, see below. */
 STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real c))
 STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_optim_chunk *chunk, size_t count))
 STX_KERNEL(stx_optim_prepare, (stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, size_t count,
@@ -160,14 +201,14 @@ STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_optim_chu
 STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                                 size_t count, stx_real eps))
 
-/* Scalars of Adam, AdamW, RAdam and LAMB. */
+/* Scalars of Adam, AdamW, RAdam, LAMB and Muon. */
 typedef struct stx_adam_args {
     stx_real beta1, rest1;  /* rest1 = 1 - beta1, computed in double: in float, 1 - 0.999f
                                has a relative error of 1e-5 */
     stx_real beta2, rest2;  /* rest2 = 1 - beta2 */
     stx_real eps;
     stx_real decay;         /* weight decay, added to the gradient (Adam) or to u (LAMB) */
-    stx_real decoupled;     /* weight decay of the parameter (AdamW, RAdam) */
+    stx_real decoupled;     /* weight decay of the parameter (AdamW, RAdam, Muon) */
 } stx_adam_args;
 
 /* Update kernel of Adam, AdamW and RAdam. */
@@ -182,6 +223,24 @@ STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_optim
                                 size_t count, double *squares, const stx_adam_args *a))
 STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *chunk, size_t count,
                              const double *squares, double trust_max))
+
+/* The kernels of Muon. A chunk of a matrix is one with s[1] NULL.
+       stx_muon_direction   updates buf of the matrices, replaces their g with u, and sets
+                            squares (count) to the sums of u^2 of their chunks. Does
+                            nothing if the update is skipped
+       stx_muon_normalise   X (n) = u / (|u|_F + 1e-7) for one matrix; squares (count):
+                            the sums of its chunks
+       stx_muon_polynomial  B (n,n) = a I + b A; A (n,n)
+       stx_muon_update      p -= lr (g + decoupled p) for matrices, whose g is now the
+                            orthogonalised and scaled direction; Adam for other chunks */
+STX_KERNEL(stx_muon_direction, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
+                                size_t count, double *squares, stx_real momentum))
+STX_KERNEL(stx_muon_normalise, (stx_ctx *x, stx_real *X, const stx_real *u, size_t n,
+                                const double *squares, size_t count))
+STX_KERNEL(stx_muon_polynomial, (stx_ctx *x, stx_real *B, const stx_real *A, size_t n, stx_real a,
+                                 stx_real b))
+STX_KERNEL(stx_muon_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
+                             size_t count, const stx_adam_args *a))
 
 /* A list of parameters to clamp, valid until stx_destroy. stx_params_subset creates it
    and must be called before the first step. It returns NULL and sets an error if a

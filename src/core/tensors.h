@@ -682,3 +682,8 @@ STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1,
 STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user) {
     stx__param_edit(x, "stx_param_apply", param, 0, param ? param->dim[0] : 0, fn, user);
 }
+
+STX_DEF stx_tensor *stx_param_elementwise(stx_tensor *param) {
+    if (param) param->elementwise = 1;
+    return param;
+}

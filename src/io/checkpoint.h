@@ -275,6 +275,11 @@ static const char *stx__optim_state_name(char *out, const char *prefix, int k) {
     return stx__optim_name(out, prefix, k ? "optim.1." : "optim.0.");
 }
 
+/* Returns 1 if parameter i has state k, on this rank or another. */
+static int stx__optim_has_state(const stx_optim *o, int k, size_t i) {
+    return o->state[k] && !(k == 1 && o->is_matrix && o->is_matrix[i]);
+}
+
 /* For sharded state: gathers state k of tensor i on rank 0. `first` is the index of the
    tensor's first chunk. On rank 0, `copy` receives the whole tensor; on all other
    ranks, `copy` is NULL. */
@@ -283,8 +288,7 @@ static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
     stx_ctx *x = o->params->ctx;
     int r, ok = 1;
     for (r = 0; ok && r < x->group.ranks; r++) {
-        stx__shard s = stx__shard_of(o->chunks, first, o->params->tensor[i]->size, (size_t)r,
-                                     (size_t)x->group.ranks);
+        stx__shard s = stx__shard_of(o, i, first, (size_t)r, (size_t)x->group.ranks);
         size_t n = s.end - s.begin;
         stx_real *part;
         if (!n || (x->group.rank && x->group.rank != r)) continue;
@@ -302,17 +306,17 @@ static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
 static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char *prefix) {
     const stx_params *p = o->params;
     size_t i, first = 0;
-    for (i = 0; i < p->count; i++) {
+    for (i = 0; i < p->count; first += stx__chunks_of(p->tensor[i]->size), i++) {
         const stx_tensor *t = p->tensor[i];
         char full[STX__FULL_NAME];
         stx_real *copy;
+        if (!stx__optim_has_state(o, k, i)) continue;
         /* all ranks check the name, so that no rank waits for one that has failed */
         if (!stx__full_name(o->params->ctx, full, prefix, p->name[i])) return 0;
         copy = w ? stx__host_copy_new(w, t->size) : NULL;
         if (w && !copy) return 0;
         if (!stx__gather_shards(o, k, i, first, copy)) return 0;
         if (copy && !stx_writer_add(w, full, STX_REAL_DTYPE, t->ndim, t->dim, copy)) return 0;
-        first += stx__chunks_of(t->size);
     }
     return 1;
 }
@@ -320,6 +324,7 @@ static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char
 STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *prefix) {
     char name[STX__OPTIM_NAME];
     stx_ctx *x = o ? o->params->ctx : NULL;
+    size_t i;
     int k;
     if (!stx_ok(x)) return 0;
     if (!stx__state_complete(x, "stx_optim_save")) return 0;
@@ -328,9 +333,10 @@ STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *pre
         const char *state = stx__optim_state_name(name, prefix, k);
         if (!o->state[k]) continue;
         if (x->group.shard && !stx__save_shards(w, o, k, state)) return 0;
-        if (!x->group.shard
-            && !stx__save_tensors(w, o->state[k], o->params->name, o->params->count, state))
-            return 0;
+        for (i = 0; i < o->count && !x->group.shard; i++)
+            if (stx__optim_has_state(o, k, i)
+                && !stx__save_tensors(w, o->state[k] + i, o->params->name + i, 1, state))
+                return 0;
     }
     if (x->group.shard && !w && x->group.rank) return 1;
     stx__optim_name(name, prefix, "optim.kind");
@@ -352,12 +358,12 @@ static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *
     size_t i, first = 0;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o->chunks, first, t->size, x);
+        stx__shard s = stx__own_shard(o, i, first);
         char full[STX__FULL_NAME];
         stx_real *all;
         int ok;
         first += stx__chunks_of(t->size);
-        if (s.begin == s.end) continue;
+        if (s.begin == s.end || !stx__optim_has_state(o, k, i)) continue;
         all = (stx_real *)stx_block(x, t->size * sizeof *all);
         ok = all && stx__full_name(x, full, prefix, p->name[i])
              && stx_entry_get(stx_file_find(f, full), all, t->size);
@@ -376,13 +382,17 @@ static int stx__optim_load_state(stx_optim *o, const stx_file *f, const char *pr
     stx_ctx *x = p->ctx;
     const int shard = x->group.shard;
     char name[STX__OPTIM_NAME];
+    size_t i;
     int k, copy;
     for (copy = 0; copy < 2; copy++)
         for (k = 0; k < 2; k++) {
             stx_tensor **t = shard ? p->tensor : o->state[k];
             const char *state = stx__optim_state_name(name, prefix, k);
             if (!o->state[k]) continue;
-            if (!stx__load_tensors(x, t, p->name, p->count, f, state, copy && !shard)) return 0;
+            for (i = 0; i < o->count; i++)
+                if (stx__optim_has_state(o, k, i)
+                    && !stx__load_tensors(x, t + i, p->name + i, 1, f, state, copy && !shard))
+                    return 0;
             if (copy && shard && !stx__load_shards(o, k, f, state)) return 0;
         }
     return 1;
@@ -404,7 +414,7 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
     if (kind != (uint64_t)o->desc.kind) {
         stx_fail(x, STX_ERR_FORMAT,
                  "the file has the state of optimiser %d, but this run uses %d (1 sgd, 2 adagrad, "
-                 "3 adam, 4 adamw, 5 radam, 6 lamb): use the optimiser of the saved run",
+                 "3 adam, 4 adamw, 5 radam, 6 lamb, 7 muon): use the optimiser of the saved run",
                  (int)kind, o->desc.kind);
         return 0;
     }

@@ -218,7 +218,7 @@ static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, cons
     d[1] = bias ? 0 : columns;
     d[2] = d[3] = 0;
     if (output) padded = stx__vocab_io_pad(p->ctx, rows) * (bias ? 1 : columns);
-    return stx__param_padded(p, init->kind, a, full, d, padded);
+    return stx_param_elementwise(stx__param_padded(p, init->kind, a, full, d, padded));
 }
 
 /* Creates the table and projection of input cluster i. With cluster_major, the output

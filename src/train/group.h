@@ -105,7 +105,8 @@ STX_DEF int stx_ranks(const stx_ctx *x) {
    elements of one tensor; the last chunk of a tensor may be shorter. An update divides
    the chunks among the threads. With stx_group_desc.shard, the chunks are first divided
    among the ranks: of n chunks, rank r stores the optimiser state of chunks [n r /
-   ranks, n (r + 1) / ranks). */
+   ranks, n (r + 1) / ranks). A matrix of STX_MUON is not divided: it belongs to the last
+   rank whose chunks would begin in it, or to the rank that has all of it. */
 enum { STX__OPTIM_CHUNK = 4096 };
 
 static size_t stx__chunks_of(size_t n) {
@@ -118,22 +119,32 @@ typedef struct stx__shard {
     size_t begin, end;
 } stx__shard;
 
-/* Returns the shard of a rank in a tensor of `size` elements. `chunks` is the number of
-   chunks of the whole list, and `first` is the index of the tensor's first chunk. */
-static stx__shard stx__shard_of(size_t chunks, size_t first, size_t size, size_t rank,
+/* Returns the first element of parameter i that belongs to `rank` or a higher rank.
+   `first` is the index of the parameter's first chunk. */
+static size_t stx__shard_begin(const stx_optim *o, size_t i, size_t first, size_t rank,
+                               size_t ranks) {
+    const size_t size = o->params->tensor[i]->size, chunk = o->chunks * rank / ranks;
+    size_t at;
+    if (chunk <= first) return 0;
+    at = STX_MIN(size, (chunk - first) * STX__OPTIM_CHUNK);
+    return at < size && o->is_matrix && o->is_matrix[i] ? 0 : at;
+}
+
+/* Returns the shard of a rank in parameter i. */
+static stx__shard stx__shard_of(const stx_optim *o, size_t i, size_t first, size_t rank,
                                 size_t ranks) {
-    size_t a = chunks * rank / ranks, b = chunks * (rank + 1) / ranks;
     stx__shard s;
-    s.begin = a <= first ? 0 : STX_MIN(size, (a - first) * STX__OPTIM_CHUNK);
-    s.end = b <= first ? 0 : STX_MIN(size, (b - first) * STX__OPTIM_CHUNK);
+    s.begin = stx__shard_begin(o, i, first, rank, ranks);
+    s.end = stx__shard_begin(o, i, first, rank + 1, ranks);
     return s;
 }
 
 /* Returns the shard of this rank, which is the whole tensor unless the state is
    sharded. */
-static stx__shard stx__own_shard(size_t chunks, size_t first, size_t size, const stx_ctx *x) {
-    if (!x->group.shard) return stx__shard_of(chunks, first, size, 0, 1);
-    return stx__shard_of(chunks, first, size, (size_t)x->group.rank, (size_t)x->group.ranks);
+static stx__shard stx__own_shard(const stx_optim *o, size_t i, size_t first) {
+    const stx_ctx *x = o->params->ctx;
+    if (!x->group.shard) return stx__shard_of(o, i, first, 0, 1);
+    return stx__shard_of(o, i, first, (size_t)x->group.rank, (size_t)x->group.ranks);
 }
 
 /* Returns 0 and sets an error if the state is sharded and the context has left the
@@ -160,28 +171,28 @@ typedef struct stx__buckets {
 } stx__buckets;
 
 /* Returns the index of the first gradient of rank r's shard. */
-static size_t stx__shard_begin(const stx_params *p, size_t chunks, int r) {
-    const size_t chunk = chunks * (size_t)r / (size_t)p->ctx->group.ranks;
+static size_t stx__shard_grad(const stx_optim *o, int r) {
+    const stx_params *p = o->params;
+    const size_t rank = (size_t)r, ranks = (size_t)p->ctx->group.ranks;
     size_t i, first = 0;
     for (i = 0; i < p->count; i++) {
-        size_t n = stx__chunks_of(p->tensor[i]->size);
-        if (chunk < first + n)
-            return (size_t)(p->tensor[i]->grad - p->grads) + (chunk - first) * STX__OPTIM_CHUNK;
-        first += n;
+        const size_t begin = stx__shard_begin(o, i, first, rank, ranks);
+        if (begin < p->tensor[i]->size) return (size_t)(p->tensor[i]->grad - p->grads) + begin;
+        first += stx__chunks_of(p->tensor[i]->size);
     }
     return p->grads_size;
 }
 
-/* Divides the gradients of a list into buckets. With sharded state, no bucket crosses a
-   shard boundary. */
-static int stx__make_buckets(stx_params *p) {
+/* Divides the gradients of an optimiser's list into buckets. With sharded state, no
+   bucket crosses a shard boundary. */
+static int stx__make_buckets(const stx_optim *o) {
+    stx_params *p = o->params;
     stx_ctx *x = p->ctx;
     const int shards = x->group.shard ? x->group.ranks : 1;
-    size_t n, i, at, end, chunks = 0, most;
+    size_t n, at, end, most;
     int r;
     stx__buckets *b;
     if (!stx_params_grads(p, &n)) return 0;
-    for (i = 0; i < p->count; i++) chunks += stx__chunks_of(p->tensor[i]->size);
     most = (n + x->group.bucket - 1) / x->group.bucket + (size_t)shards;
 
     b = (stx__buckets *)stx_persist(x, sizeof *b);
@@ -192,7 +203,7 @@ static int stx__make_buckets(stx_params *p) {
     if (!b->at || !b->until || !b->owner) return 0;
 
     for (r = 0, at = 0; r < shards; r++) {
-        end = r + 1 < shards ? stx__shard_begin(p, chunks, r + 1) : n;
+        end = r + 1 < shards ? stx__shard_grad(o, r + 1) : n;
         for (; at < end; at = STX_MIN(end, at + x->group.bucket)) {
             b->at[b->count] = at;
             b->owner[b->count++] = r;
@@ -257,8 +268,7 @@ static void stx__spread_params(stx_optim *o) {
     for (i = 0; i < p->count; i++) {
         stx_tensor *t = p->tensor[i];
         for (r = 0; r < x->group.ranks && stx_ok(x); r++) {
-            stx__shard s = stx__shard_of(o->chunks, first, t->size, (size_t)r,
-                                         (size_t)x->group.ranks);
+            stx__shard s = stx__shard_of(o, i, first, (size_t)r, (size_t)x->group.ranks);
             if (s.begin < s.end) x->group.ops->spread(x, t->data + s.begin, s.end - s.begin, r);
         }
         first += stx__chunks_of(t->size);

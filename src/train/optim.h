@@ -4,13 +4,14 @@
 #include "../api/train.h"
 #include "../api/cuda.h"
 #include "../core/loops.h"
-#include "../core/maths.h"
 #include "../core/platform.h"
 #include "../core/context.h"
 #include "../core/arena.h"
 #include "../core/tensors.h"
 #include "report.h"
 #include "group.h"
+#include "optim_kernels.h"
+#include "muon.h"
 
 
 // >>optimisers
@@ -72,9 +73,11 @@ static int stx__optim_resolve(stx_ctx *x, stx_optim_desc *d) {
     static const char op[] = "stx_optim_create";
     double beta1, beta2;
     if (!d->kind) d->kind = STX_ADAM;
-    if (d->kind < STX_SGD || d->kind > STX_LAMB)
+    if (d->kind < STX_SGD || d->kind > STX_MUON)
         return stx_bad_value(x, op, "kind", d->kind,
-                             "STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM or STX_LAMB");
+                             "STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB or "
+                             "STX_MUON");
+    if (d->kind == STX_MUON && d->momentum == 0) d->momentum = 0.95;
     if (d->beta1 == 0) d->beta1 = 0.9;
     if (d->beta2 == 0) d->beta2 = 0.999;
     if (d->eps == 0) d->eps = stx__default_eps(d->kind);
@@ -109,9 +112,22 @@ static int stx__optim_resolve(stx_ctx *x, stx_optim_desc *d) {
     return 1;
 }
 
+/* Finds the parameters that STX_MUON updates as matrices. */
+static int stx__optim_find_matrices(stx_optim *o) {
+    stx_params *p = o->params;
+    size_t i;
+    if (o->desc.kind != STX_MUON) return 1;
+    o->is_matrix = (unsigned char *)stx_persist(p->ctx, p->count + 1);
+    for (i = 0; o->is_matrix && i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        o->is_matrix[i] = t->ndim == 2 && t->dim[0] > 1 && t->dim[1] > 1 && !t->elementwise;
+    }
+    return o->is_matrix != NULL;
+}
+
 /* Allocates state k of every parameter and fills it with zeros. Sharded state is
    one-dimensional and has only the elements of this rank's shard; it is NULL for a
-   parameter outside the shard. */
+   parameter outside the shard. Matrices of STX_MUON have no state 1. */
 static int stx__optim_make_state(stx_optim *o, int k) {
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
@@ -120,9 +136,9 @@ static int stx__optim_make_state(stx_optim *o, int k) {
     if (!o->state[k]) return 0;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o->chunks, first, t->size, x);
+        stx__shard s = stx__own_shard(o, i, first);
         first += stx__chunks_of(t->size);
-        if (s.begin == s.end) continue;
+        if (s.begin == s.end || (k == 1 && o->is_matrix && o->is_matrix[i])) continue;
         size = s.end - s.begin;
         o->state[k][i] = x->group.shard ? stx__tensor(x, STX__STATE, 1, &size)
                                         : stx__tensor(x, STX__STATE, t->ndim, t->dim);
@@ -140,7 +156,7 @@ static void stx__optim_fill_chunks(const stx_optim *o, stx_optim_chunk *chunk) {
     int k;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o->chunks, first, t->size, p->ctx);
+        stx__shard s = stx__own_shard(o, i, first);
         first += stx__chunks_of(t->size);
         for (at = 0; at < t->size; at += STX__OPTIM_CHUNK, chunk++) {
             chunk->tensor = i;
@@ -148,10 +164,30 @@ static void stx__optim_fill_chunks(const stx_optim *o, stx_optim_chunk *chunk) {
             chunk->p = t->data + at;
             chunk->g = t->grad + at;
             for (k = 0; k < 2; k++)
-                if (o->state[k]) chunk->s[k] = o->state[k][i]->data + (at - s.begin);
+                if (o->state[k] && o->state[k][i])
+                    chunk->s[k] = o->state[k][i]->data + (at - s.begin);
             chunk->n = STX_MIN((size_t)STX__OPTIM_CHUNK, t->size - at);
         }
     }
+}
+
+/* Allocates the scratch memory of STX_MUON, for the largest matrix of this rank. */
+static int stx__optim_make_scratch(stx_optim *o) {
+    const stx_params *p = o->params;
+    size_t i, most[2] = {0, 0};
+    if (!o->is_matrix) return 1;
+    for (i = 0; i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        const size_t n = STX_MIN(t->dim[0], t->dim[1]);
+        if (!o->is_matrix[i] || !o->state[0][i]) continue;
+        most[0] = STX_MAX(most[0], t->size);
+        most[1] = STX_MAX(most[1], n * n);
+    }
+    for (i = 0; i < 4 && most[0]; i++) {
+        o->scratch[i] = stx_block_activations(p->ctx, most[i / 2]);
+        if (!o->scratch[i]) return 0;
+    }
+    return 1;
 }
 
 /* Returns the number of state tensors per parameter. */
@@ -165,23 +201,25 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_optim *o;
     stx_optim_chunk *chunk;
-    size_t i, sums;
+    size_t i, sums = 1;
     int k, states;
     if (!stx_ok(x)) return NULL;
     o = (stx_optim *)stx_persist(x, sizeof *o);
     if (!o) return NULL;
     if (d) o->desc = *d;
     if (!stx__optim_resolve(x, &o->desc)) return NULL;
-    if (x->group.ranks > 1 && !stx__make_buckets(p)) return NULL;
     states = stx__optim_states(&o->desc);
     o->params = p;
     o->count = p->count;
-    p->in_use = 1;
     for (i = 0; i < p->count; i++) o->chunks += stx__chunks_of(p->tensor[i]->size);
+    if (!stx__optim_find_matrices(o)) return NULL;
+    if (x->group.ranks > 1 && !stx__make_buckets(o)) return NULL;
+    p->in_use = 1;
 
     o->chunk = (stx_optim_chunk *)stx__zeroed_bytes(x, STX__STATE,
                                              stx_bytes_of(o->chunks, 1, sizeof *o->chunk));
-    sums = o->desc.kind == STX_LAMB ? 3 : 1;
+    if (o->desc.kind == STX_LAMB) sums = 3;
+    if (o->desc.kind == STX_MUON) sums = 2;
     o->squares = (double *)stx__zeroed_bytes(x, STX__STATE,
                                       stx_bytes_of(o->chunks, sums, sizeof *o->squares));
     chunk = o->chunk;
@@ -198,6 +236,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
 
     for (k = 0; k < states; k++)
         if (!stx__optim_make_state(o, k)) return NULL;
+    if (!stx__optim_make_scratch(o)) return NULL;
     stx__optim_fill_chunks(o, chunk);
     if (chunk != o->chunk) {
         stx__put_bytes(x, o->chunk, chunk, o->chunks * sizeof *chunk);
@@ -244,11 +283,11 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
     return u->ok || x->desc.dry;
 }
 
-/* Returns the scalars of an Adam or LAMB update. The betas of d must already be
+/* Returns the scalars of an Adam, LAMB or Muon update. The betas of d must already be
    resolved (see stx__beta). */
 static stx_adam_args stx__adam_args_of(const stx_optim_desc *d) {
     STX__FP_SCOPE;
-    const int decoupled = d->kind == STX_ADAMW || d->kind == STX_RADAM;
+    const int decoupled = d->kind == STX_ADAMW || d->kind == STX_RADAM || d->kind == STX_MUON;
     stx_adam_args a;
     a.beta1 = (stx_real)d->beta1;
     a.rest1 = (stx_real)(1 - d->beta1);
@@ -281,6 +320,10 @@ static void stx__optim_update(stx_optim *o, const stx_optim_desc *d) {
         STX_RUN(x, stx_lamb_direction, (x, o->update, o->chunk, o->chunks, squares, &a));
         stx__sum_over_shards(x, squares, 2 * o->chunks);
         STX_RUN(x, stx_lamb_update, (x, o->update, o->chunk, o->chunks, squares, d->trust_max));
+        break;
+    case STX_MUON:
+        a = stx__adam_args_of(d);
+        stx__muon_step(o, d, &a);
         break;
     default:
         a = stx__adam_args_of(d);
@@ -323,417 +366,4 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx__optim_update(o, &d);
     stx__spread_params(o);
     return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
-}
-
-/* Returns the number of elements in all chunks. */
-static size_t stx__chunks_size(const stx_optim_chunk *chunk, size_t count) {
-    size_t k, n = 0;
-    for (k = 0; k < count; k++) n += chunk[k].n;
-    return n;
-}
-
-STX_INNER void stx__squares_n(int fma, double *sum, const stx_real *a, size_t n) {
-    double s[16] = {0}, t = 0;
-    size_t i, e;
-    (void)fma;
-    for (i = 0; i + 16 <= n; i += 16)
-        for (e = 0; e < 16; e++) s[e] += (double)a[i + e] * (double)a[i + e];
-    for (; i < n; i++) t += (double)a[i] * (double)a[i];
-    for (e = 0; e < 16; e++) t += s[e];
-    *sum = t;
-}
-
-STX_EACH_ISA(stx__squares_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
-
-/* Arguments of the loops over chunks. Each loop reads only the members that it needs. */
-typedef struct stx__chunks_job {
-    const stx_update *u;
-    const stx_optim_chunk *chunk;
-    const stx_adam_args *adam;
-    double *out;
-    stx_real momentum, decay, eps, lo, hi;
-} stx__chunks_job;
-
-/* Runs one parallel loop over the chunks of all parameters. A chunk is never split, so
-   the result does not depend on the number of threads. */
-static void stx__each_chunk(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_part part,
-                            stx__chunks_job *j) {
-    j->chunk = chunk;
-    stx_parallel(x, count, stx__chunks_size(chunk, count), part, j);
-}
-
-static void stx__squares_part(const stx_share *s, const void *job) {
-    const stx__chunks_job *j = (const stx__chunks_job *)job;
-    size_t k;
-    for (k = s->begin; k < s->end; k++)
-        STX_CALL(s->x, stx__squares_n, (j->out + k, j->chunk[k].g, j->chunk[k].n));
-}
-
-STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_optim_chunk *chunk, size_t count) {
-    stx__chunks_job j;
-    j.out = out;
-    stx__each_chunk(x, chunk, count, stx__squares_part, &j);
-}
-
-/* Sets the bias corrections for update number u->step. Returns the learning rate, or 0
-   for the first updates of RAdam if radam_skip is set. */
-static double stx__optim_corrections(stx_update *u, const stx_optim_desc *d) {
-    STX__FP_SCOPE;
-    const double beta1 = d->beta1, beta2 = d->beta2, step = (double)u->step;
-    double lr = u->lr, rectify = 1;
-    u->plain = 0;
-    if (d->kind == STX_RADAM) {
-        const double power = pow(beta2, step), rho_inf = 2 / (1 - beta2) - 1;
-        const double rho = rho_inf - 2 * step * power / (1 - power);
-        u->plain = !(rho >= 5);
-        if (!u->plain)
-            rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * rho_inf
-                           / ((rho_inf - 4) * (rho_inf - 2) * rho));
-        else if (d->radam_skip)
-            lr = 0;
-    }
-    if (d->eps_hat) rectify = sqrt(1 - pow(beta2, step));
-    u->correction1 = (stx_real)(d->no_correction ? 1 : (1 - pow(beta1, step)) / rectify);
-    u->correction2 = 1;
-    if (d->kind != STX_RADAM && !d->eps_hat && !d->no_correction)
-        u->correction2 = (stx_real)(1 - pow(beta2, step));
-    STX__FP_PIN(lr);
-    return lr;
-}
-
-STX_DEF void stx_optim_prepare(stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, size_t count,
-                               const double *squares, const stx_optim_desc *d) {
-    STX__FP_SCOPE;
-    const double clip = d->clip;
-    const int per_tensor = clip > 0 && d->kind == STX_ADAGRAD;
-    double total = 0, lr;
-    size_t k, end;
-    (void)x;
-    for (k = 0; k < count; k++) total += squares[k];
-    u->norm = sqrt(total);
-    u->ok = stx__finite(u->norm);
-    if (!u->ok) {
-        u->skipped++;
-        return;
-    }
-    u->step++;
-    u->factor = 1;
-    if (clip > 0 && !per_tensor) u->factor = (stx_real)STX_MIN(1, clip / (u->norm + 1e-6));
-    lr = stx__optim_corrections(u, d);
-
-    /* set the learning rate of each tensor; the chunks of a tensor are adjacent */
-    for (k = 0; k < count; k = end) {
-        double sum = 0, tensor_lr = lr;
-        for (end = k; end < count && chunk[end].tensor == chunk[k].tensor; end++)
-            sum += squares[end];
-        if (per_tensor && sqrt(sum) > clip) tensor_lr = lr * clip / (sqrt(sum) + 1e-10);
-        for (; k < end; k++) chunk[k].lr = (stx_real)tensor_lr;
-    }
-}
-
-static void stx__clear_grads_part(const stx_share *s, const void *job) {
-    const stx_optim_chunk *chunk = ((const stx__chunks_job *)job)->chunk;
-    size_t k;
-    for (k = s->begin; k < s->end; k++) memset(chunk[k].g, 0, chunk[k].n * sizeof *chunk[k].g);
-}
-
-/* If the update is skipped, clears the gradients and returns 1. */
-static int stx__update_skipped(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
-                               size_t count) {
-    stx__chunks_job j;
-    if (u->ok) return 0;
-    stx__each_chunk(x, chunk, count, stx__clear_grads_part, &j);
-    return 1;
-}
-
-typedef struct stx__sgd {
-    stx_real lr, factor, momentum, decay;
-} stx__sgd;
-
-/* SGD with momentum:
-
-       g'  = factor g + decay p
-       buf = momentum buf + g'
-       p   = p - lr buf, g = 0
-
-   Without a buffer, p = p - lr g'. */
-STX_INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size_t n,
-                          const stx__sgd *k) {
-    const stx_real lr = k->lr, factor = k->factor, momentum = k->momentum, decay = k->decay;
-    size_t i;
-    for (i = 0; i < n; i++) g[i] = STX_FMA(fma, factor, g[i], decay * p[i]);
-    if (buf)
-        for (i = 0; i < n; i++) g[i] = buf[i] = STX_FMA(fma, momentum, buf[i], g[i]);
-    for (i = 0; i < n; i++) {
-        p[i] = STX_FMA(fma, -lr, g[i], p[i]);
-        g[i] = 0;
-    }
-}
-
-STX_EACH_ISA(stx__sgd_n,
-             (stx_real * STX_RESTRICT p, stx_real *STX_RESTRICT buf, stx_real *STX_RESTRICT g,
-              size_t n, const stx__sgd *k),
-             p, buf, g, n, k)
-
-static void stx__sgd_part(const stx_share *s, const void *job) {
-    const stx__chunks_job *j = (const stx__chunks_job *)job;
-    const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
-    stx__sgd k;
-    k.factor = j->u->factor;
-    k.momentum = j->momentum;
-    k.decay = j->decay;
-    for (; c < end; c++) {
-        k.lr = c->lr;
-        STX_CALL(s->x, stx__sgd_n, (c->p, c->s[0], c->g, c->n, &k));
-    }
-}
-
-STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
-                            size_t count, stx_real momentum, stx_real decay) {
-    stx__chunks_job j;
-    if (stx__update_skipped(x, u, chunk, count)) return;
-    j.u = u;
-    j.momentum = momentum;
-    j.decay = decay;
-    stx__each_chunk(x, chunk, count, stx__sgd_part, &j);
-}
-
-/* Adagrad: sum = sum + g^2, p = p - lr g / (sqrt(sum) + eps), g = 0 */
-STX_INNER void stx__adagrad_n(int fma, stx_real *p, stx_real *sum, stx_real *g, size_t n,
-                              stx_real lr, stx_real eps) {
-    size_t i;
-    for (i = 0; i < n; i++) {
-        stx_real s = STX_FMA(fma, g[i], g[i], sum[i]);
-        sum[i] = s;
-        p[i] -= lr * g[i] / (stx_fast_sqrt(fma, s) + eps);
-        g[i] = 0;
-    }
-}
-
-STX_EACH_ISA(stx__adagrad_n,
-             (stx_real * STX_RESTRICT p, stx_real *STX_RESTRICT sum, stx_real *STX_RESTRICT g,
-              size_t n, stx_real lr, stx_real eps),
-             p, sum, g, n, lr, eps)
-
-static void stx__adagrad_part(const stx_share *s, const void *job) {
-    const stx__chunks_job *j = (const stx__chunks_job *)job;
-    const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
-    for (; c < end; c++)
-        STX_CALL(s->x, stx__adagrad_n, (c->p, c->s[0], c->g, c->n, c->lr, j->eps));
-}
-
-STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
-                                size_t count, stx_real eps) {
-    stx__chunks_job j;
-    if (stx__update_skipped(x, u, chunk, count)) return;
-    j.eps = eps;
-    stx__each_chunk(x, chunk, count, stx__adagrad_part, &j);
-}
-
-/* Scalars of the inner loops of Adam and LAMB, from stx_adam_args and stx_update. */
-typedef struct stx__adam {
-    stx_real factor, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2;
-    int plain;
-} stx__adam;
-
-static stx__adam stx__adam_of(const stx_adam_args *a, const stx_update *u) {
-    stx__adam k;
-    k.factor = u->factor;
-    k.beta1 = a->beta1;
-    k.rest1 = a->rest1;
-    k.beta2 = a->beta2;
-    k.rest2 = a->rest2;
-    k.eps = a->eps;
-    k.decay = a->decay;
-    k.decoupled = a->decoupled;
-    k.correction1 = u->correction1;
-    k.correction2 = u->correction2;
-    k.plain = u->plain;
-    return k;
-}
-
-/* Adam, AdamW and RAdam, with c1 = correction1 and c2 = correction2 of stx_update:
-
-       g' = factor g + decay p
-       m  = beta1 m + rest1 g'
-       v  = beta2 v + rest2 g'^2
-       p  = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), g = 0
-   If `plain` is set, p = (1 - lr decoupled) p - lr m / c1. */
-STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n,
-                           stx_real lr, const stx__adam *k) {
-    const stx_real factor = k->factor, beta1 = k->beta1, rest1 = k->rest1, beta2 = k->beta2;
-    const stx_real rest2 = k->rest2, eps = k->eps, decay = k->decay;
-    const stx_real keep = 1 - lr * k->decoupled;
-    const stx_real rate = lr / k->correction1, unbias = 1 / k->correction2;
-    size_t i = 0;
-    if (!k->plain)
-        for (; i < n; i++) {
-            stx_real d = STX_FMA(fma, factor, g[i], decay * p[i]);
-            stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d);
-            stx_real s = STX_FMA(fma, beta2, v[i], rest2 * d * d);
-            m[i] = a;
-            v[i] = s;
-            p[i] = keep * p[i] - rate * a / (stx_fast_sqrt(fma, s * unbias) + eps);
-            g[i] = 0;
-        }
-
-    /* a separate loop for `plain`, because gcc does not vectorise a square root under a
-       condition */
-    for (; i < n; i++) {
-        stx_real d = STX_FMA(fma, factor, g[i], decay * p[i]);
-        stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d);
-        m[i] = a;
-        v[i] = STX_FMA(fma, beta2, v[i], rest2 * d * d);
-        p[i] = keep * p[i] - rate * a;
-        g[i] = 0;
-    }
-}
-
-STX_EACH_ISA(stx__adam_n,
-             (stx_real * STX_RESTRICT p, stx_real *STX_RESTRICT m, stx_real *STX_RESTRICT v,
-              stx_real *STX_RESTRICT g, size_t n, stx_real lr, const stx__adam *k),
-             p, m, v, g, n, lr, k)
-
-static void stx__adam_part(const stx_share *s, const void *job) {
-    const stx__chunks_job *j = (const stx__chunks_job *)job;
-    const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
-    const stx__adam k = stx__adam_of(j->adam, j->u);
-    for (; c < end; c++)
-        STX_CALL(s->x, stx__adam_n, (c->p, c->s[0], c->s[1], c->g, c->n, c->lr, &k));
-}
-
-STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
-                             size_t count, const stx_adam_args *a) {
-    stx__chunks_job j;
-    if (stx__update_skipped(x, u, chunk, count)) return;
-    j.u = u;
-    j.adam = a;
-    stx__each_chunk(x, chunk, count, stx__adam_part, &j);
-}
-
-/* Computes the update direction of LAMB and stores it in g, with c1 = correction1 and
-   c2 = correction2 of stx_update:
-
-       d = factor g
-       m = beta1 m + rest1 d
-       v = beta2 v + rest2 d^2
-       g = (m / c1) / (sqrt(v / c2) + eps) + decay p */
-STX_INNER void stx__lamb_n(int fma, const stx_real *p, stx_real *m, stx_real *v, stx_real *g,
-                           size_t n, const stx__adam *k) {
-    const stx_real factor = k->factor, beta1 = k->beta1, rest1 = k->rest1, beta2 = k->beta2;
-    const stx_real rest2 = k->rest2, eps = k->eps, decay = k->decay;
-    const stx_real rate = 1 / k->correction1, unbias = 1 / k->correction2;
-    size_t i;
-    for (i = 0; i < n; i++) {
-        stx_real d = factor * g[i];
-        stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d);
-        stx_real s = STX_FMA(fma, beta2, v[i], rest2 * d * d);
-        m[i] = a;
-        v[i] = s;
-        g[i] = STX_FMA(fma, decay, p[i], rate * a / (stx_fast_sqrt(fma, s * unbias) + eps));
-    }
-}
-
-STX_EACH_ISA(stx__lamb_n,
-             (const stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT m, stx_real *STX_RESTRICT v,
-              stx_real *STX_RESTRICT g, size_t n, const stx__adam *k),
-             p, m, v, g, n, k)
-
-/* Computes the update directions of LAMB. For each chunk, out (count,2) receives the
-   sum of p^2 and the sum of the squared direction. */
-static void stx__lamb_direction_part(const stx_share *s, const void *job) {
-    const stx__chunks_job *j = (const stx__chunks_job *)job;
-    const stx__adam k = stx__adam_of(j->adam, j->u);
-    size_t i;
-    for (i = s->begin; i < s->end; i++) {
-        const stx_optim_chunk *c = j->chunk + i;
-        STX_CALL(s->x, stx__lamb_n, (c->p, c->s[0], c->s[1], c->g, c->n, &k));
-        STX_CALL(s->x, stx__squares_n, (j->out + 2 * i, c->p, c->n));
-        STX_CALL(s->x, stx__squares_n, (j->out + 2 * i + 1, c->g, c->n));
-    }
-}
-
-STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
-                                size_t count, double *squares, const stx_adam_args *a) {
-    stx__chunks_job j;
-    if (!u->ok) return;
-    j.u = u;
-    j.out = squares;
-    j.adam = a;
-    stx__each_chunk(x, chunk, count, stx__lamb_direction_part, &j);
-}
-
-/* Computes p = p - lr g, where g holds the update direction, and sets g to 0. */
-static void stx__lamb_update_part(const stx_share *s, const void *job) {
-    const stx__chunks_job *j = (const stx__chunks_job *)job;
-    const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
-    stx__sgd k;
-    k.factor = 1;
-    k.momentum = k.decay = 0;
-    for (; c < end; c++) {
-        k.lr = c->lr;
-        STX_CALL(s->x, stx__sgd_n, (c->p, NULL, c->g, c->n, &k));
-    }
-}
-
-STX_DEF void stx_lamb_update(stx_ctx *x, const stx_update *u, stx_optim_chunk *chunk, size_t count,
-                             const double *squares, double trust_max) {
-    STX__FP_SCOPE;
-    stx__chunks_job j;
-    size_t k, end;
-    if (stx__update_skipped(x, u, chunk, count)) return;
-
-    /* multiply each tensor's learning rate by min(|p|, trust_max) / |direction| */
-    for (k = 0; k < count; k = end) {
-        double p = 0, g = 0;
-        for (end = k; end < count && chunk[end].tensor == chunk[k].tensor; end++) {
-            p += squares[2 * end];
-            g += squares[2 * end + 1];
-        }
-        p = sqrt(p);
-        if (trust_max > 0) p = STX_MIN(p, trust_max);
-        if (p > 0 && g > 0)
-            for (; k < end; k++) chunk[k].lr = (stx_real)((double)chunk[k].lr * p / sqrt(g));
-    }
-    stx__each_chunk(x, chunk, count, stx__lamb_update_part, &j);
-}
-
-static void stx__clip_part(const stx_share *s, const void *job) {
-    const stx__chunks_job *j = (const stx__chunks_job *)job;
-    size_t k, i;
-    for (k = s->begin; k < s->end; k++) {
-        stx_real *g = j->chunk[k].g;
-        for (i = 0; i < j->chunk[k].n; i++)
-            if ((g[i] < j->lo || g[i] > j->hi) && stx__finite((double)g[i]))
-                g[i] = g[i] < 0 ? j->lo : j->hi;
-    }
-}
-
-STX_DEF void stx_clip_values(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real c) {
-    stx__chunks_job j;
-    j.lo = -c;
-    j.hi = c;
-    stx__each_chunk(x, chunk, count, stx__clip_part, &j);
-}
-
-static void stx__clamp_part(const stx_share *s, const void *job) {
-    const stx__chunks_job *j = (const stx__chunks_job *)job;
-    size_t k, i;
-    for (k = s->begin; k < s->end; k++) {
-        stx_real *p = j->chunk[k].p;
-        for (i = 0; i < j->chunk[k].n; i++) {
-            if (p[i] < j->lo)
-                p[i] = j->lo;
-            else if (p[i] > j->hi)
-                p[i] = j->hi;
-        }
-    }
-}
-
-STX_DEF void stx_clamp(stx_ctx *x, const stx_optim_chunk *chunk, size_t count, stx_real lo,
-                       stx_real hi) {
-    stx__chunks_job j;
-    j.lo = lo;
-    j.hi = hi;
-    stx__each_chunk(x, chunk, count, stx__clamp_part, &j);
 }

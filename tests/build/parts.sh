@@ -22,7 +22,7 @@ cxx="$CXX -std=c++17 -w -I. -DSEQTX_CUDA -DSEQTX_NCCL -DCUDA_HOST"
 passed=0 failed=0
 
 # Which folders each folder may use, besides api.
-may="core: gemm:core ops:gemm,core train:ops,core io:train,core lm:ops,io,core top:gemm,core"
+may="core: gemm:core ops:gemm,core train:ops,gemm,core io:train,core lm:ops,io,core top:gemm,core"
 
 # The parts in the order in which the root includes them. $1: a directory with src/.
 parts() {
