@@ -2029,15 +2029,16 @@ static void nans(void) {
 
 /* >>optimisers and schedules */
 
-/* Copies the 7 + 6 elements of two tensors to out. */
+/* Copies the 7 + 6 elements of two tensors to out. A matrix has no second state with
+   Muon. */
 static void copy_two(stx_real *out, stx_tensor *const *t) {
     memcpy(out, t[0]->data, 7 * sizeof *out);
-    memcpy(out + 7, t[1]->data, 6 * sizeof *out);
+    if (t[1]) memcpy(out + 7, t[1]->data, 6 * sizeof *out);
 }
 
 static int equal_two(const stx_real *was, stx_tensor *const *t) {
     return !memcmp(was, t[0]->data, 7 * sizeof *was)
-           && !memcmp(was + 7, t[1]->data, 6 * sizeof *was);
+           && (!t[1] || !memcmp(was + 7, t[1]->data, 6 * sizeof *was));
 }
 
 /* Runs a normal step and one with a gradient that is not finite. The second step must
@@ -2223,7 +2224,7 @@ static void optimisers(void) {
          .trust_max = 0.6}};
     size_t i;
     int kind;
-    for (kind = STX_SGD; kind <= STX_LAMB; kind++)
+    for (kind = STX_SGD; kind <= STX_MUON; kind++)
         for (i = 0; i < 3; i++) skipped_step(kind, bad[i]);
     adagrad_reference();
     for (i = 0; i < sizeof formulas / sizeof *formulas; i++) optimiser_formula(&formulas[i], i);
@@ -3933,7 +3934,7 @@ static stx_optim *chunk_run(int kind, int threads) {
    to the results with one, and every element must be updated. */
 static void update_chunks(void) {
     int kind;
-    for (kind = STX_SGD; kind <= STX_LAMB; kind++) {
+    for (kind = STX_SGD; kind <= STX_MUON; kind++) {
         stx_optim *one = chunk_run(kind, 1), *three = chunk_run(kind, 3);
         size_t i, k, still = 0, left = 0;
         for (k = 0; k < CHUNK_PARAMS; k++) {

@@ -351,7 +351,7 @@ static void gradients(stx_ctx *x) {
     bad[0] = not_a_number();
     bad[1] = infinity_(0);
     bad[2] = infinity_(1);
-    for (kind = STX_SGD; kind <= STX_LAMB; kind++)
+    for (kind = STX_SGD; kind <= STX_MUON; kind++)
         for (i = 0; i < 3; i++) {
             char name[32];
             stx_params *p = stx_params_create(x);
