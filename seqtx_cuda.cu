@@ -10115,22 +10115,27 @@ void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_ch
        v  = beta2 v + rest2 g'^2
        p  = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), g = 0
    If u->plain, p = (1 - lr decoupled) p - lr m / c1. */
+static __device__ __forceinline__ void stx__adam_chunk(const stx_optim_chunk &q,
+                                                       const stx__array &p, const stx_update *u,
+                                                       const stx_adam_args &a) {
+    const float factor = u->factor, unbias = 1 / u->correction2;
+    const float keep = 1 - q.lr * a.decoupled, rate = q.lr / u->correction1;
+    const int plain = u->plain;
+    stx__update_chunk(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
+        float d = fmaf(factor, g, a.decay * w);
+        m = fmaf(a.beta1, m, a.rest1 * d);
+        v = fmaf(a.beta2, v, a.rest2 * d * d);
+        w = keep * w - rate * m / (plain ? 1 : sqrtf(v * unbias) + a.eps);
+    });
+}
+
 STX__GLOBAL(256)
 stx__adam_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t,
                  const stx_update *u, const stx_adam_args a) {
     STX__SHARED(stx__bf16 *, sh, 1);
-    const float factor = u->factor, unbias = 1 / u->correction2;
-    const int plain = u->plain;
     STX__EACH_CHUNK(k, count) {
         const stx_optim_chunk q = chunk[k];
-        const stx__array p = stx__chunk_num(t, q.p, sh);
-        const float keep = 1 - q.lr * a.decoupled, rate = q.lr / u->correction1;
-        stx__update_chunk(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
-            float d = fmaf(factor, g, a.decay * w);
-            m = fmaf(a.beta1, m, a.rest1 * d);
-            v = fmaf(a.beta2, v, a.rest2 * d * d);
-            w = keep * w - rate * m / (plain ? 1 : sqrtf(v * unbias) + a.eps);
-        });
+        stx__adam_chunk(q, stx__chunk_num(t, q.p, sh), u, a);
     }
 }
 
@@ -10229,6 +10234,103 @@ void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_optim_chunk *chun
     STX__RUN_KERNEL(x, "stx_lamb_update", stx__lamb_trust_kernel, 1, 1024, 0, u, chunk, count,
                     squares, trust_max);
     STX__RUN_CHUNKS(x, "stx_lamb_update", stx__lamb_update_kernel, chunk, count, u);
+}
+
+/* Muon, first kernel. For matrices, whose chunks have no s[1], with buf = s[0]:
+
+       d   = factor g
+       buf = momentum buf + d
+       g   = d + momentum buf
+
+   Sets `squares` (count) to the sums of the new g^2 over their chunks, in double, as
+   stx__lamb_direction_kernel does. */
+STX__GLOBAL(256)
+stx__muon_direction_kernel(const stx_optim_chunk *chunk, size_t count, const stx_update *u,
+                           double *squares, float momentum) {
+    STX__SHARED(double, sh, 32);
+    if (!u->ok) return;
+    const float factor = u->factor;
+    STX__EACH_CHUNK(k, count) {
+        const stx_optim_chunk q = chunk[k];
+        double gg = 0;
+        if (q.s[1]) continue;
+        for (size_t i = threadIdx.x; i < q.n; i += 256) {
+            float d = factor * q.g[i], m = fmaf(momentum, q.s[0][i], d);
+            float g = fmaf(momentum, m, d);
+            q.s[0][i] = m;
+            q.g[i] = g;
+            gg += (double)g * g;
+        }
+        gg = stx__row_sum<256>(gg, sh);
+        if (threadIdx.x == 0) squares[k] = gg;
+    }
+}
+
+void stx_muon_direction_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
+                             size_t count, double *squares, stx_real momentum) {
+    if (count)
+        STX__RUN_KERNEL(x, "stx_muon_direction", stx__muon_direction_kernel,
+                        stx__chunk_blocks(count), 256, 0, chunk, count, u, squares, momentum);
+}
+
+/* Muon: X (n) = u / (|u|_F + 1e-7) for one matrix, whose chunks have the sums of squares
+   `squares` (count). Each block adds all of them, in the order of
+   stx__optim_prepare_kernel. A thread computes one element at a time. */
+STX__GLOBAL(256)
+stx__muon_normalise_kernel(stx__array X, const float *u, size_t n, const double *squares,
+                           size_t count) {
+    STX__SHARED(double, sh, 32);
+    double s = 0;
+    for (size_t k = threadIdx.x; k < count; k += 256) s += squares[k];
+    const float scale = (float)(1 / (sqrt(stx__row_sum<256>(s, sh)) + 1e-7));
+    for (size_t i = blockIdx.x * (size_t)256 + threadIdx.x; i < n; i += (size_t)gridDim.x * 256)
+        stx__put(X, i, scale * u[i]);
+}
+
+void stx_muon_normalise_cuda(stx_ctx *x, stx_real *X, const stx_real *u, size_t n,
+                             const double *squares, size_t count) {
+    STX__RUN_KERNEL(x, "stx_muon_normalise", stx__muon_normalise_kernel, stx__blocks(n, 256, 1024),
+                    256, 0, stx__array_of(x, X), u, n, squares, count);
+}
+
+/* Muon: B (n,n) = a I + b A. A thread computes one element at a time. */
+STX__GLOBAL(256)
+stx__muon_polynomial_kernel(stx__array B, stx__array A, size_t n, float a, float b) {
+    for (size_t i = blockIdx.x * (size_t)256 + threadIdx.x; i < n * n;
+         i += (size_t)gridDim.x * 256)
+        stx__put(B, i, fmaf(b, stx__get(A, i), i % (n + 1) ? 0 : a)); /* i = row n + row */
+}
+
+void stx_muon_polynomial_cuda(stx_ctx *x, stx_real *B, const stx_real *A, size_t n, stx_real a,
+                              stx_real b) {
+    STX__RUN_KERNEL(x, "stx_muon_polynomial", stx__muon_polynomial_kernel,
+                    stx__blocks(n * n, 256, 1024), 256, 0, stx__array_of(x, B),
+                    stx__array_of(x, A), n, a, b);
+}
+
+/* Muon, last kernel. For matrices, p = p - lr (g + decoupled p), where g is the scaled
+   orthogonalised direction; Adam for other chunks. g = 0. */
+STX__GLOBAL(256)
+stx__muon_update_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t,
+                        const stx_update *u, const stx_adam_args a) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_CHUNK(k, count) {
+        stx_optim_chunk q = chunk[k];
+        const stx__array p = stx__chunk_num(t, q.p, sh);
+        if (q.s[1]) {
+            stx__adam_chunk(q, p, u, a);
+            continue;
+        }
+        q.s[0] = NULL; /* updated by the first kernel */
+        stx__update_chunk(q, p, u->ok, [=](float &w, float g, float &, float &) {
+            w = fmaf(-q.lr, fmaf(a.decoupled, w, g), w);
+        });
+    }
+}
+
+void stx_muon_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
+                          size_t count, const stx_adam_args *a) {
+    if (count) STX__RUN_CHUNKS(x, "stx_muon_update", stx__muon_update_kernel, chunk, count, u, *a);
 }
 
 /* Clips the gradients g of each chunk to [-c,c]. Infinities and NaN are left unchanged.

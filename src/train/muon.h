@@ -90,7 +90,7 @@ static void stx__muon_polynomial_part(const stx_share *s, const void *job) {
     const stx__muon_job *j = (const stx__muon_job *)job;
     size_t row, i;
     for (i = s->begin * j->n; i < s->end * j->n; i++) j->to[i] = j->b * j->from[i];
-    for (row = s->begin; row < s->end; row++) j->to[row * j->n + row] += j->a;
+    for (row = s->begin; row < s->end; row++) j->to[row * (j->n + 1)] += j->a;
 }
 
 STX_DEF void stx_muon_polynomial(stx_ctx *x, stx_real *B, const stx_real *A, size_t n, stx_real a,

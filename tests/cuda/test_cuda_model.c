@@ -503,13 +503,13 @@ typedef struct model {
     uint64_t key; /* the step key of the last step */
 } model;
 
-enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, FAIRSEQ, GROUPED, MODELS };
+enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, FAIRSEQ, GROUPED, MUON, MODELS };
 
 static const char *const model_names[MODELS] = {"adaptive span",  "dropout",
                                                 "all-attention",  "adaptive input and output",
                                                 "literal",        "recomputation",
                                                 "wide",           "fairseq",
-                                                "groups of heads"};
+                                                "groups of heads", "Muon"};
 
 static int model_gpu;      /* the GPU on which later contexts are created */
 static size_t model_vocab; /* 0: the model's default */
@@ -527,7 +527,8 @@ static const struct {
     {STX_RADAM, 0.1, 0.02},    /* RECOMPUTE */
     {STX_SGD, 1, 0.05},        /* WIDE */
     {STX_ADAGRAD, 0.1, 0.02},  /* FAIRSEQ */
-    {STX_ADAGRAD, 0.1, 0.02}   /* GROUPED */
+    {STX_ADAGRAD, 0.1, 0.02},  /* GROUPED */
+    {STX_MUON, 0.1, 0.003}     /* MUON */
 };
 
 static void model_options(stx_span_desc *d, int which) {
@@ -605,7 +606,7 @@ static void model_make_sized(model *r, int which, int device, int precision, int
     od.kind = training[which].optim;
     od.clip = training[which].clip;
     od.momentum = 0.9;
-    od.weight_decay = which == RECOMPUTE ? 0.1 : 0;
+    od.weight_decay = which == RECOMPUTE || which == MUON ? 0.1 : 0;
     od.radam_skip = 1;
     r->o = stx_optim_create(r->m->params, &od);
     r->s = stx_span_state_create(r->m, r->B);
@@ -752,7 +753,7 @@ static void evaluate(model *r) {
 /* A replayed step must be bit-identical to a launched step, including dropout and the
    optimiser's counters. */
 static void test_graph(void) {
-    static const int models[] = {SMALL, DROP, PERS, RECOMPUTE, IO};
+    static const int models[] = {SMALL, DROP, PERS, RECOMPUTE, IO, MUON};
     size_t k;
     int n;
     for (k = 0; k < COUNT(models); k++) {

@@ -1144,7 +1144,8 @@ static size_t opt_size(size_t tensors, size_t t) {
     return tensors > COUNT(size) ? 40 + t : size[t];
 }
 
-static void opt_make(opt *o, size_t tensors, int states) {
+/* With Muon, every other tensor is a matrix, which has one state. */
+static void opt_make(opt *o, size_t tensors, int states, int muon) {
     size_t t, k, at;
     o->tensors = tensors;
     for (t = 0, o->pieces = 0; t < tensors; t++)
@@ -1165,11 +1166,11 @@ static void opt_make(opt *o, size_t tensors, int states) {
             c->p = o->p[t].c + at;
             c->g = o->g[t].c + at;
             c->s[0] = states > 0 ? o->s0[t].c + at : NULL;
-            c->s[1] = states > 1 ? o->s1[t].c + at : NULL;
+            c->s[1] = states > 1 && !(muon && t % 2) ? o->s1[t].c + at : NULL;
             d->p = o->p[t].d + at;
             d->g = o->g[t].d + at;
             d->s[0] = states > 0 ? o->s0[t].d + at : NULL;
-            d->s[1] = states > 1 ? o->s1[t].d + at : NULL;
+            d->s[1] = c->s[1] ? o->s1[t].d + at : NULL;
         }
     }
     memset(&o->u, 0, sizeof o->u);
@@ -1287,6 +1288,28 @@ static void opt_lamb(opt *o, const opt_case *k) {
     free(norms);
 }
 
+/* Without the matmuls between the kernels. */
+static void opt_muon(opt *o, const opt_case *k) {
+    double *sums = (double *)calloc(o->pieces, sizeof *sums),
+           *got = (double *)calloc(o->pieces, sizeof *got),
+           *dev = (double *)cuda_bytes(gx, sums, o->pieces * sizeof *sums);
+    stx_adam_args adam = {0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, 0, 0};
+    size_t t, i;
+    adam.decoupled = k->decay;
+    BOTH(stx_muon_direction, (cx, &o->u, o->c, o->pieces, sums, k->momentum),
+         (gx, o->du, o->d, o->pieces, dev, k->momentum));
+    for (t = 0; t < o->tensors && o->u.ok; t++) arr_check(k->name, o->g + t, 1e-6);
+    stx_cuda_download(gx, got, dev, o->pieces * sizeof *got);
+    for (i = 0; i < o->pieces; i++)
+        CHECK(CLOSE(got[i] / (sums[i] > 0 ? sums[i] : 1), sums[i] > 0, 1e-6),
+              "%s: sum of squares of chunk %zu is %g, expected %g", k->name, i, got[i], sums[i]);
+    BOTH(stx_muon_update, (cx, &o->u, o->c, o->pieces, &adam),
+         (gx, o->du, o->d, o->pieces, &adam));
+    stx_cuda_free(gx, dev);
+    free(sums);
+    free(got);
+}
+
 static void opt_update(opt *o, const opt_case *k) {
     stx_adam_args adam = {0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, 0, 0};
     switch (k->kind) {
@@ -1295,6 +1318,7 @@ static void opt_update(opt *o, const opt_case *k) {
              (gx, o->du, o->d, o->pieces, k->momentum, k->decay));
         break;
     case STX_LAMB: opt_lamb(o, k); break;
+    case STX_MUON: opt_muon(o, k); break;
     case STX_ADAGRAD:
         BOTH(stx_adagrad_update, (cx, &o->u, o->c, o->pieces, 1e-10f),
              (gx, o->du, o->d, o->pieces, 1e-10f));
@@ -1338,7 +1362,7 @@ static void test_optimiser(const opt_case *k) {
     static opt o;
     int step;
     size_t t;
-    opt_make(&o, k->tensors, opt_states(k));
+    opt_make(&o, k->tensors, opt_states(k), k->kind == STX_MUON);
     for (step = 0; step < 10; step++) {
         opt_gradients(&o, step);
         o.u.lr = 0.01 * (step + 1);
@@ -1368,8 +1392,34 @@ static void test_metric(void) {
     stx_cuda_free(gx, dm);
 }
 
+/* The kernels of Muon for one matrix, in the types of its scratch memory. */
+static void test_muon_matrix(void) {
+    static const size_t width[] = {2, 5, 64, 129};
+    size_t k, c;
+    for (k = 0; k < COUNT(width); k++) {
+        const size_t n = width[k], size = n * (n + 700), count = (size + 4095) / 4096;
+        arr u = arr_of(size, 3, 0, B_), X = arr_of(size, 1, 0, N_);
+        arr A = arr_of(n * n, 1, 0, N_), B = arr_of(n * n, 1, 0, N_);
+        double *sums = (double *)malloc(count * sizeof *sums), *dev;
+        for (c = 0; c < count; c++) sums[c] = (double)(1 + c % 7);
+        dev = (double *)cuda_bytes(gx, sums, count * sizeof *sums);
+        BOTH(stx_muon_normalise, (cx, X.c, u.c, size, sums, count),
+             (gx, X.d, u.d, size, dev, count));
+        arr_check("muon normalise", &X, 3e-7);
+        BOTH(stx_muon_polynomial, (cx, B.c, A.c, n, 3.4445f, -4.775f),
+             (gx, B.d, A.d, n, 3.4445f, -4.775f));
+        arr_check("muon polynomial", &B, 3e-7);
+        stx_cuda_free(gx, dev);
+        free(sums);
+        arr_free(&u);
+        arr_free(&X);
+        arr_free(&A);
+        arr_free(&B);
+    }
+}
+
 static void test_optimisers(void) {
-    /* The first five cases together run every kernel and include a full table. */
+    /* The first six cases together run every kernel and include a full table. */
     static const opt_case cases[] = {
         /* name, number of tensors, kind, momentum, weight decay, clipping limit, hat */
         {"radam clip skip", 8, STX_RADAM, 0, 0.1f, 1, 0},
@@ -1377,6 +1427,7 @@ static void test_optimisers(void) {
         {"adagrad", 8, STX_ADAGRAD, 0, 0, 0, 0},
         {"sgd momentum decay clip", 8, STX_SGD, 0.9f, 0.01f, 1, 0},
         {"lamb without correction, clip", 8, STX_LAMB, 0, 0.1f, 1, 1},
+        {"muon clip", 8, STX_MUON, 0.95f, 0.1f, 1, 0},
         {"sgd", 8, STX_SGD, 0, 0, 0, 0},
         {"adagrad clip", 8, STX_ADAGRAD, 0, 0, 2, 0},
         {"adam decay", 8, STX_ADAM, 0, 0.01f, 0, 0},
@@ -1388,9 +1439,11 @@ static void test_optimisers(void) {
         {"adam, eps hat", 8, STX_ADAM, 0, 0, 1, 1},
         {"adamw, eps hat", 8, STX_ADAMW, 0, 0.1f, 0, 1},
         {"lamb", 8, STX_LAMB, 0, 0.01f, 0, 0},
+        {"muon, many allocations", TENSORS, STX_MUON, 0.8f, 0, 0, 0},
     };
     size_t i;
-    for (i = 0; i < (brief ? 5 : COUNT(cases)); i++) test_optimiser(&cases[i]);
+    for (i = 0; i < (brief ? 6 : COUNT(cases)); i++) test_optimiser(&cases[i]);
+    test_muon_matrix();
     test_metric();
 }
 
