@@ -10293,6 +10293,12 @@ void stx_muon_normalise_cuda(stx_ctx *x, stx_real *X, const stx_real *u, size_t 
                     256, 0, stx__array_of(x, X), u, n, squares, count);
 }
 
+/* Muon: a GEMM with a symmetric result. Computing only half of it would need more
+   launches. */
+void stx_muon_symmetric_cuda(stx_ctx *x, const stx_gemm_args *g) {
+    stx_gemm_cuda(x, g);
+}
+
 /* Muon: B (n,n) = a I + b A. A thread computes one element at a time. */
 STX__GLOBAL(256)
 stx__muon_polynomial_kernel(stx__array B, stx__array A, size_t n, float a, float b) {

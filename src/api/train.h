@@ -1,6 +1,7 @@
 #pragma once
 #include "config.h"
 #include "context.h"
+#include "ops.h"
 
 
 // >>api: optimisers
@@ -230,6 +231,7 @@ STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *c
                             nothing if the update is skipped
        stx_muon_normalise   X (n) = u / (|u|_F + 1e-7) for one matrix; squares (count):
                             the sums of its chunks
+       stx_muon_symmetric   a GEMM whose result C (n,n) is symmetric
        stx_muon_polynomial  B (n,n) = a I + b A; A (n,n)
        stx_muon_update      p -= lr (g + decoupled p) for matrices, whose g is now the
                             orthogonalised and scaled direction; Adam for other chunks */
@@ -237,6 +239,7 @@ STX_KERNEL(stx_muon_direction, (stx_ctx *x, const stx_update *u, const stx_optim
                                 size_t count, double *squares, stx_real momentum))
 STX_KERNEL(stx_muon_normalise, (stx_ctx *x, stx_real *X, const stx_real *u, size_t n,
                                 const double *squares, size_t count))
+STX_KERNEL(stx_muon_symmetric, (stx_ctx *x, const stx_gemm_args *g))
 STX_KERNEL(stx_muon_polynomial, (stx_ctx *x, stx_real *B, const stx_real *A, size_t n, stx_real a,
                                  stx_real b))
 STX_KERNEL(stx_muon_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,

@@ -1,6 +1,7 @@
 #pragma once
 #include "common.cuh"
 #include "sums.cuh"
+#include "gemm.cuh"
 
 
 // >>report
@@ -522,6 +523,12 @@ void stx_muon_normalise_cuda(stx_ctx *x, stx_real *X, const stx_real *u, size_t 
                              const double *squares, size_t count) {
     STX__RUN_KERNEL(x, "stx_muon_normalise", stx__muon_normalise_kernel, stx__blocks(n, 256, 1024),
                     256, 0, stx__array_of(x, X), u, n, squares, count);
+}
+
+/* Muon: a GEMM with a symmetric result. Computing only half of it would need more
+   launches. */
+void stx_muon_symmetric_cuda(stx_ctx *x, const stx_gemm_args *g) {
+    stx_gemm_cuda(x, g);
 }
 
 /* Muon: B (n,n) = a I + b A. A thread computes one element at a time. */
