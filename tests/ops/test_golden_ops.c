@@ -317,6 +317,79 @@ static void optimisers(void) {
     for (v = 0; v < sizeof variants / sizeof *variants; v++) optimiser_case(variants[v]);
 }
 
+/* Compares values on the device with expected ones. */
+static void muon_compare(stx_ctx *x, const char *key, const stx_real *got, const double *expected,
+                         size_t n) {
+    stx_real *value = host_of(x, got, n);
+    double worst = 0, top = 0;
+    size_t i;
+    for (i = 0; i < n; i++) {
+        const double off = fabs((double)value[i] - expected[i]);
+        if (!(off <= worst)) worst = off;
+        top = fmax(top, fabs(expected[i]));
+    }
+    CHECK(worst <= TOL * top, "%s: off by %g of %g", key, worst, top);
+    free(value);
+}
+
+/* Muon: three matrices, a vector and an embedding. */
+static void muon_case(const char *variant) {
+    static const size_t dim[5][2] = {{24, 8}, {8, 40}, {16, 16}, {7}, {11, 6}};
+    stx_ctx *x = golden_ctx(0);
+    stx_file *f = open_golden(x, "muon");
+    stx_params *p = stx_params_create(x);
+    stx_optim_desc d;
+    stx_optim *o;
+    double *grads[5], *v;
+    size_t n[5], steps = 0, step, k;
+    char key[64], name[8];
+    memset(&d, 0, sizeof d);
+    d.kind = STX_MUON;
+    d.momentum = variant_need(f, variant, "momentum");
+    d.weight_decay = variant_need(f, variant, "weight_decay");
+    d.clip = variant_need(f, variant, "clip");
+    for (k = 0; k < 5; k++) {
+        stx_tensor *t;
+        snprintf(name, sizeof name, "p%zu", k);
+        t = stx_param(p, STX_ZEROS, 0, name, dim[k][0], dim[k][1], 0, 0);
+        if (k == 4) stx_param_elementwise(t);
+        snprintf(key, sizeof key, "%s.init", name);
+        v = entry(f, key, &n[k]);
+        put_f64(x, t->data, v, n[k]);
+        free(v);
+        snprintf(key, sizeof key, "%s.grad", name);
+        grads[k] = entry(f, key, &steps);
+        steps /= n[k];
+    }
+    o = stx_optim_create(p, &d);
+    CHECK(o && steps == 5, "%s: %s", variant, stx_error(x));
+    for (step = 0; o && step < steps; step++) {
+        for (k = 0; k < 5; k++) put_f64(x, p->tensor[k]->grad, grads[k] + step * n[k], n[k]);
+        CHECK(stx_optim_step(o, need(f, "lr")) == 1 && stx_optim_sync(o), "%s step %zu", variant,
+              step);
+        for (k = 0; k < 5; k++) {
+            snprintf(key, sizeof key, "%s.p%zu", variant, k);
+            v = entry(f, key, NULL);
+            muon_compare(x, key, p->tensor[k]->data, v + step * n[k], n[k]);
+            free(v);
+            snprintf(key, sizeof key, "%s.p%zu.buf", variant, k);
+            v = k < 3 && step + 1 == steps ? entry(f, key, NULL) : NULL;
+            if (v) muon_compare(x, key, o->state[0][k]->data, v, n[k]);
+            free(v);
+        }
+    }
+    for (k = 0; k < 5; k++) free(grads[k]);
+    stx_file_close(f);
+    stx_destroy(x);
+}
+
+static void muon(void) {
+    static const char *const variants[] = {"m95", "m95_clip", "m95_decay", "m95_decay_clip",
+                                           "m90", "m90_clip", "m90_decay", "m90_decay_clip"};
+    size_t v;
+    for (v = 0; v < sizeof variants / sizeof *variants; v++) muon_case(variants[v]);
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
@@ -335,5 +408,6 @@ int main(int argc, char **argv) {
             if (golden_cpu()) attention_case(name, 3);
         }
     optimisers();
+    muon();
     return test_end();
 }
