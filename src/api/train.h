@@ -368,7 +368,8 @@ typedef struct stx_group_desc {
     int    shard;       /* 1: each rank stores optimiser state for its share of the
                            parameters only, updates this share and sends it to the others
                            (ZeRO stage 1, Rajbhandari et al. 2020, 1910.02054). Takes less
-                           memory and sends the same number of bytes */
+                           memory and sends the same number of bytes. A matrix that
+                           STX_MUON orthogonalises belongs to one rank */
 } stx_group_desc;
 
 /* Joins the group in which the process was started (all ranks). Call it before the first

@@ -67,7 +67,7 @@ family_presets() {
 }
 family_variants() {
     variant "adagrad" --data ../t.txt $full
-    for optim in sgd adam adamw; do
+    for optim in sgd adam adamw muon; do
         variant $optim --data ../t.txt $full --optim $optim --lr 0.003 --weight-decay 0.01
     done
     variant "fixed span" --data ../t.txt $tiny --optim adam --lr 0.003 --no-adapt-span

@@ -95,7 +95,8 @@ family_presets() {
 family_variants() {
     variant "adamw" --data ../t.txt $full --optim adamw --lr 0.003 --weight-decay 0.01 --glu \
         --tied --final-norm --kv-heads 1 --emb-sz 12
-    variant "gru, random pieces" --data ../t.txt $full --gate gru --random-segments 4
+    variant "gru, random pieces, muon" --data ../t.txt $full --gate gru --random-segments 4 \
+        --optim muon --lr 0.003 --momentum 0.9
     variant "xl, post-norm, gtrxl" --data ../t.txt $full --positions xl --norm-after --gate gtrxl \
         --gate-relu
     variant "most used" --data ../t.txt $full --aux-dropout 0 --compress used --memory-layers 2

@@ -109,7 +109,7 @@ END2
 }
 family_variants() {
     variant "a fixed pattern, several steps an update" --data ../t.txt $tiny --pattern "sfi(s)2" \
-        --dropout 0.2 --attn-dropout 0.1 --lr 0.01 --update-every 3 --update-after 20
+        --dropout 0.2 --attn-dropout 0.1 --optim muon --lr 0.01 --update-every 3 --update-after 20
     variant "one optimiser for all, as the reference" --data ../t.txt $tiny --lr 0.01 \
         --arch-optim same --arch pi --tau-form factor --tau-steps 100 --straight-through \
         --sines reference --pos-mode reference --full-scale --attn-relu --biases --own-uv \

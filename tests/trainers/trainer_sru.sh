@@ -72,7 +72,7 @@ family_presets() {
 }
 family_variants() {
     variant "sru++" --data ../t.txt $full
-    for optim in sgd adam adamw; do
+    for optim in sgd adam adamw muon; do
         variant $optim --data ../t.txt $full --optim $optim --lr 0.003
     done
     variant "adagrad" --data ../t.txt $full --optim adagrad --lr 0.07 --weight-decay 0
