@@ -141,7 +141,8 @@ static void stx__muon_mirror_part(const stx_share *s, const void *job) {
 
 /* Computes C in four blocks of rows, each only up to its last row's diagonal element, and
    copies the rest: 5/8 of the multiplications. Updates of matrices of width 192 to 384
-   take 0.83 of the time, a training step of a model of width 128 with 1024 tokens 0.96. */
+   take 0.83 of the time, a training step of a model of width 128 with 1024 tokens
+   0.96. */
 STX_DEF void stx_muon_symmetric(stx_ctx *x, const stx_gemm_args *g) {
     const size_t n = g->M, step = stx__round_up((n + 3) / 4, 16);
     stx__muon_job j;
