@@ -417,6 +417,10 @@ STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x);
    "cblas", or of the GPU. */
 STX_DEF const char *stx_backend(const stx_ctx *x);
 
+/* Returns 1 if matmuls with STX_PREC_BF16 use bfloat16 instructions on this CPU. If it
+   returns 0, they compute with float and are not faster than STX_PREC_F32. */
+STX_DEF int stx_cpu_has_bf16(void);
+
 /* stx_ok returns 1 if no error has occurred, stx_error_code returns STX_OK or an
    STX_ERR_ code, and stx_error returns the text of the first error, or "". */
 STX_DEF int stx_ok(const stx_ctx *x);
@@ -9600,6 +9604,11 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
 #else
     return &stx__micro_generic;
 #endif
+}
+
+STX_DEF int stx_cpu_has_bf16(void) {
+    const stx__micro *m = stx__choose_micro(STX_PREC_BF16, stx_isa(NULL));
+    return m->to_bf16 && !strstr(m->name, "by float");
 }
 
 STX_DEF const char *stx_backend(const stx_ctx *x) {

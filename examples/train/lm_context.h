@@ -16,6 +16,14 @@ TR_DEF int tr_lm_fits_options(const tr_lm *t) {
            && (d->no_graph || !*t->kind->adapt_io);
 }
 
+/* Without a preset, new runs on a CPU that multiplies bfloat16 numbers use them. */
+TR_DEF int tr_lm_suggest_precision(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    if (!t->training || o->device == STX_CUDA || t->options->preset_used[0]) return 1;
+    if (!stx_cpu_has_bf16()) return 1;
+    return tr_apply(t->options, "precision=bf16", TR_FROM_TEXT, t->err, TR_ERR);
+}
+
 /* Creates the context that the options describe, or keeps the current one if it already
    matches them. Without --max-memory, the limit is 90 % of the machine's memory on a
    CPU, and there is no limit on a GPU. */
@@ -23,6 +31,7 @@ TR_DEF int tr_lm_context(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     double bytes = 0;
     stx_desc d;
+    if (!t->x && !tr_lm_suggest_precision(t)) return 0;
     if (t->x && tr_lm_fits_options(t)) return 1;
     if (o->max_memory > 0)
         bytes = o->max_memory * 1073741824.0;

@@ -46,6 +46,11 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
 #endif
 }
 
+STX_DEF int stx_cpu_has_bf16(void) {
+    const stx__micro *m = stx__choose_micro(STX_PREC_BF16, stx_isa(NULL));
+    return m->to_bf16 && !strstr(m->name, "by float");
+}
+
 STX_DEF const char *stx_backend(const stx_ctx *x) {
 #ifdef SEQTX_CUDA
     if (x && x->gpu) return stx_cuda_name(x);
