@@ -136,15 +136,27 @@ static int make(tr_lm *t) {
     return !t->training || tr_lm_make(t, &od, 1 /* block per update */);
 }
 
+/* Settings by size of the text and processor seconds (docs/quality.md). */
+#define SMALL "optim=muon lr=0.004 batch-sz=8 "
+static const tr_lm_sized sized[] = {
+    {2e4, 0, SMALL "nlayers=2 hid-sz=48 attn-span=128 dropout=0.3"},
+    {2e5, 0, SMALL "nlayers=2 hid-sz=64 attn-span=128 dropout=0.2"},
+    {2e6, 40, SMALL "hid-sz=96"},
+    {2e6, 100, SMALL "hid-sz=128"},
+    {2e6, 0, SMALL "hid-sz=128 dropout=0.1"},
+    {0, 40, SMALL "hid-sz=96"},
+    {0, 1000, SMALL "hid-sz=128"},
+    {0, 0, "optim=muon lr=0.003 batch-sz=16 nlayers=4 hid-sz=192"},
+    {0, 0, NULL}
+};
+
 static const tr_lm_kind kind = {
     "seqtx.attn_span.1",                /* format of checkpoints */
     "memory",                           /* prefix of the memory in checkpoints */
     &opt.adapt_io, &opt.adapt_io_cutoffs,
     STX_ORDER_COUNT_LATER,              /* order of token ids with --adapt-io */
     0,                                  /* eos_first */
-    /* sized: changes to DEMO for texts of up to 1e5 tokens, for texts of up to 2e6
-       tokens, and for longer texts */
-    {"nlayers=2 hid-sz=64 attn-span=128 dropout=0.2", "dropout=0.1", ""},
+    sized, 5e6,
     check, plan, count, shape, make, train, print_spans, sizeof(run)
 };
 

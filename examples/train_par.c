@@ -192,11 +192,22 @@ static int make(tr_lm *t) {
     return !r->model->gates || make_search(r, &od);
 }
 
+/* Settings by size of the text and processor seconds (docs/quality.md). */
+#define SMALL "optim=muon lr=0.004 batch-sz=8 "
+static const tr_lm_sized sized[] = {
+    {2e4, 0, SMALL "nlayers=4 hid-sz=48 dropout=0.3"},
+    {2e5, 0, SMALL "nlayers=4 hid-sz=64 dropout=0.2"},
+    {2e6, 100, SMALL "hid-sz=96"},
+    {2e6, 0, SMALL "hid-sz=128 dropout=0.1"},
+    {0, 100, SMALL "hid-sz=96"},
+    {0, 1000, SMALL "hid-sz=128"},
+    {0, 0, "optim=muon lr=0.003 batch-sz=16 nlayers=8 hid-sz=192"},
+    {0, 0, NULL}
+};
+
 static const tr_lm_kind kind = {
     "seqtx.par.1", "memory", &opt.words_out, NULL, STX_ORDER_COUNT_EARLIER, 1,
-    /* sized: changes to DEMO for texts of up to 1e5 tokens, for texts of up to 2e6
-       tokens, and for longer texts */
-    {"nlayers=4 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
+    sized, 5e6,
     check, plan, count, shape, make, train, report, sizeof(run)
 };
 

@@ -130,13 +130,26 @@ static int make(tr_lm *t) {
     return tr_lm_make(t, &od, opt.update_param_freq);
 }
 
+/* Settings by size of the text and processor seconds (docs/quality.md). Attention does not
+   help texts and models of this size. */
+#define SMALL "optim=muon lr=0.01 batch-sz=8 no-attention "
+static const tr_lm_sized sized[] = {
+    {2e4, 0, SMALL "nlayers=2 hid-sz=64 dropout=0.3"},
+    {2e5, 0, SMALL "nlayers=3 hid-sz=128 dropout=0.2"},
+    {2e6, 200, SMALL "nlayers=4 hid-sz=192"},
+    {2e6, 400, SMALL "nlayers=4 hid-sz=192 dropout=0.05"},
+    {2e6, 0, SMALL "nlayers=4 hid-sz=256 dropout=0.1"},
+    {0, 100, SMALL "nlayers=4 hid-sz=192"},
+    {0, 1000, SMALL "nlayers=4 hid-sz=256"},
+    {0, 0, "optim=muon lr=0.01 batch-sz=16 nlayers=4 hid-sz=384"},
+    {0, 0, NULL}
+};
+
 /* For the adaptive softmax, words are sorted by count, with <eos> first, as in the
    authors' code. */
 static const tr_lm_kind kind = {
     "seqtx.sru.1", "state", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_EARLIER, 1,
-    /* sized: changes to DEMO for texts of up to 1e5 tokens, for texts of up to 2e6
-       tokens, and for longer texts */
-    {"nlayers=3 hid-sz=192 dropout=0.2 attn-dropout=0.1", "dropout=0.1 attn-dropout=0.1", ""},
+    sized, 2e7,
     check, plan, count, shape, make, train, print_alpha, sizeof(run)
 };
 

@@ -39,6 +39,20 @@ TR_DEF int check_attention(tr_lm *t) {
     return 1;
 }
 
+/* An option of the attention on the command line selects --attention, which the settings
+   for short runs switch off. */
+TR_DEF int imply_attention(tr_lm *t) {
+    static const char *const name[] = {
+        "nheads", "attention-every", "attention-last", "attn-dropout", "alpha-init"
+    };
+    size_t i;
+    if (tr_lm_decided(t, "attention")) return 1;
+    for (i = 0; i < sizeof name / sizeof *name; i++)
+        if (tr_given(&options, name[i]))
+            return tr_apply(&options, "attention", TR_FROM_CHECKPOINT, t->err, TR_ERR);
+    return 1;
+}
+
 /* Checks that the options are consistent before any text is read. */
 TR_DEF int check(tr_lm *t) {
     const int srupp = opt.cell == CELL_SRUPP, attends = srupp && opt.attention;
@@ -70,6 +84,7 @@ TR_DEF int check(tr_lm *t) {
         {"lr-decay-from", decays, "--lr-decay below 1"},
         {"lr-decay-every", decays, "--lr-decay below 1"}
     };
+    if (!imply_attention(t)) return 0;
     if (!tr_check_only(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if (!check_attention(t)) return 0;
     if (opt.lm.streams && opt.update_param_freq > 1)

@@ -270,6 +270,13 @@ typedef struct {
     uint64_t step, steps;       /* from `step` on, the run was to have `steps` steps */
 } tr_lm_entry;
 
+/* Settings for a training text of at most `tokens` tokens and a run of at most `seconds`
+   processor seconds; 0: no limit. They replace the defaults if no preset is given. */
+typedef struct {
+    double      tokens, seconds;
+    const char *settings;       /* name=value ..; NULL at the end of a list */
+} tr_lm_sized;
+
 /* What the trainer of a model family provides. Functions return 1, or 0 with t->err or
    the context's error set. */
 typedef struct {
@@ -283,8 +290,9 @@ typedef struct {
     int          order, eos_first;      /* with --adapt-io: the fields of stx_vocab_desc
                                            that order the words. Without it, words are in
                                            the order of occurrence */
-    const char  *sized[3];      /* changes to the defaults: for texts of up to 1e5 tokens, for
-                                   texts of up to 2e6 tokens, and for longer texts */
+    const tr_lm_sized *sized;   /* list of settings, of which the first that fits applies */
+    double       tokens;        /* number of tokens that about 300 processor seconds suffice for;
+                                   the length of a run without --steps and --minutes */
 
     int        (*check)(tr_lm *t);      /* refuses incompatible options */
     void       (*plan)(tr_lm *t);       /* sets t->steps, t->schedule, and when and how to
@@ -436,6 +444,8 @@ struct tr_lm {
     int          unit;          /* TR_BPC, TR_PPL or TR_WORD_PPL */
     double       best;          /* lowest validation loss, for --best; NaN: none */
     double       best_seen;     /* lowest validation loss of any evaluation; NaN: none */
+    uint64_t     best_step;     /* the step of that evaluation */
+    uint64_t     no_better;     /* consecutive evaluations since then */
     uint64_t     evaluated, blocks;     /* step and number of blocks of the last evaluation */
     int          last;          /* 1: from now on, evaluations give the final results of the run */
     char         result[200];   /* the line that reports the last evaluation */

@@ -97,7 +97,7 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     ok = ok && stx_writer_meta_u64(w, "data.position", pos.p);
     ok = ok && stx_writer_meta_u64(w, "data.wraps", pos.wraps);
     ok = ok && stx_writer_meta_u64(w, "data.fresh", (uint64_t)pos.fresh);
-    if (ok && !isnan(t->best)) {
+    if (ok && !isnan(t->best) && tr_given(t->options, "best")) {
         snprintf(text, sizeof text, "%.17g", t->best);
         ok = stx_writer_meta(w, "best", text);
     }

@@ -140,7 +140,6 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scor
     if (part == 1) {
         t->evaluated = t->step;
         t->blocks = blocks;
-        if (isnan(t->best_seen) ? !isnan(nll) : nll < t->best_seen) t->best_seen = nll;
     }
 
     metric = tr_lm_metric(t, part, nll);

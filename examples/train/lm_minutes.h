@@ -7,6 +7,7 @@
 #include "terminal.h"
 #include "lm.h"
 #include "lm_context.h"
+#include "lm_results.h"
 
 
 // >>lm: runs of a given time (--minutes)
@@ -130,22 +131,50 @@ TR_DEF void tr_lm_skip_time(tr_lm *t) {
 }
 
 /* Nonzero if something that happens every `every` steps is due after this step. If
-   `every` is 0, it happens never, or four times in a run with --minutes. */
-TR_DEF int tr_lm_due(const tr_lm *t, uint64_t every) {
+   `every` is 0, it happens never, or `times` times in a run with --minutes. */
+TR_DEF int tr_lm_due(const tr_lm *t, uint64_t every, double times) {
     if (every) return t->step % every == 0;
     if (!t->plan_count) return 0;
-    return floor(4 * tr_lm_progress(t, t->step)) > floor(4 * tr_lm_progress(t, t->step - 1));
+    return floor(times * tr_lm_progress(t, t->step))
+           > floor(times * tr_lm_progress(t, t->step - 1));
 }
 
 /* Returns the number of blocks in an evaluation during training. Unless the user has
-   chosen it, an evaluation of a run with --minutes takes about 1 % of the time: it is
-   about three times as fast as training. */
+   chosen it, an evaluation of a run with --minutes takes about 0.4 % of the time: it is
+   about three times as fast as training. All evaluations of a process have the same
+   number of blocks, so that their results can be compared. */
 TR_DEF uint64_t tr_lm_eval_blocks(const tr_lm *t) {
-    const double tokens = 0.01 * 60 * t->opt->minutes * 3 * tr_rate_tokens(&t->rate);
+    const double tokens = 0.004 * 60 * t->opt->minutes * 3 * tr_rate_tokens(&t->rate);
     const double B = (double)tr_lm_number(t, "batch-sz", 1);
     const double blocks = tokens / (B * (double)tr_lm_number(t, "block-sz", 1));
-    if (!tr_lm_timed(t) || tr_lm_decided(t, "eval-blocks")) return t->eval_blocks;
+    if (!tr_lm_timed(t) || t->eval_blocks || tr_lm_decided(t, "eval-blocks"))
+        return t->eval_blocks;
     return blocks < 1 ? 1 : (uint64_t)blocks;
+}
+
+/* Compares the loss of an evaluation with that of the best one. Reports the third
+   evaluation in a row that is no better. If the loss is also 2 % above the best one, the
+   model over-fits, and a run with --minutes ends here. */
+TR_DEF void tr_lm_judge(tr_lm *t, double nll) {
+    const double best = t->best_seen, over = 1.02, minutes = t->used + (tr_seconds() - t->began);
+    if (isnan(nll)) return;
+    if (isnan(best) || nll < best) {
+        t->best_seen = nll;
+        t->best_step = t->step;
+        t->no_better = 0;
+        return;
+    }
+    t->no_better++;
+    if (t->no_better == 3)
+        tr_say(&t->term, "no better for 3 evaluations: the best was %s %.4f at step %llu%s%.1000s",
+               tr_lm_unit(t), tr_lm_metric(t, 1, best), (unsigned long long)t->best_step,
+               t->opt->best ? ", saved in " : "", t->opt->best ? t->opt->best : "");
+    if (t->no_better < 3 || !(nll > over * best) || !tr_lm_timed(t) || t->step >= t->steps)
+        return;
+    tr_say(&t->term, "the model over-fits: the run ends after %.3g of %g minutes. A larger text or "
+           "more --dropout would help", minutes / 60, t->opt->minutes);
+    tr_lm_replan(t, t->step);
+    tr_lm_follow_plan(t);
 }
 
 /* Writes the plan as text, such as "0:1000,3:2410", to b. */
@@ -212,9 +241,26 @@ TR_DEF int tr_lm_save_plan(const tr_lm *t, stx_writer *w) {
     ok = !plan.oom && stx_writer_meta(w, "plan", plan.s) && stx_writer_meta(w, "minutes", text);
     snprintf(text, sizeof text, "%.17g", tr_lm_timed(t) ? used : 0);
     ok = ok && stx_writer_meta(w, "plan.seconds", text);
+    if (ok && !isnan(t->best_seen)) {
+        snprintf(text, sizeof text, "%.17g", t->best_seen);
+        ok = stx_writer_meta(w, "plan.best", text);
+        ok = ok && stx_writer_meta_u64(w, "plan.best_step", t->best_step);
+        ok = ok && stx_writer_meta_u64(w, "plan.no_better", t->no_better);
+        ok = ok && stx_writer_meta_u64(w, "plan.eval_blocks", t->eval_blocks);
+    }
     if (plan.oom) stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot save the plan");
     tr_buf_free(&plan);
     return ok;
+}
+
+/* Loads the results of the evaluations of a run with --minutes. */
+TR_DEF int tr_lm_load_judged(tr_lm *t, const stx_file *f) {
+    if (!stx_file_meta(f, "plan.best")) return 1;
+    if (isnan(t->best) && !tr_lm_meta_real(t, f, "plan.best", &t->best)) return 0;
+    return tr_lm_meta_real(t, f, "plan.best", &t->best_seen)
+           && stx_file_meta_u64(t->x, f, "plan.best_step", &t->best_step)
+           && stx_file_meta_u64(t->x, f, "plan.no_better", &t->no_better)
+           && stx_file_meta_u64(t->x, f, "plan.eval_blocks", &t->eval_blocks);
 }
 
 /* Continues the plan of a checkpoint whose step is t->step. If the user has changed
@@ -227,6 +273,7 @@ TR_DEF int tr_lm_load_plan(tr_lm *t, const stx_file *f) {
     double minutes = 0;
     if (!tr_lm_meta_real(t, f, "minutes", &minutes)) return 0;
     if (!tr_lm_meta_real(t, f, "plan.seconds", &t->used)) return 0;
+    if (tr_lm_timed(t) && !tr_lm_load_judged(t, f)) return 0;
     t->checked = t->used;
     if (!tr_lm_timed(t)) {              /* --plan, or --steps in place of --minutes */
         tr_lm_follow_plan(t);

@@ -397,12 +397,33 @@ TR_DEF int tr_lm_file_fits(tr_lm *t, const stx_file *f, const char *path) {
                    path, params, elements);
 }
 
+/* Sets an option to a path, as if it came from the source `from`. */
+TR_DEF int tr_lm_set_path(tr_lm *t, const char *name, const char *path, int from) {
+    tr_opt *o = tr_find_option(t->options, name, strlen(name));
+    if (!path) return tr_fail(t->err, TR_ERR, "out of memory: cannot store the path of a file");
+    return tr_set(o, path, from, t->err, TR_ERR);
+}
+
+/* A run with --minutes, a checkpoint and a validation text keeps the best model even
+   without --keep-best. */
+TR_DEF int tr_lm_suggest_best(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    char *path;
+    int ok;
+    if (!tr_lm_timed(t) || !o->checkpoint || o->best || !t->text[1]) return 1;
+    path = tr_path_with(o->checkpoint, ".best");
+    ok = tr_lm_set_path(t, "best", path, TR_FROM_TEXT);
+    free(path);
+    return ok && tr_lm_own_file(t, "best", o->best);
+}
+
 /* Opens the texts, and determines the run's sizes and plan. */
 TR_DEF int tr_lm_prepare_text(tr_lm *t, int reads_text, int resumes) {
     const tr_lm_opt *o = t->opt;
     const char *best = o->keep_best ? "keep-best" : "best";
     if (reads_text && !tr_lm_data(t)) return 0;
     if (t->training && !resumes && (!tr_lm_size(t) || !tr_lm_check(t))) return 0;
+    if (t->training && !tr_lm_suggest_best(t)) return 0;
     if (t->training && o->best && !t->text[1])
         return tr_fail(t->err, TR_ERR, "--%s requires a validation text", best);
     t->unit = o->unit;
@@ -509,6 +530,7 @@ TR_DEF int tr_lm_run_training(tr_lm *t) {
     if (t->opt->init_from) {
         tr_lm_report_unknown_share(t);
         ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
+        if (ok) tr_lm_judge(t, nll);
         if (ok && t->opt->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
     }
     tr_rate_start(&t->rate, tr_seconds());
@@ -594,13 +616,6 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     return stop ? 128 + stop : 0;
 }
 
-/* Sets an option to a path, as if it had been given on the command line. */
-TR_DEF int tr_lm_set_path(tr_lm *t, const char *name, const char *path) {
-    tr_opt *o = tr_find_option(t->options, name, strlen(name));
-    if (!path) return tr_fail(t->err, TR_ERR, "out of memory: cannot store the path of a file");
-    return tr_set(o, path, TR_FROM_ARGS, t->err, TR_ERR);
-}
-
 /* Replaces --out by --checkpoint and, in training, --log and --tensorboard. */
 TR_DEF int tr_lm_expand_out(tr_lm *t) {
     static const char *const name[3] = {"checkpoint", "log", "tensorboard"};
@@ -623,7 +638,7 @@ TR_DEF int tr_lm_expand_out(tr_lm *t) {
         if (tr_given(t->options, name[i])) continue;
         path = (char *)malloc(n + 32);
         if (path) snprintf(path, n + 32, "%s%s%s", out, out[n - 1] == '/' ? "" : "/", file[i]);
-        ok = tr_lm_set_path(t, name[i], path);
+        ok = tr_lm_set_path(t, name[i], path, TR_FROM_ARGS);
         free(path);
     }
     return ok;
@@ -641,7 +656,7 @@ TR_DEF int tr_lm_expand_keep_best(tr_lm *t) {
                        "--keep-best requires --checkpoint, from which the name of the best "
                        "model's file is derived");
     path = tr_path_with(o->checkpoint, ".best");
-    ok = tr_lm_set_path(t, "best", path);
+    ok = tr_lm_set_path(t, "best", path, TR_FROM_ARGS);
     free(path);
     return ok;
 }

@@ -96,8 +96,9 @@ TR_DEF int tr_lm_save_best(tr_lm *t) {
     const char *path = t->opt->best;
     if (!tr_lm_save(t, path)) return 0;
     if (stx_rank(t->x)) return 1;
-    tr_say(&t->term, "step %llu: best so far, saved in %.1000s", (unsigned long long)t->step,
-           path);
+    if (tr_given(t->options, "best"))
+        tr_say(&t->term, "step %llu: best so far, saved in %.1000s", (unsigned long long)t->step,
+               path);
     tr_log_begin(&t->log, "best");
     tr_log_int(&t->log, "step", t->step);
     tr_log_num(&t->log, "loss", t->best);

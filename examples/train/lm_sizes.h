@@ -10,27 +10,43 @@
 
 // >>lm: sizes without a preset
 
+/* Suggests 16 times as many streams as a batch has, so that successive steps see different
+   parts of the text, unless another option determines how the text is read. */
+TR_DEF int tr_lm_suggest_streams(tr_lm *t) {
+    static const char *const other[] = {"random-segments", "arch-share", "update-param-freq"};
+    size_t i;
+    for (i = 0; i < sizeof other / sizeof *other; i++)
+        if (tr_lm_decided(t, other[i])) return 1;
+    return tr_lm_suggest(t, "streams", 16 * tr_lm_number(t, "batch-sz", 1));
+}
+
 /* Repeatedly halves the number of streams and the block length, unless they were given,
    until n tokens are enough for four blocks per stream. */
 TR_DEF int tr_lm_shrink_batch(tr_lm *t, double n) {
+    const int any_streams = t->opt->streams && !tr_lm_decided(t, "streams");
     const int any_B = !tr_lm_decided(t, "batch-sz") && !tr_lm_decided(t, "batch-split");
     const int any_T = !tr_lm_decided(t, "block-sz");
     for (;;) {
         uint64_t B = tr_lm_number(t, "batch-sz", 1), T = tr_lm_number(t, "block-sz", 1);
+        uint64_t streams = tr_lm_streams(t);
         int ok;
-        if (n >= (double)B * 4.0 * (double)(T + 1)) return 1;
-        if (any_B && B > 4) ok = tr_lm_suggest(t, "batch-sz", B / 2);
+        if (n >= (double)streams * 4.0 * (double)(T + 1)) return 1;
+        if (any_streams && streams > B) ok = tr_lm_suggest(t, "streams", streams / 2);
+        else if (any_B && B > 4) ok = tr_lm_suggest(t, "batch-sz", B / 2);
         else if (any_T && T > 8) ok = tr_lm_suggest(t, "block-sz", T / 2);
         else if (any_B && B > 1) ok = tr_lm_suggest(t, "batch-sz", B / 2);
         else return 1;
+        if (ok && any_streams && streams == B)
+            ok = tr_lm_suggest(t, "streams", tr_lm_number(t, "batch-sz", 1));
         if (!ok) return 0;
     }
 }
 
-/* Lists in t->sized the options that were chosen for the size of the text. */
+/* Lists in t->sized the options that were chosen for the size of the text and the time. */
 TR_DEF int tr_lm_report_sizes(tr_lm *t) {
     static const char *const report[] = {
-        "nlayers", "hid-sz", "dropout", "batch-sz", "block-sz", "steps"
+        "nlayers",  "hid-sz",  "dropout",  "optim",     "lr",
+        "batch-sz", "streams", "block-sz", "precision", "steps"
     };
     char value[64];
     size_t i;
@@ -44,23 +60,39 @@ TR_DEF int tr_lm_report_sizes(tr_lm *t) {
     return 1;
 }
 
-/* Chooses the options that depend on the size of the text, unless a preset was given.
-   For a short text, the model is smaller and dropout is higher. The text is read up to
-   20 times, but no more than 5 million tokens in all. A longer text is read once, up to
-   a total of 20 million tokens. */
+/* Returns the number of processor seconds that the run will have: the time of all threads
+   of all ranks with --minutes, otherwise the usual length of a run. A GPU counts as
+   unlimited. */
+TR_DEF double tr_lm_seconds(const tr_lm *t) {
+    const double usual = 300;
+    if (t->opt->device == STX_CUDA) return HUGE_VAL;
+    if (!(t->opt->minutes > 0)) return usual;
+    return 60 * t->opt->minutes * stx_threads(t->x) * tr_lm_ranks(t);
+}
+
+/* Returns the settings for a training text of n tokens. */
+TR_DEF const char *tr_lm_settings(const tr_lm *t, double n) {
+    const double seconds = tr_lm_seconds(t);
+    const tr_lm_sized *s = t->kind->sized;
+    while (s[1].settings
+           && ((s->tokens > 0 && n > s->tokens) || (s->seconds > 0 && seconds > s->seconds)))
+        s++;
+    return s->settings;
+}
+
+/* Chooses the options that depend on the size of the text and on the time, unless a
+   preset was given. Without --minutes, the text is read up to 20 times, but no more than
+   kind->tokens tokens in all. A longer text is read once, up to four times as many. */
 TR_DEF int tr_lm_size(tr_lm *t) {
-    const double n = (double)stx_corpus_size(t->text[0]);
-    const char *sizes = t->kind->sized[2];
-    double tokens = 20 * n < 5e6 ? 20 * n : 5e6;
+    const double n = (double)stx_corpus_size(t->text[0]), usual = t->kind->tokens;
+    double tokens = 20 * n < usual ? 20 * n : usual;
     uint64_t steps;
     if (t->options->preset_used[0]) return 1;
-    if (n <= 1e5) sizes = t->kind->sized[0];
-    else if (n <= 2e6) sizes = t->kind->sized[1];
-    if (n > 5e6) tokens = n < 2e7 ? n : 2e7;
+    if (n > usual) tokens = n < 4 * usual ? n : 4 * usual;
 
-    if (!tr_apply(t->options, sizes, TR_FROM_TEXT, t->err, TR_ERR)) return 0;
+    if (!tr_apply(t->options, tr_lm_settings(t, n), TR_FROM_TEXT, t->err, TR_ERR)) return 0;
     if (!tr_lm_suggest(t, "inner-hid-sz", 4 * tr_lm_number(t, "hid-sz", 1))) return 0;
-    if (!tr_lm_shrink_batch(t, n)) return 0;
+    if (!tr_lm_suggest_streams(t) || !tr_lm_shrink_batch(t, n)) return 0;
 
     if (tr_lm_timed(t)) return tr_lm_suggest(t, "lr-warmup", 60) && tr_lm_report_sizes(t);
     if (!tr_lm_decided(t, "steps") && !tr_lm_decided(t, "niter") && !tr_lm_decided(t, "epochs")) {

@@ -182,6 +182,8 @@ TR_DEF int tr_lm_evaluate_step(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     double nll, blocks = stx_rank(t->x) ? 0 : (double)tr_lm_eval_blocks(t);
     int ok = tr_lm_agree(t, &blocks, 1) && tr_lm_evaluate(t, 1, (uint64_t)blocks, &nll);
+    if (ok && tr_lm_timed(t)) t->eval_blocks = (uint64_t)blocks;
+    if (ok) tr_lm_judge(t, nll);
     if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
     if (ok || tr_lm_ranks(t) > 1) return ok;
     tr_lm_why(t);
@@ -197,7 +199,7 @@ TR_DEF int tr_lm_evaluate_and_save(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const int ends = t->step >= t->steps;
     if (t->rehearsal) return 1;
-    if (tr_lm_due(t, t->eval_every) && (o->best || !ends)) {
+    if (tr_lm_due(t, t->eval_every, 10) && (o->best || !ends)) {
         if (!tr_lm_evaluate_step(t)) return 0;
         tr_lm_skip_time(t);
     }
@@ -205,7 +207,7 @@ TR_DEF int tr_lm_evaluate_and_save(tr_lm *t) {
         if (!tr_lm_show_sample(t)) return 0;
         tr_lm_skip_time(t);
     }
-    t->save_due |= tr_lm_due(t, t->save_every) && !ends;
+    t->save_due |= tr_lm_due(t, t->save_every, 4) && !ends;
     if (t->save_due && !tr_lm_between(t)) {
         t->save_due = 0;
         if (!tr_lm_save(t, o->checkpoint)) return 0;

@@ -102,10 +102,9 @@ mkdir sized
 good "no preset" sized --data ../t.txt --threads 1 --log log.jsonl --steps 4
 check "the message says so" grep -q '^no --preset; sized for the text: --nlayers' err
 check "a short text: dropout" \
-    [ "$(sed -n 's/.*"event":"start".*"dropout":\([0-9.]*\),.*/\1/p' sized/log.jsonl)" = 0.2 ]
-check "the optimiser is the demo's" \
-    [ "$(sed -n 's/.*"event":"start".*"optim":"\([a-z]*\)".*/\1/p' sized/log.jsonl)" \
-    = "$demo_optim" ]
+    [ "$(sed -n 's/.*"event":"start".*"dropout":\([0-9.]*\),.*/\1/p' sized/log.jsonl)" = 0.3 ]
+check "the optimiser" \
+    [ "$(sed -n 's/.*"event":"start".*"optim":"\([a-z]*\)".*/\1/p' sized/log.jsonl)" = muon ]
 good "no preset, one size given" sized --data ../t.txt --threads 1 --log given.jsonl --steps 4 \
     --nlayers 1
 check "it is kept" grep -q '"event":"start".*"nlayers":1,' sized/given.jsonl
@@ -1131,6 +1130,19 @@ good "--plan, resumed with more steps" planned --checkpoint run.st --steps $((st
 check "--steps replaces --plan" [ "$(meta planned/run.st step)" = $((steps + 5)) ]
 good "--minutes after --steps" planned --checkpoint run.st --minutes 0.01
 check "--minutes replaces --steps" [ "$(meta planned/run.st step)" -ge $((steps + 8)) ]
+# the validation text consists of letters that the training text lacks, so its loss rises
+mkdir over over/text
+awk 'BEGIN { for (i = 0; i < 800; i++) print "abababab" }' >over/text/train.txt
+awk 'BEGIN { for (i = 0; i < 100; i++) print "xyzxyzx" }' >over/text/valid.txt
+good "an over-fitting run" over --data text $full --lr 0.01 --minutes 0.1 --checkpoint run.st
+check "it reports that the validation loss no longer falls" \
+    grep -q 'no better for 3 evaluations: the best was bpb .* at step [0-9]*, saved in run.best.st' err
+check "it ends early" grep -q 'the model over-fits: the run ends after .* of 0.1 minutes' err
+check "the best model is older" \
+    [ "$(meta over/run.best.st step)" -lt "$(meta over/run.st step)" ]
+good "the same, repeated" over --data text --minutes 0.1 --checkpoint run.st
+check "an ended run does not continue" grep -q 'the run is complete' err
+
 cd timed || exit 1
 refused '--minutes and --steps cannot be combined' --data ../t.txt $full --minutes 1 --steps 5
 refused '--minutes and --plan cannot be combined' --data ../t.txt $full --minutes 1 --plan 0:5
@@ -1498,7 +1510,7 @@ check "are escaped: $(cut -f 3 out | tr '\n' ' ')" \
 # --init-from: the first loss equals the evaluation, and then the run is like any other
 mkdir tune
 tuned="--init-from ../eval/never.st --data ../t.txt --checkpoint new.st --threads 1 --batch-sz 4"
-tuned="$tuned --eval-batch-sz 2 --schedule constant --lr-warmup 0 $tune_more"
+tuned="$tuned --precision f32 --eval-batch-sz 2 --schedule constant --lr-warmup 0 $tune_more"
 good "evaluation only" tune --checkpoint ../eval/never.st --data ../t.txt --threads 1 --eval-only \
     --eval-batch-sz 2 --log only.jsonl
 good "fine-tuning" tune $tuned --steps 10 --log log.jsonl

@@ -15,7 +15,6 @@ no_cadence="--nbatches 100000"
 no_evaluation="--eval-every 100000"
 state_names='"memory\.[01]\.[a-z.0-9]*"' states=2
 kills_at_times=20 kills_at_calls=20 spoiled_bytes=40
-demo_optim=adam
 learning="--adapt-span --optim adam --lr 0.005 --dropout 0 --grad-clip 1"
 whole_evaluations="--eval-blocks 1000000"
 wild_more=

@@ -14,7 +14,6 @@ no_cadence="--save-every 0"
 no_evaluation="--eval-every 0"
 state_names='"memory\.[01]\.[a-z.0-9]*"' states=6
 kills_at_times=5 kills_at_calls=6 spoiled_bytes=20
-demo_optim=adam
 learning="--hid-sz 32 --inner-hid-sz 64 --positions xl --recurrence none --dropout 0 --lr 0.005"
 learning="$learning --grad-clip 1"
 whole_evaluations=

@@ -16,7 +16,6 @@ no_cadence="--save-every 0"
 no_evaluation="--eval-every 0"
 state_names='"\(arch\.\)*memory\.[01]\.[a-z.0-9]*"' states=8
 kills_at_times=2 kills_at_calls=2 spoiled_bytes=8
-demo_optim=adam
 learning="--pattern (sf)1 --hid-sz 32 --inner-hid-sz 64 --lr 0.005 --grad-clip 1"
 whole_evaluations=
 wild_more=

@@ -12,7 +12,6 @@ no_cadence=
 no_evaluation=
 state_names='"state\.[01]\.[a-z.0-9]*"' states=6
 kills_at_times=8 kills_at_calls=10 spoiled_bytes=20
-demo_optim=radam
 learning="--hid-sz 32 --proj-sz 16 --dropout 0 --attn-dropout 0 --lr 0.03 --lr-warmup 10"
 whole_evaluations=
 wild_more="--schedule constant --weight-decay 0 --lr-warmup 0"
