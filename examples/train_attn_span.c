@@ -141,10 +141,11 @@ static int make(tr_lm *t) {
 static const tr_lm_sized sized[] = {
     {2e4, 0, SMALL "nlayers=2 hid-sz=48 attn-span=128 dropout=0.3"},
     {2e5, 0, SMALL "nlayers=2 hid-sz=64 attn-span=128 dropout=0.2"},
-    {2e6, 40, SMALL "hid-sz=96"},
-    {2e6, 100, SMALL "hid-sz=128"},
+    {2e6, 40, SMALL "hid-sz=64"},
+    {2e6, 100, SMALL "hid-sz=96"},
     {2e6, 0, SMALL "hid-sz=128 dropout=0.1"},
-    {0, 40, SMALL "hid-sz=96"},
+    {0, 40, SMALL "hid-sz=64"},
+    {0, 100, SMALL "hid-sz=96"},
     {0, 1000, SMALL "hid-sz=128"},
     {0, 0, "optim=muon lr=0.003 batch-sz=16 nlayers=4 hid-sz=192"},
     {0, 0, NULL}

@@ -130,18 +130,19 @@ static int make(tr_lm *t) {
     return tr_lm_make(t, &od, opt.update_param_freq);
 }
 
-/* Settings by size of the text and processor seconds (docs/quality.md). Attention does not
-   help texts and models of this size. */
+/* Settings by size of the text and processor seconds (docs/quality.md). Attention does
+   not help such small models and texts. */
 #define SMALL "optim=muon lr=0.01 batch-sz=8 no-attention "
 static const tr_lm_sized sized[] = {
     {2e4, 0, SMALL "nlayers=2 hid-sz=64 dropout=0.3"},
     {2e5, 0, SMALL "nlayers=3 hid-sz=128 dropout=0.2"},
-    {2e6, 200, SMALL "nlayers=4 hid-sz=192"},
-    {2e6, 400, SMALL "nlayers=4 hid-sz=192 dropout=0.05"},
-    {2e6, 0, SMALL "nlayers=4 hid-sz=256 dropout=0.1"},
-    {0, 100, SMALL "nlayers=4 hid-sz=192"},
-    {0, 1000, SMALL "nlayers=4 hid-sz=256"},
-    {0, 0, "optim=muon lr=0.01 batch-sz=16 nlayers=4 hid-sz=384"},
+    {2e6, 40, SMALL "hid-sz=192"},
+    {2e6, 100, SMALL "hid-sz=256"},
+    {2e6, 400, SMALL "hid-sz=256 dropout=0.05"},
+    {2e6, 0, SMALL "hid-sz=256 dropout=0.1"},
+    {0, 40, SMALL "hid-sz=192"},
+    {0, 1000, SMALL "hid-sz=256"},
+    {0, 0, "optim=muon lr=0.01 batch-sz=16 hid-sz=384"},
     {0, 0, NULL}
 };
 

@@ -7,6 +7,7 @@
 #include "../train/options_values.h"
 #include "../train/lm.h"
 #include "../train/lm_errors.h"
+#include "../train/lm_context.h"
 #include "../../seqtx_par.h"
 #include "options.h"
 #include "patterns.h"

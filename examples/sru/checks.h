@@ -4,6 +4,7 @@
 #pragma once
 #include "../train/base.h"
 #include "../train/options.h"
+#include "../train/options_set.h"
 #include "../train/options_parse.h"
 #include "../train/lm.h"
 #include "../train/lm_results.h"

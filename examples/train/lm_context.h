@@ -100,6 +100,11 @@ TR_DEF uint64_t tr_lm_number(const tr_lm *t, const char *name, uint64_t missing)
     return p ? *(uint64_t *)p->to : missing;
 }
 
+/* Returns the number of streams into which the training text is cut. */
+TR_DEF uint64_t tr_lm_streams(const tr_lm *t) {
+    return t->opt->streams ? t->opt->streams : tr_lm_number(t, "batch-sz", 1);
+}
+
 /* Nonzero if the checkpoint, a preset or the command line sets the option. */
 TR_DEF int tr_lm_decided(const tr_lm *t, const char *name) {
     const tr_opt *p = tr_find_option(t->options, name, strlen(name));

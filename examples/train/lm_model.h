@@ -15,11 +15,6 @@ TR_DEF int tr_lm_divides(tr_lm *t, const char *name, const char *whole) {
                    name, whole, of, n);
 }
 
-/* Returns the number of streams into which the training text is cut. */
-TR_DEF uint64_t tr_lm_streams(const tr_lm *t) {
-    return t->opt->streams ? t->opt->streams : tr_lm_number(t, "batch-sz", 1);
-}
-
 /* Creates the model that `desc` describes in x, and returns the forms of --literal in its
    resolved desc. Returns NULL if the model cannot be created. */
 typedef const unsigned *tr_lm_literal_in(stx_ctx *x, const void *desc);

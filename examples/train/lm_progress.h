@@ -1,5 +1,6 @@
 #pragma once
 #include "base.h"
+#include "options.h"
 #include "log.h"
 #include "terminal.h"
 #include "tensorboard.h"

@@ -4,14 +4,15 @@
 #include "options.h"
 #include "options_set.h"
 #include "lm.h"
+#include "lm_errors.h"
 #include "lm_context.h"
 #include "lm_minutes.h"
 
 
 // >>lm: sizes without a preset
 
-/* Suggests 16 times as many streams as a batch has, so that successive steps see different
-   parts of the text, unless another option determines how the text is read. */
+/* Suggests 16 times as many streams as a batch has, so that successive steps see
+   different parts of the text, unless another option determines how the text is read. */
 TR_DEF int tr_lm_suggest_streams(tr_lm *t) {
     static const char *const other[] = {"random-segments", "arch-share", "update-param-freq"};
     size_t i;
@@ -42,7 +43,7 @@ TR_DEF int tr_lm_shrink_batch(tr_lm *t, double n) {
     }
 }
 
-/* Lists in t->sized the options that were chosen for the size of the text and the time. */
+/* Lists in t->sized the options that were chosen for the text and the time. */
 TR_DEF int tr_lm_report_sizes(tr_lm *t) {
     static const char *const report[] = {
         "nlayers",  "hid-sz",  "dropout",  "optim",     "lr",
