@@ -1849,7 +1849,7 @@ typedef struct stx_optim {
                                    a matrix. With stx_group_desc.shard, each tensor (n)
                                    contains only this rank's share, or is NULL if the rank
                                    has none */
-    unsigned char *is_matrix;   /* [count]: 1: STX_MUON orthogonalises the update of this
+    uint8_t       *is_matrix;   /* [count]: 1: STX_MUON orthogonalises the update of this
                                    parameter; NULL for other optimisers */
     uint64_t       step;        /* updates applied */
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */
@@ -18446,7 +18446,7 @@ static int stx__optim_find_matrices(stx_optim *o) {
     stx_params *p = o->params;
     size_t i;
     if (o->desc.kind != STX_MUON) return 1;
-    o->is_matrix = (unsigned char *)stx_persist(p->ctx, p->count + 1);
+    o->is_matrix = (uint8_t *)stx_persist(p->ctx, p->count + 1);
     for (i = 0; o->is_matrix && i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
         o->is_matrix[i] = t->ndim == 2 && t->dim[0] > 1 && t->dim[1] > 1 && !t->elementwise;

@@ -144,7 +144,7 @@ typedef struct stx_optim {
                                    a matrix. With stx_group_desc.shard, each tensor (n)
                                    contains only this rank's share, or is NULL if the rank
                                    has none */
-    unsigned char *is_matrix;   /* [count]: 1: STX_MUON orthogonalises the update of this
+    uint8_t       *is_matrix;   /* [count]: 1: STX_MUON orthogonalises the update of this
                                    parameter; NULL for other optimisers */
     uint64_t       step;        /* updates applied */
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */

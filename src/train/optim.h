@@ -117,7 +117,7 @@ static int stx__optim_find_matrices(stx_optim *o) {
     stx_params *p = o->params;
     size_t i;
     if (o->desc.kind != STX_MUON) return 1;
-    o->is_matrix = (unsigned char *)stx_persist(p->ctx, p->count + 1);
+    o->is_matrix = (uint8_t *)stx_persist(p->ctx, p->count + 1);
     for (i = 0; o->is_matrix && i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
         o->is_matrix[i] = t->ndim == 2 && t->dim[0] > 1 && t->dim[1] > 1 && !t->elementwise;

@@ -1236,7 +1236,8 @@ static void null_contexts(stx_real *r) {
               && !stx_input(NULL, r, 2, 0, 0, 0) && !stx_tokens(NULL, id, 1, 2),
           "memory of no context");
     CHECK(!stx_params_create(NULL) && !stx_param(NULL, 0, 0, "a", 1, 0, 0, 0)
-              && !stx_params_find(NULL, "a") && !stx_params_size(NULL),
+              && !stx_params_find(NULL, "a") && !stx_params_size(NULL)
+              && !stx_param_elementwise(NULL),
           "no list");
     stx_params_zero_grad(NULL);
     CHECK(!stx_optim_create(NULL, NULL) && !stx_optim_step(NULL, 1), "no optimiser");
