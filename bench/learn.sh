@@ -232,7 +232,9 @@ table() {
         NR == 1 || $2 != text || !wanted[$1] || !wanted[$4] { next }
         {
             k = $1 SUBSEP $4; n[k]++; sum[k] += $8; squares[k] += $8 * $8; used[k] += $5
-            params[$1] = $7; rows++
+            if (!params[$1] || $7 < params[$1]) params[$1] = $7
+            if ($7 > largest[$1]) largest[$1] = $7
+            rows++
             share = $5 / $4
             if (rows == 1 || share < least) least = share
             if (rows == 1 || share > most) most = share
@@ -252,7 +254,10 @@ table() {
             }
             for (s = 1; s <= systems; s++) {
                 if (!params[row[s]]) continue
-                printf "| %s | %.2fM |", title[row[s]], params[row[s]] / 1e6
+                size = sprintf("%.2fM", params[row[s]] / 1e6)
+                if (largest[row[s]] > params[row[s]])
+                    size = sprintf("%.2f to %.2fM", params[row[s]] / 1e6, largest[row[s]] / 1e6)
+                printf "| %s | %s |", title[row[s]], size
                 name = title[row[s]]; gsub(/`/, "", name)
                 file = plot "/" name; drawn = 0
                 for (b = 1; b <= columns; b++) {
@@ -265,7 +270,7 @@ table() {
                     if (n[k] > 1) printf " ± %.3f", sqrt(square / (n[k] - 1))
                     printf " |"
                     if (mean[k] > best[budget[b]] + 0.5) continue
-                    if (!drawn++) printf start "\n", params[row[s]] >file
+                    if (!drawn++) printf start "\n", largest[row[s]] >file
                     printf point "\n", used[k] / n[k], mean[k] >file
                 }
                 printf "\n"
