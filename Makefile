@@ -5,8 +5,8 @@
 #   make                 examples, shared, static, man: all that `make install` installs
 #   make examples        build/train_attn_span, train_sru, train_compressive, train_par,
 #                        plot, cuts, hello, remember, own_family
-#   make demo            trains a small model on real text (two minutes on two cores);
-#                        writes build/demo.safetensors. DATA=FILE: another text
+#   make demo            trains a small model on the English of this repository for two
+#                        minutes; writes build/demo.safetensors. DATA=FILE: another text
 #   make demo-sru, make demo-compressive     the same for other families
 #   make demo-par        searches an order of attention and feed-forward blocks (PAR) and
 #                        trains the result; build/demo_par.svg shows the search
@@ -304,17 +304,17 @@ $(BUILD)/man/made: $(TRAINERS) $(BUILD)/plot package/man.sh package/man.awk
 	@touch $@
 
 
-# >>demo. DEMO: more options for the trainer, as in: make demo DEMO="--steps 200"
+# >>demo. DEMO: more options for the trainer, as in: make demo DEMO="--minutes 1"
 $(BUILD)/demo.txt: examples/demo_data.sh | $(BUILD)
 	sh examples/demo_data.sh $@
 DATA = $(BUILD)/demo.txt
-# The default text consists of C headers. Any other text starts without a prompt.
-HASH   := \#
-PROMPT  = $(if $(filter $(BUILD)/demo.txt,$(DATA)),--prompt "$(HASH)ifndef _")
+# The default text is the English of this repository. Any other text starts without a prompt.
+PROMPT  = $(if $(filter $(BUILD)/demo.txt,$(DATA)),--prompt "Returns ")
+LENGTH  = $(if $(findstring --steps,$(DEMO))$(findstring --minutes,$(DEMO)),,--minutes 2)
 # $(call demo_of,FAMILY,NAME): trains BUILD/NAME.safetensors, with a log NAME.jsonl
 define demo_of
 	@rm -f $(BUILD)/$(2).safetensors $(BUILD)/$(2).jsonl
-	$(BUILD)/train_$(1) --preset demo --data "$(DATA)" --checkpoint $(BUILD)/$(2).safetensors \
+	$(BUILD)/train_$(1) --data "$(DATA)" --checkpoint $(BUILD)/$(2).safetensors $(LENGTH) \
 		--log $(BUILD)/$(2).jsonl --generate 500 $(PROMPT) $(DEMO)
 	@sh examples/demo_compare.sh $(BUILD)/$(2).jsonl "$(DATA)"
 endef

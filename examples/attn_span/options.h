@@ -165,7 +165,7 @@ static tr_opt table[] = {
     "adapt-span-loss=0.0000001 lr-warmup=32000 batch-split=2 "
 
 static const tr_preset presets[] = {
-    {"demo", "a small byte-level model that trains in two minutes on two cores (make demo)",
+    {"demo", "a small byte-level model that trains in two minutes on two cores",
         DEMO "dropout=0 steps=4800 eval-blocks=20 log-every=100"},
     {"reference", "the defaults of the authors' code",
         REFERENCE},

@@ -200,8 +200,7 @@ static tr_opt table[] = {
     PAPER "tokens=words lr-warmup=16000 steps=516000 block-sz=512 mem=512 cmem=512 tied "
 
 static const tr_preset presets[] = {
-    {"demo", "a small byte-level model that trains in two minutes on two cores (make "
-        "demo-compressive)",
+    {"demo", "a small byte-level model that trains in two minutes on two cores",
         DEMO "memory-layers=2,3 steps=3600 eval-every=900 save-every=900 eval-blocks=10 "
         "log-every=100"},
     {"reference", "the reference's enwik8 example: 8 layers, memory in the last three, GRU gates",

@@ -216,7 +216,7 @@ static tr_opt table[] = {
 #define OLDER_PROJ OLDER "proj-sz=512 emb-sz=256 dropout=0.3 batch-sz=64 block-sz=256 steps=549300 "
 
 static const tr_preset presets[] = {
-    {"demo", "a small byte-level model that trains in two minutes on two cores (make demo-sru)",
+    {"demo", "a small byte-level model that trains in two minutes on two cores",
         DEMO "proj-sz=96 dropout=0 attn-dropout=0 eval-every=800 save-every=800 eval-blocks=5 "
         "log-every=100"},
     {"reference", "SRU++, 4 layers of 512 with the settings that the published runs share",

@@ -166,10 +166,10 @@ for target in demo demo-sru demo-compressive demo-par; do
     plan() { $make -s -n -C "$src" BUILD="$work/b" $target "$@" > "$work/plan" 2>&1; }
     has() { grep -q -e "$1" "$work/plan"; }
     check "make $target" plan
-    check "make $target: the sample of C starts like C" has '--generate 500 --prompt "#ifndef _"'
+    check "make $target: the sample has a prompt" has '--generate 500 --prompt "Returns "'
     check "make $target DATA=.." plan DATA="a text.txt"
     check "make $target DATA=..: uses that text" has '--data "a text.txt"'
-    check "make $target DATA=..: no C" sh -c "! grep -e '#ifndef' -e 'demo.txt' '$work/plan'"
+    check "make $target DATA=..: no prompt" sh -c "! grep -e '--prompt' -e 'demo.txt' '$work/plan'"
 done
 
 # ---- from another directory ----
