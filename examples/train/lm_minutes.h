@@ -153,10 +153,10 @@ TR_DEF uint64_t tr_lm_eval_blocks(const tr_lm *t) {
 }
 
 /* Compares the loss of an evaluation with that of the best one. Reports the third
-   evaluation in a row that is no better. If the loss is also 2 % above the best one, the
+   evaluation in a row that is no better. If the loss is also 10 % above the best one, the
    model over-fits, and a run with --minutes ends here. */
 TR_DEF void tr_lm_judge(tr_lm *t, double nll) {
-    const double best = t->best_seen, over = 1.02, minutes = t->used + (tr_seconds() - t->began);
+    const double best = t->best_seen, over = 1.1, minutes = t->used + (tr_seconds() - t->began);
     if (isnan(nll)) return;
     if (isnan(best) || nll < best) {
         t->best_seen = nll;

@@ -15,10 +15,11 @@
    different parts of the text, unless another option determines how the text is read. */
 TR_DEF int tr_lm_suggest_streams(tr_lm *t) {
     static const char *const other[] = {"random-segments", "arch-share", "update-param-freq"};
+    const uint64_t B = tr_lm_number(t, "batch-sz", 1);
     size_t i;
     for (i = 0; i < sizeof other / sizeof *other; i++)
         if (tr_lm_decided(t, other[i])) return 1;
-    return tr_lm_suggest(t, "streams", 16 * tr_lm_number(t, "batch-sz", 1));
+    return B > 1u << 20 || tr_lm_suggest(t, "streams", 16 * B);
 }
 
 /* Repeatedly halves the number of streams and the block length, unless they were given,

@@ -175,6 +175,7 @@ make_part() {
             : "${words:?this table needs build/train_par: make examples}"
             echo "| [\`$(basename "$f" .md)\`](../$f) | \`$found\` | $words |"
         done ;;
+    results_ablate) grep '^|' bench/results/ablate.md ;;
     results_learn_*) grep '^|' "bench/results/learn-${1#results_learn_}.md" ;;
     results_weights)
         echo '| ms per token | f32 | bf16 | int8 |'
@@ -191,7 +192,7 @@ make_part() {
     *) echo "no such part: $1" ;;
     esac
 }
-pages="README.md docs/results.md docs/trainers.md docs/distributed.md"
+pages="README.md docs/results.md docs/quality.md docs/trainers.md docs/distributed.md"
 parts=0
 for page in $pages; do
     for part in $(awk '/^<!-- made: /{ print $3 }' $page); do
