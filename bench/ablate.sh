@@ -1,7 +1,7 @@
 #!/bin/sh
-# ablate.sh [options] - which of train_sru's default settings help? Trains with the
-# defaults, and with one setting changed at a time, on tinyshakespeare. Prints a table of
-# the loss of the whole held-out text, in nats per byte: mean and standard deviation of the
+# ablate.sh [options] - which of the default settings help? Trains with the defaults, and
+# with one setting changed at a time, on tinyshakespeare. Prints a table per trainer of the
+# loss of the whole held-out text, in nats per byte: mean and standard deviation of the
 # seeds, and the difference from the defaults.
 #
 #     DATA=FOLDER sh bench/ablate.sh             all missing runs, then the table
@@ -16,8 +16,8 @@
 #
 # A finished run is a line of DIR/runs.tsv. A repeated call runs only what is missing; to
 # repeat a run, delete its line. FOLDER/tinyshakespeare/input.txt is the text of
-# bench/learn.sh. Environment: DATA, PROGRAMS (a folder that contains train_sru; default:
-# make builds it in BUILD, or in build).
+# bench/learn.sh. Environment: DATA, PROGRAMS (a folder that contains the trainers; default:
+# make builds them in BUILD, or in build).
 set -eu
 cd "$(dirname "$0")/.."
 programs=${PROGRAMS:-${BUILD:-build}}
@@ -38,34 +38,42 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-# number of the row, options, what they change
+# number of the row, trainer, options, what they change
 rows() {
     cat <<'END'
-1||the defaults
-2|--precision f32|float matmuls
-3|--optim radam --lr 0.02|RAdam instead of Muon
-4|--optim adamw --lr 0.005|AdamW instead of Muon
-5|--lr 0.005|half the learning rate
-6|--lr 0.02|twice the learning rate
-7|--weight-decay 0|no weight decay
-8|--weight-decay 0.1|ten times the weight decay
-9|--grad-clip 0|no clipping
-10|--lr-warmup 1|no warm-up
-11|--schedule constant|constant learning rate
-12|--streams 8|each step continues the same 8 streams
-13|--streams 1024|1024 streams
-14|--batch-sz 4|half the batch
-15|--batch-sz 16|twice the batch
-16|--block-sz 32 --batch-sz 16|shorter blocks, the same tokens per step
-17|--block-sz 128 --batch-sz 4|longer blocks, the same tokens per step
-18|--dropout 0.05|dropout 0.05
-19|--dropout 0.1|dropout 0.1
-20|--hid-sz 128|narrower
-21|--hid-sz 384|wider
-22|--nlayers 3|one layer less
-23|--nlayers 6|two layers more
-24|--tied|the embedding is also the output matrix
-25|--attention|attention in the last two layers
+1|sru||the defaults
+2|sru|--precision f32|float matmuls
+3|sru|--optim radam --lr 0.02|RAdam instead of Muon
+4|sru|--optim adamw --lr 0.005|AdamW instead of Muon
+5|sru|--lr 0.005|half the learning rate
+6|sru|--lr 0.02|twice the learning rate
+7|sru|--weight-decay 0|no weight decay
+8|sru|--weight-decay 0.1|ten times the weight decay
+9|sru|--grad-clip 0|no clipping
+10|sru|--lr-warmup 1|no warm-up
+11|sru|--schedule constant|constant learning rate
+12|sru|--streams 8|each step continues the same 8 streams
+13|sru|--streams 1024|1024 streams
+14|sru|--batch-sz 4|half the batch
+15|sru|--batch-sz 16|twice the batch
+16|sru|--block-sz 32 --batch-sz 16|shorter blocks, the same tokens per step
+17|sru|--block-sz 128 --batch-sz 4|longer blocks, the same tokens per step
+18|sru|--dropout 0.05|dropout 0.05
+19|sru|--dropout 0.1|dropout 0.1
+20|sru|--hid-sz 128|narrower
+21|sru|--hid-sz 384|wider
+22|sru|--nlayers 3|one layer less
+23|sru|--nlayers 6|two layers more
+24|sru|--tied|the embedding is also the output matrix
+25|sru|--attention|attention in the last two layers
+26|attn_span||the defaults
+27|attn_span|--optim adam --lr 0.003|Adam instead of Muon
+28|attn_span|--streams 8|each step continues the same 8 streams
+29|attn_span|--adapt-span-init 0.5|spans begin at 128 tokens instead of 15
+30|attn_span|--adapt-span-loss 0|no penalty for spans
+31|attn_span|--adapt-span-init 0.5 --adapt-span-loss 0|spans begin at 128 tokens, no penalty
+32|attn_span|--no-adapt-span --attn-span 32|fixed spans of 32 tokens
+33|attn_span|--no-adapt-span --attn-span 128|fixed spans of 128 tokens
 END
 }
 
@@ -82,9 +90,10 @@ if [ -n "$one" ]; then
     : >"$work/err"
     trap 'echo "ablate.sh: row $1, seed $2 failed: $(tail -n 1 "$work/err")" >&2' EXIT
     trap 'exit 130' INT TERM
-    options=$(rows | awk -F'|' -v row="$1" '$1 == row { print $2 }')
+    trainer=$(rows | awk -F'|' -v row="$1" '$1 == row { print $2 }')
+    options=$(rows | awk -F'|' -v row="$1" '$1 == row { print $3 }')
     # shellcheck disable=SC2086     # options
-    "$programs/train_sru" --data "$out/text" --threads 1 --seed "$2" --log "$work/log" $options \
+    "$programs/train_$trainer" --data "$out/text" --threads 1 --seed "$2" --log "$work/log" $options \
         --minutes "$(awk -v s="$seconds" 'BEGIN { print s / 60 }')" 2>"$work/err" >&2
     result=$(awk '
         function of(key) {
@@ -110,7 +119,8 @@ if [ -z "$report" ]; then
     train=$(($(wc -c <"$text") * 9 / 10))
     head -c $train "$text" >"$out/text/train.txt"
     tail -c +$((train + 1)) "$text" >"$out/text/valid.txt"
-    [ -n "${PROGRAMS:-}" ] || make -s BUILD="$programs" "$programs/train_sru"
+    [ -n "${PROGRAMS:-}" ] ||
+        make -s BUILD="$programs" "$programs/train_sru" "$programs/train_attn_span"
     seed=0
     while [ "$seed" -lt "$seeds" ]; do
         seed=$((seed + 1))
@@ -125,19 +135,21 @@ fi
 
 rows | awk -F'[|\t]' -v seconds="$seconds" '
     function add(list, x) { return index(list ";", " " x ";") ? list : list "; " x }
-    FILENAME == "-" { options[$1] = $2; what[$1] = $3; order[++count] = $1; next }
+    FILENAME == "-" { trainer[$1] = $2; options[$1] = $3; what[$1] = $4; order[++count] = $1; next }
     $3 != seconds || !($1 in what) { next }
     {
         n[$1]++; sum[$1] += $6; squares[$1] += $6 * $6; steps[$1] += $4; params[$1] = $5
         machines = add(machines, $8); commits = add(commits, $7); dates = add(dates, $9)
     }
     END {
-        if (!n[1]) exit
-        base = sum[1] / n[1]
-        print "| change | options | parameters | steps | nats per byte | difference |"
-        print "|---|---|--:|--:|--:|--:|"
         for (i = 1; i <= count; i++) {
             r = order[i]
+            if (options[r] == "" && n[r]) {
+                base = sum[r] / n[r]
+                printf "%s| `train_%s` | options | parameters | steps | nats per byte | difference |\n",
+                    fewest ? "\n" : "", trainer[r]
+                print "|---|---|--:|--:|--:|--:|"
+            }
             if (!n[r]) continue
             if (!fewest || n[r] < fewest) fewest = n[r]
             if (n[r] > many) many = n[r]
@@ -146,9 +158,10 @@ rows | awk -F'[|\t]' -v seconds="$seconds" '
                 options[r] == "" ? "" : "`" options[r] "`", params[r] / 1e6, steps[r] / n[r], mean
             square = squares[r] - sum[r] * mean
             if (n[r] > 1) printf " ± %.3f", sqrt(square > 0 ? square / (n[r] - 1) : 0)
-            if (r == 1) print " | |"
+            if (options[r] == "") print " | |"
             else printf " | %+.3f |\n", mean - base
         }
+        if (!fewest) exit
         printf "\n%s processor seconds per run; seeds per row: %s; ± is their standard\n", seconds,
             fewest < many ? fewest " to " many : many
         printf "deviation. Machine: %s; commit: %s; date: %s.\n", substr(machines, 3),

@@ -137,7 +137,7 @@ static const tr_lm_sized sized[] = {
     {2e4, 0, SMALL "nlayers=2 hid-sz=64 dropout=0.3"},
     {2e5, 0, SMALL "nlayers=3 hid-sz=128 dropout=0.2"},
     {2e6, 40, SMALL "hid-sz=192"},
-    {2e6, 100, SMALL "hid-sz=256"},
+    {2e6, 200, SMALL "hid-sz=256"},
     {2e6, 400, SMALL "hid-sz=256 dropout=0.05"},
     {2e6, 0, SMALL "hid-sz=256 dropout=0.1"},
     {0, 40, SMALL "hid-sz=192"},

@@ -207,7 +207,6 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     const uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
     if (!tr_lm_choose_length(t)) return 0;
     if (!tr_lm_divides(t, "batch-split", "batch-sz")) return 0;
-    if (o->streams && !tr_lm_divides(t, "batch-sz", "streams")) return 0;
     if (o->streams && o->random_segments)
         return tr_fail(t->err, TR_ERR, "--streams and --random-segments cannot be combined");
     if (t->training && B / split % (uint64_t)tr_lm_ranks(t))
@@ -423,6 +422,7 @@ TR_DEF int tr_lm_prepare_text(tr_lm *t, int reads_text, int resumes) {
     const char *best = o->keep_best ? "keep-best" : "best";
     if (reads_text && !tr_lm_data(t)) return 0;
     if (t->training && !resumes && (!tr_lm_size(t) || !tr_lm_check(t))) return 0;
+    if (t->training && o->streams && !tr_lm_divides(t, "batch-sz", "streams")) return 0;
     if (t->training && !tr_lm_suggest_best(t)) return 0;
     if (t->training && o->best && !t->text[1])
         return tr_fail(t->err, TR_ERR, "--%s requires a validation text", best);
