@@ -1134,7 +1134,7 @@ check "--minutes replaces --steps" [ "$(meta planned/run.st step)" -ge $((steps 
 mkdir over over/text
 awk 'BEGIN { for (i = 0; i < 800; i++) print "abababab" }' >over/text/train.txt
 awk 'BEGIN { for (i = 0; i < 100; i++) print "xyzxyzx" }' >over/text/valid.txt
-good "an over-fitting run" over --data text $full --lr 0.01 --minutes 0.1 --checkpoint run.st
+good "an over-fitting run" over --data text $full --lr 0.001 --eval-every 0 --minutes 0.1 --checkpoint run.st
 check "it reports that the validation loss no longer falls" \
     grep -q 'no better for 3 evaluations: the best was bpb .* at step [0-9]*, saved in run.best.st' err
 check "it ends early" grep -q 'the model over-fits: the run ends after .* of 0.1 minutes' err
