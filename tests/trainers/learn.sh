@@ -1,6 +1,7 @@
 #!/bin/sh
-# learn.sh - tests bench/learn.sh: table and picture of a made-up list of runs, and which
-# runs it starts, with programs that only pretend to train. Ends with "N passed, N failed".
+# learn.sh - tests bench/learn.sh and bench/ablate.sh: tables and a picture of made-up lists
+# of runs, and which runs they start, with programs that only pretend to train. Ends with
+# "N passed, N failed".
 cd "$(dirname "$0")/../.." || exit 1
 build=$(cd "${BUILD:-build}" && pwd) || exit 1
 LC_ALL=C; export LC_ALL
@@ -135,5 +136,46 @@ DATA= learn --texts books
 check "no DATA: refused" [ $? -eq 2 ]
 DATA=$T/none learn --texts enwik8
 check "no text: refused" [ $? -eq 2 -a "$(grep -c 'none/enwik8' "$T/err")" -eq 1 ]
+
+# ---- bench/ablate.sh: the table of rows whose means and deviations are known by hand
+ablate() { sh bench/ablate.sh --out "$T/ablate" "$@" >"$T/out" 2>"$T/err" </dev/null; }
+mkdir "$T/ablate"
+{
+    echo 'row seed seconds steps parameters nats commit machine date'
+    echo '1 1 60 100 400000 1.5 aaa one 2026-01-01'
+    echo '1 2 60 300 400000 1.7 aaa one 2026-01-01'
+    echo '1 1 20 100 400000 9.9 ccc two 2026-01-03'
+    echo '2 1 60 50 400000 1.75 aaa one 2026-01-02'
+    echo '26 1 60 70 190000 1.8 bbb one 2026-01-02'
+    echo '28 1 60 70 190000 1.7 bbb one 2026-01-02'
+} | tr ' ' '\t' >"$T/ablate/runs.tsv"
+cat >"$T/want" <<'END'
+| `train_sru` | options | parameters | steps | nats per byte | difference |
+|---|---|--:|--:|--:|--:|
+| the defaults |  | 0.40M | 200 | 1.600 ± 0.141 | |
+| float matmuls | `--precision f32` | 0.40M | 50 | 1.750 | +0.150 |
+
+| `train_attn_span` | options | parameters | steps | nats per byte | difference |
+|---|---|--:|--:|--:|--:|
+| the defaults |  | 0.19M | 70 | 1.800 | |
+| each step continues the same 8 streams | `--streams 8` | 0.19M | 70 | 1.700 | -0.100 |
+
+60 processor seconds per run; seeds per row: 1 to 2; ± is their standard
+deviation. Machine: one; commit: aaa; bbb; date: 2026-01-01; 2026-01-02.
+END
+ablate --report
+check "ablate.sh: report: $(cat "$T/err")" [ $? -eq 0 ]
+check "ablate.sh: the table: $(diff "$T/want" "$T/out")" cmp "$T/want" "$T/out"
+rm "$T/calls"
+cp "$T/bin/train_sru" "$T/bin/train_attn_span"
+ablate --seeds 2
+check "ablate.sh: only missing runs, got $(cat "$T/err")" \
+    [ $? -eq 0 -a "$(grep -c ' --threads 1 --seed [12] --log .* --minutes 1$' "$T/calls")" -eq 61 ]
+check "ablate.sh: its options" has "$T/calls" '/run.3.2/log --optim radam --lr 0.02 --minutes 1$'
+check "ablate.sh: a result" has "$T/ablate/runs.tsv" '^33	2	60	12	41	2.50000	'
+ablate --seeds 2
+check "ablate.sh: nothing is missing" has "$T/err" '^0 runs are missing'
+ablate --seconds x
+check "ablate.sh: refused" [ $? -eq 2 -a "$(grep -c '^ablate.sh: ' "$T/err")" -eq 1 ]
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
