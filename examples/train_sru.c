@@ -141,8 +141,9 @@ static const tr_lm_sized sized[] = {
     {2e6, 400, SMALL "hid-sz=256 dropout=0.05"},
     {2e6, 0, SMALL "hid-sz=256 dropout=0.1"},
     {0, 40, SMALL "hid-sz=192"},
-    {0, 1000, SMALL "hid-sz=256"},
-    {0, 0, "optim=muon lr=0.01 batch-sz=16 hid-sz=384"},
+    {0, 200, SMALL "hid-sz=256"},
+    {0, 1000, SMALL "hid-sz=384 batch-sz=16"},
+    {0, 0, "optim=muon lr=0.01 batch-sz=16 hid-sz=512"},
     {0, 0, NULL}
 };
 

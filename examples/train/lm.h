@@ -291,8 +291,8 @@ typedef struct {
                                            that order the words. Without it, words are in
                                            the order of occurrence */
     const tr_lm_sized *sized;   /* list of settings, of which the first that fits applies */
-    double       tokens;        /* number of tokens that about 300 processor seconds suffice for;
-                                   the length of a run without --steps and --minutes */
+    double       tokens;        /* number of tokens that a run of about 300 processor seconds
+                                   reads */
 
     int        (*check)(tr_lm *t);      /* refuses incompatible options */
     void       (*plan)(tr_lm *t);       /* sets t->steps, t->schedule, and when and how to

@@ -62,19 +62,26 @@ TR_DEF int tr_lm_report_sizes(tr_lm *t) {
     return 1;
 }
 
+/* Returns the number of tokens that a run without --steps and --minutes reads. A short
+   text is read up to 20 times. The length of the run grows with the cube root of a long
+   text. */
+TR_DEF double tr_lm_usual_tokens(const tr_lm *t, double n) {
+    const double usual = t->kind->tokens;
+    if (n > usual) return usual * cbrt(n / usual);
+    return 20 * n < usual ? 20 * n : usual;
+}
+
 /* Returns the number of processor seconds that the run will have: the time of all threads
-   of all ranks with --minutes, otherwise the usual length of a run. A GPU counts as
-   unlimited. */
-TR_DEF double tr_lm_seconds(const tr_lm *t) {
-    const double usual = 300;
+   of all ranks with --minutes, otherwise a guess. A GPU counts as unlimited. */
+TR_DEF double tr_lm_seconds(const tr_lm *t, double n) {
     if (t->opt->device == STX_CUDA) return HUGE_VAL;
-    if (!(t->opt->minutes > 0)) return usual;
-    return 60 * t->opt->minutes * stx_threads(t->x) * tr_lm_ranks(t);
+    if (t->opt->minutes > 0) return 60 * t->opt->minutes * stx_threads(t->x) * tr_lm_ranks(t);
+    return 300 * tr_lm_usual_tokens(t, n) / t->kind->tokens;
 }
 
 /* Returns the settings for a training text of n tokens. */
 TR_DEF const char *tr_lm_settings(const tr_lm *t, double n) {
-    const double seconds = tr_lm_seconds(t);
+    const double seconds = tr_lm_seconds(t, n);
     const tr_lm_sized *s = t->kind->sized;
     while (s[1].settings
            && ((s->tokens > 0 && n > s->tokens) || (s->seconds > 0 && seconds > s->seconds)))
@@ -83,14 +90,12 @@ TR_DEF const char *tr_lm_settings(const tr_lm *t, double n) {
 }
 
 /* Chooses the options that depend on the size of the text and on the time, unless a
-   preset was given. Without --minutes, the text is read up to 20 times, but no more than
-   kind->tokens tokens in all. A longer text is read once, up to four times as many. */
+   preset was given. */
 TR_DEF int tr_lm_size(tr_lm *t) {
-    const double n = (double)stx_corpus_size(t->text[0]), usual = t->kind->tokens;
-    double tokens = 20 * n < usual ? 20 * n : usual;
+    const double n = (double)stx_corpus_size(t->text[0]);
+    const double tokens = tr_lm_usual_tokens(t, n);
     uint64_t steps;
     if (t->options->preset_used[0]) return 1;
-    if (n > usual) tokens = n < 4 * usual ? n : 4 * usual;
 
     if (!tr_apply(t->options, tr_lm_settings(t, n), TR_FROM_TEXT, t->err, TR_ERR)) return 0;
     if (!tr_lm_suggest(t, "inner-hid-sz", 4 * tr_lm_number(t, "hid-sz", 1))) return 0;

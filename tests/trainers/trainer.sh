@@ -109,6 +109,17 @@ good "no preset, one size given" sized --data ../t.txt --threads 1 --log given.j
     --nlayers 1
 check "it is kept" grep -q '"event":"start".*"nlayers":1,' sized/given.jsonl
 check "and not in the message" grep -q '^no --preset; sized for the text: --hid-sz' err
+parameters() { sed -n 's/^\([0-9]*\) parameters.*/\1/p' out; }
+awk 'BEGIN { for (i = 0; i < 80000; i++) print "a line of the text, number " 7919 * i }' >long.txt
+small=0
+for minutes in 0.2 3 60; do
+    good "sizes for $minutes minutes" . --data long.txt --threads 1 --dry-run --minutes $minutes
+    check "a longer run has a larger model: $small, $(parameters)" [ "$(parameters)" -gt $small ]
+    small=$(parameters)
+done
+good "sizes for a shorter text" . --data t.txt --threads 1 --dry-run --minutes 60
+check "a shorter text has a smaller model: $small, $(parameters)" [ "$(parameters)" -lt $small ]
+rm long.txt
 good "what would be trained" . --data t.txt --dry-run
 n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
 check "is what is trained" [ "$(sed -n 's/.*"params":\([0-9]*\).*/\1/p' sized/log.jsonl)" = "$n" ]
