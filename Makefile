@@ -310,7 +310,7 @@ $(BUILD)/demo.txt: examples/demo_data.sh | $(BUILD)
 DATA = $(BUILD)/demo.txt
 # The default text is the English of this repository. Any other text starts without a prompt.
 PROMPT  = $(if $(filter $(BUILD)/demo.txt,$(DATA)),--prompt "Returns ")
-LENGTH  = $(if $(findstring --steps,$(DEMO))$(findstring --minutes,$(DEMO)),,--minutes 2)
+LENGTH  = $(if $(filter --steps --minutes --plan --niter --epochs,$(DEMO)),,--minutes 2)
 # $(call demo_of,FAMILY,NAME): trains BUILD/NAME.safetensors, with a log NAME.jsonl
 define demo_of
 	@rm -f $(BUILD)/$(2).safetensors $(BUILD)/$(2).jsonl

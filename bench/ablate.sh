@@ -32,69 +32,69 @@ while [ $# -gt 0 ]; do
     --seeds) number "$1" "${2:-}"; seeds=$2; shift ;;
     --jobs) number "$1" "${2:-}"; jobs=$2; shift ;;
     --out) word "$1" "${2:-}"; out=$2; shift ;;
-    --one) one="$2 $3"; shift 2 ;;      # NUMBER SEED: a single run, as this script starts it
+    --one)      # SEED TRAINER OPTIONS..: a single run, as this script starts it
+        shift
+        one=$*
+        break ;;
     *) refuse "unknown option $1 (--help)" ;;
     esac
     shift
 done
 
-# number of the row, trainer, options, what they change
+# trainer and options, what they change
 rows() {
     cat <<'END'
-1|sru||the defaults
-2|sru|--precision f32|float matmuls
-3|sru|--optim radam --lr 0.02|RAdam instead of Muon
-4|sru|--optim adamw --lr 0.005|AdamW instead of Muon
-5|sru|--lr 0.005|half the learning rate
-6|sru|--lr 0.02|twice the learning rate
-7|sru|--weight-decay 0|no weight decay
-8|sru|--weight-decay 0.1|ten times the weight decay
-9|sru|--grad-clip 0|no clipping
-10|sru|--lr-warmup 1|no warm-up
-11|sru|--schedule constant|constant learning rate
-12|sru|--streams 8|each step continues the same 8 streams
-13|sru|--streams 1024|1024 streams
-14|sru|--batch-sz 4|half the batch
-15|sru|--batch-sz 16|twice the batch
-16|sru|--block-sz 32 --batch-sz 16|shorter blocks, the same tokens per step
-17|sru|--block-sz 128 --batch-sz 4|longer blocks, the same tokens per step
-18|sru|--dropout 0.05|dropout 0.05
-19|sru|--dropout 0.1|dropout 0.1
-20|sru|--hid-sz 128|narrower
-21|sru|--hid-sz 384|wider
-22|sru|--nlayers 3|one layer less
-23|sru|--nlayers 6|two layers more
-24|sru|--tied|the embedding is also the output matrix
-25|sru|--attention|attention in the last two layers
-26|attn_span||the defaults
-27|attn_span|--optim adam --lr 0.003|Adam instead of Muon
-28|attn_span|--streams 8|each step continues the same 8 streams
-29|attn_span|--adapt-span-init 0.5|spans begin at 128 tokens instead of 15
-30|attn_span|--adapt-span-loss 0|no penalty for spans
-31|attn_span|--adapt-span-init 0.5 --adapt-span-loss 0|spans begin at 128 tokens, no penalty
-32|attn_span|--no-adapt-span --attn-span 32|fixed spans of 32 tokens
-33|attn_span|--no-adapt-span --attn-span 128|fixed spans of 128 tokens
+sru|the defaults
+sru --precision f32|float matmuls
+sru --optim radam --lr 0.02|RAdam instead of Muon
+sru --optim adamw --lr 0.005|AdamW instead of Muon
+sru --lr 0.005|half the learning rate
+sru --lr 0.02|twice the learning rate
+sru --weight-decay 0|no weight decay
+sru --weight-decay 0.1|ten times the weight decay
+sru --grad-clip 0|no clipping
+sru --lr-warmup 1|no warm-up
+sru --schedule constant|constant learning rate
+sru --streams 8|each step continues the same 8 streams
+sru --streams 1024|1024 streams
+sru --batch-sz 4|half the batch
+sru --batch-sz 16|twice the batch
+sru --block-sz 32 --batch-sz 16|shorter blocks, the same tokens per step
+sru --block-sz 128 --batch-sz 4|longer blocks, the same tokens per step
+sru --dropout 0.05|dropout 0.05
+sru --dropout 0.1|dropout 0.1
+sru --hid-sz 128|narrower
+sru --hid-sz 384|wider
+sru --nlayers 3|one layer fewer
+sru --nlayers 6|two layers more
+sru --tied|the embedding is also the output matrix
+sru --attention|attention in the last two layers
+attn_span|the defaults
+attn_span --optim adam --lr 0.003|Adam instead of Muon
+attn_span --streams 8|each step continues the same 8 streams
+attn_span --adapt-span-init 0.5|spans begin at 128 tokens instead of 15
+attn_span --adapt-span-loss 0|no penalty for spans
+attn_span --adapt-span-init 0.5 --adapt-span-loss 0|spans begin at 128 tokens, no penalty
+attn_span --no-adapt-span --attn-span 32|fixed spans of 32 tokens
+attn_span --no-adapt-span --attn-span 128|fixed spans of 128 tokens
 END
 }
 
 runs=$out/runs.tsv
 mkdir -p "$out"
-[ -s "$runs" ] || printf 'row\tseed\tseconds\tsteps\tparameters\tnats\tcommit\tmachine\tdate\n' \
+[ -s "$runs" ] || printf 'run\tseed\tseconds\tsteps\tparameters\tnats\tcommit\tmachine\tdate\n' \
     >"$runs"
 if [ -n "$one" ]; then
-    # shellcheck disable=SC2086     # two words
-    set -- $one
-    work=$out/run.$1.$2
-    rm -rf "$work"
+    seed=${one%% *} run=${one#* }
+    trainer=${run%% *} options=${run#"${run%% *}"}
+    work=$out/run.$$
     mkdir "$work"
     : >"$work/err"
-    trap 'echo "ablate.sh: row $1, seed $2 failed: $(tail -n 1 "$work/err")" >&2' EXIT
+    trap 'echo "ablate.sh: $run, seed $seed failed: $(tail -n 1 "$work/err")" >&2' EXIT
     trap 'exit 130' INT TERM
-    trainer=$(rows | awk -F'|' -v row="$1" '$1 == row { print $2 }')
-    options=$(rows | awk -F'|' -v row="$1" '$1 == row { print $3 }')
     # shellcheck disable=SC2086     # options
-    "$programs/train_$trainer" --data "$out/text" --threads 1 --seed "$2" --log "$work/log" $options \
-        --minutes "$(awk -v s="$seconds" 'BEGIN { print s / 60 }')" 2>"$work/err" >&2
+    "$programs/train_$trainer" --data "$out/text" --threads 1 --seed "$seed" --log "$work/log" \
+        $options --minutes "$(awk -v s="$seconds" 'BEGIN { print s / 60 }')" 2>"$work/err" >&2
     result=$(awk '
         function of(key) {
             if (!match($0, "\"" key "\":[-0-9.e+]*")) return ""
@@ -104,7 +104,7 @@ if [ -n "$one" ]; then
         /"event":"eval","split":"valid"/ { loss = of("loss"); step = of("step") }
         END { if (loss == "") exit 1; printf "%s\t%s\t%.5f", step, params, loss }' "$work/log")
     . bench/machine.sh
-    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$seconds" "$result" "$commit" \
+    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$run" "$seed" "$seconds" "$result" "$commit" \
         "$cpu, $cores cores" "$(date +%Y-%m-%d)" >>"$runs"
     trap - EXIT
     rm -rf "$work"
@@ -124,8 +124,8 @@ if [ -z "$report" ]; then
     seed=0
     while [ "$seed" -lt "$seeds" ]; do
         seed=$((seed + 1))
-        rows | cut -d'|' -f1 | while read -r row; do
-            grep -q "^$row	$seed	$seconds	" "$runs" || echo "$row $seed"
+        rows | cut -d'|' -f1 | while IFS= read -r run; do
+            grep -qF "$run	$seed	$seconds	" "$runs" || echo "$seed $run"
         done
     done >"$out/missing"
     echo "$(($(wc -l <"$out/missing"))) runs are missing" >&2
@@ -135,7 +135,14 @@ fi
 
 rows | awk -F'[|\t]' -v seconds="$seconds" '
     function add(list, x) { return index(list ";", " " x ";") ? list : list "; " x }
-    FILENAME == "-" { trainer[$1] = $2; options[$1] = $3; what[$1] = $4; order[++count] = $1; next }
+    FILENAME == "-" {
+        order[++count] = $1
+        what[$1] = $2
+        trainer[$1] = options[$1] = $1
+        sub(/ .*/, "", trainer[$1])
+        sub(/^[^ ]* ?/, "", options[$1])
+        next
+    }
     $3 != seconds || !($1 in what) { next }
     {
         n[$1]++; sum[$1] += $6; squares[$1] += $6 * $6; steps[$1] += $4; params[$1] = $5

@@ -4,6 +4,8 @@
 # and xz and PPMd (7z), if they are installed. The compressors know the training text, too:
 # the figure is what the held-out text adds to the size of the compressed training text.
 set -eu
+LC_ALL=C        # decimal points
+export LC_ALL
 log=$1 data=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -31,10 +33,10 @@ if command -v xz >/dev/null 2>&1; then
 fi
 for seven in 7z 7zz 7za; do
     if command -v $seven >/dev/null 2>&1; then
-        for f in "$train" "$both"; do
-            $seven a -m0=PPMd:o=8:mem=256m "$f.7z" "$f" >/dev/null 2>&1 || : >"$f.7z"
-        done
-        others="$others, PPMd $(added "$(wc -c <"$train.7z")" "$(wc -c <"$both.7z")")"
+        ppmd() { $seven a -m0=PPMd:o=8:mem=256m "$1.7z" "$1" >/dev/null 2>&1; }
+        if ppmd "$train" && ppmd "$both"; then
+            others="$others, PPMd $(added "$(wc -c <"$train.7z")" "$(wc -c <"$both.7z")")"
+        fi
         break
     fi
 done

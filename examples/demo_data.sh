@@ -5,9 +5,9 @@
 # that the held-out end of the text resembles the rest. Another text: make demo DATA=FILE.
 set -eu
 out=$1 new=$1.tmp.$$        # another program may be making it, too
-cd_to=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/.." && pwd)
 case $out in /*) ;; *) out=$PWD/$out new=$PWD/$new ;; esac
-cd "$cd_to"
+cd "$root"
 # a fixed shuffle: sorted by a checksum of the name
 find README.md CHANGELOG.md CONTRIBUTING.md docs bench tests examples tools src seqtx_*.h \
     -type f \( -name '*.md' -o -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) \

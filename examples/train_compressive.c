@@ -129,7 +129,7 @@ static void restore_frozen(run *r) {
     if (opt.lm.random_segments) segments = (size_t)opt.lm.random_segments;
     for (l = 0; l < opt.nlayers; l++) {
         stx_comp_layer *p = &r->model->layer[l];
-        p->frozen = p->C && r->t.step > p->M / S * r->t.turns && segments > p->M / S;
+        p->frozen = p->C && r->t.step > p->M / S * r->t.groups && segments > p->M / S;
     }
 }
 

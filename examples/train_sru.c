@@ -62,7 +62,7 @@ static int next_update(tr_lm *t) {
     const size_t T = opt.lm.block_sz, tokens = opt.lm.batch_sz * T;
     const int fresh = at.fresh || at.p + opt.update_param_freq * T >= stx_batches_stream(b);
     size_t i;
-    if (t->turns > 1) return tr_lm_next(t);
+    if (t->groups > 1) return tr_lm_next(t);
     if (fresh && at.p) {
         if (!at.fresh) at.wraps++;
         at.p = 0;

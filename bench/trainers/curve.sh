@@ -100,7 +100,7 @@ awk 'NF != 9 || $1 != $4 || $1 != $7 { exit 1 } END { exit !NR }' "$work/curve.t
         "$threads thread$([ "$threads" = 1 ] || echo s) per run"
     echo "- command: \`$command\`"
     echo "- commit: $commit"
-    [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh)," \
+    [ -z "${DATA:-}" ] && echo "- data: the English of this repository (examples/demo_data.sh)," \
         "$(wc -c <"$data") bytes" ||
         echo "- data: $(basename "$data"), $(find "$data" -type f -exec cat {} + | wc -c) bytes"
     echo "- model and optimiser: \`$model$extra\`"

@@ -77,7 +77,7 @@ paste -d ' ' "$work/curve_$name.seqtx.txt" "$work/curve_$name.torch.txt" >"$work
     echo "- peer: PyTorch $torch, bench/peers/$peer, eager f32"
     echo "- command: \`$command\`"
     echo "- commit: $commit"
-    [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh)," \
+    [ -z "${DATA:-}" ] && echo "- data: the English of this repository (examples/demo_data.sh)," \
         "$(wc -c <"$data") bytes" || echo "- data: $(basename "$data"), $(wc -c <"$data") bytes"
     echo "- model and optimiser: \`$model$extra\`"
     echo

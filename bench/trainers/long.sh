@@ -1,4 +1,4 @@
-# long.sh - sourced by compress.sh, wikitext2.sh and par.sh in the repository's root: long
+# long.sh - sourced by learn.sh, ablate.sh, compress.sh, wikitext2.sh and par.sh in the repository's root: long
 # runs that resume after an interruption, and their texts. The caller sets script (its
 # name) and out (the directory of its runs). The names run, running, now and began are
 # reserved for this file.
@@ -202,7 +202,7 @@ ids() { awk '{ n += NF } END { printf "%d\n", n }' "$1"; }
 field() { sed -n 's/.*"'"$1"'":\([-+0-9.e]*\)[,}].*/\1/p' "$2" | tail -n 1; }
 text() { sed -n 's/.*"'"$1"'":"\([^"]*\)".*/\1/p' "$2" | tail -n 1; }
 
-# demo_text: sets DATA to a small text for a trial, made from headers of this machine
+# demo_text: sets DATA to a small text for a trial, made from the files of this repository
 demo_text() {
     [ -s build/demo.txt ] || sh examples/demo_data.sh build/demo.txt
     DATA=$out/demo

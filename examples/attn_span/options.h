@@ -127,8 +127,8 @@ static tr_opt table[] = {
     TR_END
 };
 
-/* The defaults without --preset: the demo's model and optimiser, which
-   kind.sized in train_attn_span.c scales to the size of the text. */
+/* The defaults without --preset: the demo's model and optimiser. The settings in
+   train_attn_span.c replace them in part. */
 #define DEMO \
     "tokens=bytes nlayers=3 hid-sz=128 inner-hid-sz=512 nheads=4 attn-span=256 " \
     "adapt-span adapt-span-cache adapt-span-ramp=32 adapt-span-loss=0.000002 " \
@@ -198,5 +198,5 @@ static const tr_preset presets[] = {
 static tr_options options = {
     "train_attn_span",
     "Trains a Sequential Transformer (adaptive attention span, all-attention) on text.",
-    table, presets, TR_LM_DEFAULTS DEMO "niter=1000", TR_LM_AFTER, ""
+    table, presets, TR_LM_DEFAULTS DEMO "niter=1000 optim=muon", TR_LM_AFTER, ""
 };

@@ -176,8 +176,8 @@ static tr_opt table[] = {
     "memory-layers=all ratio=4 positions=learned recurrence=none no-final-norm aux-weight=1 " \
     "optim=adam batch-split=1 update-every=1 eval-mem=-1 eval-cmem=-1 "
 
-/* The defaults without --preset: the demo's model and optimiser, which
-   kind.sized in train_compressive.c scales to the size of the text. */
+/* The defaults without --preset: the demo's model and optimiser. The settings in
+   train_compressive.c replace them in part. */
 #define DEMO \
     BASE "tokens=bytes nlayers=3 hid-sz=128 nheads=4 block-sz=64 mem=64 cmem=32 " \
     "positions=xl norm-after lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 batch-sz=16 "
@@ -227,5 +227,5 @@ static const tr_preset presets[] = {
 static tr_options options = {
     "train_compressive",
     "Trains a Compressive Transformer on text: old memories are compressed, not discarded.",
-    table, presets, TR_LM_DEFAULTS DEMO, TR_LM_AFTER, ""
+    table, presets, TR_LM_DEFAULTS DEMO "optim=muon", TR_LM_AFTER, ""
 };

@@ -297,5 +297,5 @@ static tr_options options = {
     "train_par",
     "Trains Transformer-XL on text, and searches for the best order of attention and feed-forward "
     "blocks (PAR).",
-    table, presets, TR_LM_DEFAULTS DEMO, TR_LM_AFTER, ""
+    table, presets, TR_LM_DEFAULTS DEMO "optim=muon", TR_LM_AFTER, ""
 };

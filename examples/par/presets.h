@@ -10,8 +10,8 @@
     "arch-every=5 derive-samples=8 tau-start=1 tau-end=0.1 arch-lr=0.01 arch-optim=adam " \
     "latency-weight=1 "
 
-/* The defaults without --preset: the demo's model and optimiser, which
-   kind.sized in train_par.c scales to the size of the text. */
+/* The defaults without --preset: the demo's model and optimiser. The settings in
+   train_par.c replace them in part. */
 #define DEMO BASE \
     "tokens=bytes nlayers=6 hid-sz=128 nheads=4 inner-hid-sz=512 block-sz=64 mem=64 dropout=0 " \
     "optim=adam lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 batch-sz=16 "

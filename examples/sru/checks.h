@@ -41,7 +41,8 @@ TR_DEF int check_attention(tr_lm *t) {
 }
 
 /* An option of the attention on the command line selects --attention, which the settings
-   for short runs switch off. */
+   for short runs switch off. It takes precedence over them as if it came from a
+   checkpoint. */
 TR_DEF int imply_attention(tr_lm *t) {
     static const char *const name[] = {
         "nheads", "attention-every", "attention-last", "attn-dropout", "alpha-init"
@@ -89,7 +90,9 @@ TR_DEF int check(tr_lm *t) {
     if (!tr_check_only(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if (!check_attention(t)) return 0;
     if (opt.lm.streams && opt.update_param_freq > 1)
-        return tr_fail(t->err, TR_ERR, "--streams and --update-param-freq cannot be combined");
+        return tr_fail(t->err, TR_ERR,
+                       "--streams and --update-param-freq cannot be combined: an update reads "
+                       "several blocks of the same streams");
     if (opt.attention_every && opt.attention_last)
         return tr_fail(t->err, TR_ERR, "--attention-every and --attention-last cannot be combined");
     if (opt.tied && opt.adapt_io)

@@ -177,8 +177,8 @@ static tr_opt table[] = {
     TR_END
 };
 
-/* DEMO contains the defaults without --preset: the demo's model and optimiser, which
-   kind.sized in train_sru.c scales to the size of the text. */
+/* DEMO contains the defaults without --preset: the demo's model and optimiser. The
+   settings in train_sru.c replace them in part. */
 #define CELL \
     "cell=sru++ nheads=1 skip attention attn-norm adapt-io-divval=4 lr-decay=1 batch-split=1 " \
     "update-param-freq=1 "
@@ -286,5 +286,5 @@ static tr_options options = {
     "a separate vocabulary file; here the text is read in order and <eos> ends a line), the "
     "targets that the authors' code predicts across the ends of streams, the short last block of "
     "an epoch, and training on several GPUs.",
-    table, presets, TR_LM_DEFAULTS DEMO, TR_LM_AFTER, ""
+    table, presets, TR_LM_DEFAULTS DEMO "optim=muon", TR_LM_AFTER, ""
 };

@@ -85,12 +85,12 @@ typedef struct {
         "read segments of this many blocks from random positions of the text, each starting with " \
         "an empty memory; 0: read the whole text in parallel streams")
 
-/* The text is cut into this many streams, and steps take turns in reading them. */
+/* For trainers that call tr_lm_next. */
 #define TR_LM_STREAMS(o) \
     TR_SIZE("streams", TR_FIXED | TR_LATER, &(o).streams, 0, 1u << 30, \
-        "cut the text into this many streams, a multiple of --batch-sz. Each step continues the " \
-        "next --batch-sz of them, so that successive steps see different parts of the text; 0: " \
-        "--batch-sz")
+        "cut the text into this many streams, a multiple of --batch-sz. They form groups of " \
+        "--batch-sz streams, and each step continues another group, so that successive steps see " \
+        "different parts of the text; 0: --batch-sz")
 
 /* The optimiser; `choices` are the names of a trainer's optim_kinds. */
 #define TR_LM_OPTIM(o, choices) \
@@ -111,11 +111,14 @@ typedef struct {
 #define TR_LM_MINUTES(o) \
     TR_REAL("minutes", TR_FREE | TR_LATER, &(o).minutes, 0, 1e6, \
         "instead of a number of steps: train for this many minutes, such as 0.5. The schedule is " \
-        "fitted to the measured speed and corrected as it changes. The time includes evaluations " \
-        "and saves during training, but not the start of the program and the final evaluation"), \
+        "fitted to the measured speed and corrected as it changes. The time includes ten " \
+        "evaluations and four saves, but not the start of the program and the final evaluation. " \
+        "The best model is saved as with --keep-best. If the model over-fits, the run ends " \
+        "early"), \
     TR_TEXT("plan", TR_FREE | TR_LATER, &(o).plan, \
-        "repeat a run with --minutes exactly, without a clock: the lengths that it chose, such " \
-        "as 0:1000,3:2410, which its checkpoint contains as \"plan\"")
+        "with the options of a run with --minutes: repeat it exactly, without a clock. The plan " \
+        "lists the lengths that the run chose, such as 0:1000,3:2410; its checkpoint contains it " \
+        "as \"plan\"")
 
 /* Options for running and saving. The strings `zero` and `whole` complete the help:
    `zero` says what an interval of 0 steps between saves or evaluations means, and
@@ -360,15 +363,16 @@ struct tr_lm {
     size_t       parts;         /* number of parts of a batch (--batch-split) */
     size_t       pieces;        /* number of pieces of an update. Part p of block k is
                                    in[k * parts + p] and out[k * parts + p] */
-    size_t       turns;         /* number of batches that take turns: --streams / --batch-sz */
-    void       **states;        /* (turns, parts) memories of this rank's streams */
+    size_t       groups;        /* --streams / --batch-sz: steps alternate between this many
+                                   groups of streams */
+    void       **states;        /* (groups, parts) memories of this rank's streams */
     void       **state;         /* (parts) for each part, the memory of this step's streams */
     stx_ids    **in, **out;     /* (pieces) tokens and targets for one update */
     int32_t     *tokens, *targets;      /* tokens and targets of all ranks, in host memory, one
                                            block after another, in the layout of
                                            stx_batches_next */
-    int32_t     *all_tokens, *all_targets;      /* (turns) the same for all turns; tokens and
-                                                   targets point to this step's turn */
+    int32_t     *all_tokens, *all_targets;      /* (groups) the same for all groups; tokens and
+                                                   targets point to this step's group */
     stx_batches_state all_from; /* the state of `batches` before it read them */
     int          all_status;    /* STX_BATCH_.. of that call; STX_BATCH_END before the first */
 
@@ -382,6 +386,7 @@ struct tr_lm {
                                            singly, as in generation */
     uint64_t     log_every, eval_every, save_every;     /* intervals in steps; 0: never */
     uint64_t     eval_blocks;   /* number of blocks in an evaluation; 0: the whole text */
+    uint64_t     timed_blocks;  /* the same for a run with --minutes, once it is known */
 
     /* progress */
     uint64_t     logged;        /* updates since the last log record */

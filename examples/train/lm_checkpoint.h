@@ -39,13 +39,13 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     t->parts = (size_t)tr_lm_number(t, "batch-split", 1);
     t->pieces = t->parts * (size_t)freq;
     rows = (size_t)B / t->parts / (size_t)tr_lm_ranks(t);
-    t->turns = (size_t)(tr_lm_streams(t) / B);
-    tokens = t->turns * (size_t)(freq * B * T);
-    if (!tr_lm_batches(t, t->turns * B, T) || !tr_lm_long_enough(t, freq, T)) return 0;
+    t->groups = (size_t)(tr_lm_streams(t) / B);
+    tokens = t->groups * (size_t)(freq * B * T);
+    if (!tr_lm_batches(t, t->groups * B, T) || !tr_lm_long_enough(t, freq, T)) return 0;
 
     if (t->opt->update_every > 1) t->grads = stx_params_grads(t->lm.params, &t->grads_size);
     t->optim = stx_optim_create(t->lm.params, od);
-    t->states = (void **)stx_block(t->x, t->turns * t->parts * sizeof *t->states);
+    t->states = (void **)stx_block(t->x, t->groups * t->parts * sizeof *t->states);
     t->state = t->states;
     t->in = (stx_ids **)stx_block(t->x, 2 * t->pieces * sizeof *t->in);
     t->out = t->in + t->pieces;
@@ -55,7 +55,7 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     t->targets = t->all_targets;
     if (!t->tokens)
         stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot allocate %zu tokens", tokens);
-    for (k = 0; t->states && k < t->turns * t->parts; k++)
+    for (k = 0; t->states && k < t->groups * t->parts; k++)
         t->states[k] = t->lm.state_create(t->lm.model, rows, 0);
     for (k = 0; t->in && k < t->pieces; k++) {
         t->in[k] = stx_tokens_create(t->x, rows, (size_t)T);
@@ -82,7 +82,7 @@ TR_DEF uint64_t tr_lm_pending(const tr_lm *t) {
    on error. */
 TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     stx_writer *w = stx_writer_create(t->x);
-    const int between = t->step % t->turns != 0;    /* some turns have not read their blocks */
+    const int between = t->step % t->groups != 0;   /* some groups have not read their blocks */
     stx_batches_state pos = between ? t->all_from : stx_batches_get(t->batches);
     char text[32];
     int ok = w != NULL;
@@ -287,7 +287,7 @@ TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
         w = tr_lm_save_begin(t);
         ok = w != NULL;
     }
-    for (part = 0; ok && part < t->turns * t->parts; part++)
+    for (part = 0; ok && part < t->groups * t->parts; part++)
         ok = tr_lm_save_state(t, w, t->states[part], tr_lm_prefix(t, part, prefix, sizeof prefix));
     if (ok && t->save_more) ok = t->save_more(t, w);
     if (stx_rank(t->x)) return ok;
@@ -452,7 +452,7 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos)) return 0;
     if (!tr_lm_load_grads(t, f)) return 0;
     stx_set_step_index(x, tick);
-    for (part = 0; part < t->turns * t->parts; part++) {
+    for (part = 0; part < t->groups * t->parts; part++) {
         tr_lm_prefix(t, part, prefix, sizeof prefix);
         if (!tr_lm_load_state(t, f, t->states[part], prefix)) return 0;
     }

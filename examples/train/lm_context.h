@@ -111,7 +111,7 @@ TR_DEF int tr_lm_decided(const tr_lm *t, const char *name) {
     return p && p->from > TR_FROM_TEXT;
 }
 
-/* Sets an option to the value that the size of the text suggests, unless the option is
+/* Sets an option to the value that the text and the time suggest, unless the option is
    already set. */
 TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value) {
     char word[96];

@@ -27,7 +27,8 @@ TR_DEF int tr_lm_timed(const tr_lm *t) {
 }
 
 /* A length on the command line replaces those of the checkpoint: clears --minutes and
-   --plan if another option gives the length. Refuses several of them. */
+   --plan if another option gives the length. Refuses several of them, except --plan with
+   --minutes, which then only determines sizes. */
 TR_DEF int tr_lm_choose_length(tr_lm *t) {
     static const char *const name[] = {"minutes", "plan", "steps", "niter", "epochs"};
     const tr_opt *minutes = tr_find_option(t->options, name[0], strlen(name[0]));
@@ -36,11 +37,12 @@ TR_DEF int tr_lm_choose_length(tr_lm *t) {
     size_t i;
     for (i = 0; i < sizeof name / sizeof *name; i++) {
         if (!tr_given(t->options, name[i])) continue;
+        if (i == 1) given = NULL;
         if (given && (!strcmp(given, "minutes") || !strcmp(given, "plan")))
             return tr_fail(t->err, TR_ERR, "--%s and --%s cannot be combined", given, name[i]);
         if (!given) given = name[i];
     }
-    if (given && strcmp(given, "minutes")) *(double *)minutes->to = 0;
+    if (given && !tr_given(t->options, name[0])) *(double *)minutes->to = 0;
     if (given && strcmp(given, "plan")) *(const char **)plan->to = NULL;
     return 1;
 }
@@ -141,22 +143,23 @@ TR_DEF int tr_lm_due(const tr_lm *t, uint64_t every, double times) {
 
 /* Returns the number of blocks in an evaluation during training. Unless the user has
    chosen it, an evaluation of a run with --minutes takes about 0.4 % of the time: it is
-   about three times as fast as training. All evaluations of a process have the same
-   number of blocks, so that their results can be compared. */
+   about three times as fast as training. All evaluations of a run have the same number of
+   blocks, so that their results can be compared. */
 TR_DEF uint64_t tr_lm_eval_blocks(const tr_lm *t) {
     const double tokens = 0.004 * 60 * t->opt->minutes * 3 * tr_rate_tokens(&t->rate);
     const double B = (double)tr_lm_number(t, "batch-sz", 1);
     const double blocks = tokens / (B * (double)tr_lm_number(t, "block-sz", 1));
-    if (!tr_lm_timed(t) || t->eval_blocks || tr_lm_decided(t, "eval-blocks"))
-        return t->eval_blocks;
+    if (!tr_lm_timed(t) || tr_lm_decided(t, "eval-blocks")) return t->eval_blocks;
+    if (t->timed_blocks) return t->timed_blocks;
     return blocks < 1 ? 1 : (uint64_t)blocks;
 }
 
 /* Compares the loss of an evaluation with that of the best one. Reports the third
-   evaluation in a row that is no better. If the loss is also 10 % above the best one, the
-   model over-fits, and a run with --minutes ends here. */
+   evaluation in a row that is no better. If the loss is also 10 % and 0.05 nats above the
+   best one, the model over-fits, and a run with --minutes ends here. */
 TR_DEF void tr_lm_judge(tr_lm *t, double nll) {
-    const double best = t->best_seen, over = 1.1, minutes = t->used + (tr_seconds() - t->began);
+    const double best = t->best_seen, used = t->used + (tr_seconds() - t->began);
+    char where[48] = "";
     if (isnan(nll)) return;
     if (isnan(best) || nll < best) {
         t->best_seen = nll;
@@ -165,14 +168,16 @@ TR_DEF void tr_lm_judge(tr_lm *t, double nll) {
         return;
     }
     t->no_better++;
+    if (t->best_step)
+        snprintf(where, sizeof where, " at step %llu", (unsigned long long)t->best_step);
     if (t->no_better == 3)
-        tr_say(&t->term, "no better for 3 evaluations: the best was %s %.4f at step %llu%s%.1000s",
-               tr_lm_unit(t), tr_lm_metric(t, 1, best), (unsigned long long)t->best_step,
+        tr_say(&t->term, "no better for 3 evaluations: the best was %s %.4f%s%s%.1000s",
+               tr_lm_unit(t), tr_lm_metric(t, 1, best), where,
                t->opt->best ? ", saved in " : "", t->opt->best ? t->opt->best : "");
-    if (t->no_better < 3 || !(nll > over * best) || !tr_lm_timed(t) || t->step >= t->steps)
-        return;
+    if (t->no_better < 3 || !(nll > 1.1 * best + 0.05) || !tr_lm_timed(t)) return;
+    if (t->step >= t->steps || t->plan_count == TR_PLAN_MAX) return;
     tr_say(&t->term, "the model over-fits: the run ends after %.3g of %g minutes. A larger text or "
-           "more --dropout would help", minutes / 60, t->opt->minutes);
+           "more --dropout would help", used / 60, t->opt->minutes);
     tr_lm_replan(t, t->step);
     tr_lm_follow_plan(t);
 }
@@ -246,21 +251,26 @@ TR_DEF int tr_lm_save_plan(const tr_lm *t, stx_writer *w) {
         ok = stx_writer_meta(w, "plan.best", text);
         ok = ok && stx_writer_meta_u64(w, "plan.best_step", t->best_step);
         ok = ok && stx_writer_meta_u64(w, "plan.no_better", t->no_better);
-        ok = ok && stx_writer_meta_u64(w, "plan.eval_blocks", t->eval_blocks);
+        ok = ok && stx_writer_meta_u64(w, "plan.eval_blocks", t->timed_blocks);
     }
     if (plan.oom) stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot save the plan");
     tr_buf_free(&plan);
     return ok;
 }
 
-/* Loads the results of the evaluations of a run with --minutes. */
+/* Loads the results of the evaluations of a run with --minutes. If evaluations now read
+   another part of the text, they cannot be compared with those results. After a change of
+   options, the model may improve again. */
 TR_DEF int tr_lm_load_judged(tr_lm *t, const stx_file *f) {
-    if (!stx_file_meta(f, "plan.best")) return 1;
+    if (!stx_file_meta(f, "plan.best") || tr_given(t->options, "eval-blocks")) return 1;
     if (isnan(t->best) && !tr_lm_meta_real(t, f, "plan.best", &t->best)) return 0;
-    return tr_lm_meta_real(t, f, "plan.best", &t->best_seen)
-           && stx_file_meta_u64(t->x, f, "plan.best_step", &t->best_step)
-           && stx_file_meta_u64(t->x, f, "plan.no_better", &t->no_better)
-           && stx_file_meta_u64(t->x, f, "plan.eval_blocks", &t->eval_blocks);
+    if (!tr_lm_meta_real(t, f, "plan.best", &t->best_seen)
+        || !stx_file_meta_u64(t->x, f, "plan.best_step", &t->best_step)
+        || !stx_file_meta_u64(t->x, f, "plan.no_better", &t->no_better)
+        || !stx_file_meta_u64(t->x, f, "plan.eval_blocks", &t->timed_blocks))
+        return 0;
+    if (t->adopted.changed.n) t->no_better = 0;
+    return 1;
 }
 
 /* Continues the plan of a checkpoint whose step is t->step. If the user has changed

@@ -208,7 +208,8 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     if (!tr_lm_choose_length(t)) return 0;
     if (!tr_lm_divides(t, "batch-split", "batch-sz")) return 0;
     if (o->streams && o->random_segments)
-        return tr_fail(t->err, TR_ERR, "--streams and --random-segments cannot be combined");
+        return tr_fail(t->err, TR_ERR, "--streams and --random-segments cannot be combined: random "
+                       "segments do not continue streams");
     if (t->training && B / split % (uint64_t)tr_lm_ranks(t))
         return tr_fail(t->err, TR_ERR, "%d ranks cannot share %llu streams (%s) equally: use a "
                        "number of ranks that divides them, or another --batch-sz",
@@ -530,6 +531,7 @@ TR_DEF int tr_lm_run_training(tr_lm *t) {
     if (t->opt->init_from) {
         tr_lm_report_unknown_share(t);
         ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
+        if (tr_lm_timed(t)) nll = (double)NAN;  /* later evaluations read other blocks */
         if (ok) tr_lm_judge(t, nll);
         if (ok && t->opt->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
     }

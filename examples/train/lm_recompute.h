@@ -21,7 +21,7 @@ enum {
    memories are filling or because, with an adaptive vocabulary, the peak depends on the
    tokens. */
 TR_DEF int tr_lm_rehearsed(tr_lm *t) {
-    const size_t settled = *t->kind->adapt_io ? TR_SETTLED_WORDS : TR_SETTLED;
+    const size_t settled = t->groups * (*t->kind->adapt_io ? TR_SETTLED_WORDS : TR_SETTLED);
     const size_t peak = stx_peak_bytes(t->x);
     t->settled = peak > t->peak ? 0 : t->settled + 1;
     t->peak = peak;
@@ -115,8 +115,8 @@ TR_DEF int tr_lm_nothing_fits(tr_lm *t) {
     tr_bytes(needs, (double)(peak + peak / 31 + t->overhead));
     tr_bytes(has, (double)stx_ctx_desc(t->x)->max_bytes);
     return tr_fail(t->err, TR_ERR, "--recompute auto: training requires %s even if all %zu layers "
-                   "are recomputed, but --max-memory is %s: use a smaller --batch-sz, --block-sz "
-                   "or model, use a larger --batch-split, or raise --max-memory",
+                   "are recomputed, but --max-memory is %s: use a smaller --batch-sz, --streams, "
+                   "--block-sz or model, use a larger --batch-split, or raise --max-memory",
                    needs, t->layers, has);
 }
 

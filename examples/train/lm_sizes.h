@@ -6,37 +6,52 @@
 #include "lm.h"
 #include "lm_errors.h"
 #include "lm_context.h"
-#include "lm_minutes.h"
 
 
 // >>lm: sizes without a preset
 
 /* Suggests 16 times as many streams as a batch has, so that successive steps see
-   different parts of the text, unless another option determines how the text is read. */
+   different parts of the text, unless another option determines how the text is read. A
+   GPU replays a step only if the next step continues the same streams. */
 TR_DEF int tr_lm_suggest_streams(tr_lm *t) {
     static const char *const other[] = {"random-segments", "arch-share", "update-param-freq"};
-    const uint64_t B = tr_lm_number(t, "batch-sz", 1);
+    const uint64_t B = tr_lm_number(t, "batch-sz", 1), most = (uint64_t)1 << 30;
     size_t i;
     for (i = 0; i < sizeof other / sizeof *other; i++)
         if (tr_lm_decided(t, other[i])) return 1;
-    return B > 1u << 20 || tr_lm_suggest(t, "streams", 16 * B);
+    if (t->opt->device == STX_CUDA || 16 * B > most) return 1;
+    return tr_lm_suggest(t, "streams", 16 * B);
+}
+
+/* Makes the suggested number of streams per batch fit --batch-split, --streams and the
+   number of ranks. */
+TR_DEF int tr_lm_fit_batch(tr_lm *t) {
+    const uint64_t parts = tr_lm_number(t, "batch-split", 1) * (uint64_t)tr_lm_ranks(t);
+    uint64_t B = tr_lm_number(t, "batch-sz", 1);
+    if (tr_lm_decided(t, "batch-sz")) return 1;
+    if (tr_lm_decided(t, "streams") && t->opt->streams)
+        while (t->opt->streams % B) B--;
+    B = (B + parts - 1) / parts * parts;
+    return tr_lm_suggest(t, "batch-sz", B);
 }
 
 /* Repeatedly halves the number of streams and the block length, unless they were given,
    until n tokens are enough for four blocks per stream. */
 TR_DEF int tr_lm_shrink_batch(tr_lm *t, double n) {
     const int any_streams = t->opt->streams && !tr_lm_decided(t, "streams");
-    const int any_B = !tr_lm_decided(t, "batch-sz") && !tr_lm_decided(t, "batch-split");
+    const int any_B = !tr_lm_decided(t, "batch-sz") && !tr_lm_decided(t, "batch-split")
+                      && !tr_lm_decided(t, "streams");
     const int any_T = !tr_lm_decided(t, "block-sz");
+    const uint64_t ranks = (uint64_t)tr_lm_ranks(t);
     for (;;) {
         uint64_t B = tr_lm_number(t, "batch-sz", 1), T = tr_lm_number(t, "block-sz", 1);
         uint64_t streams = tr_lm_streams(t);
         int ok;
         if (n >= (double)streams * 4.0 * (double)(T + 1)) return 1;
         if (any_streams && streams > B) ok = tr_lm_suggest(t, "streams", streams / 2);
-        else if (any_B && B > 4) ok = tr_lm_suggest(t, "batch-sz", B / 2);
+        else if (any_B && B > 4 && B / 2 % ranks == 0) ok = tr_lm_suggest(t, "batch-sz", B / 2);
         else if (any_T && T > 8) ok = tr_lm_suggest(t, "block-sz", T / 2);
-        else if (any_B && B > 1) ok = tr_lm_suggest(t, "batch-sz", B / 2);
+        else if (any_B && B > 1 && B / 2 % ranks == 0) ok = tr_lm_suggest(t, "batch-sz", B / 2);
         else return 1;
         if (ok && any_streams && streams == B)
             ok = tr_lm_suggest(t, "streams", tr_lm_number(t, "batch-sz", 1));
@@ -55,7 +70,7 @@ TR_DEF int tr_lm_report_sizes(tr_lm *t) {
     for (i = 0; i < sizeof report / sizeof *report; i++) {
         const tr_opt *p = tr_find_option(t->options, report[i], strlen(report[i]));
         if (!p || p->from > TR_FROM_TEXT) continue;
-        if (tr_lm_timed(t) && !strcmp(report[i], "steps")) continue;
+        if (t->opt->minutes > 0 && !strcmp(report[i], "steps")) continue;
         tr_value(p, value);
         tr_buf_printf(&t->sized, " --%s %s", report[i], value);
     }
@@ -71,22 +86,27 @@ TR_DEF double tr_lm_usual_tokens(const tr_lm *t, double n) {
     return 20 * n < usual ? 20 * n : usual;
 }
 
-/* Returns the number of processor seconds that the run will have: the time of all threads
-   of all ranks with --minutes, otherwise a guess. A GPU counts as unlimited. */
-TR_DEF double tr_lm_seconds(const tr_lm *t, double n) {
-    if (t->opt->device == STX_CUDA) return HUGE_VAL;
-    if (t->opt->minutes > 0) return 60 * t->opt->minutes * stx_threads(t->x) * tr_lm_ranks(t);
-    return 300 * tr_lm_usual_tokens(t, n) / t->kind->tokens;
-}
-
-/* Returns the settings for a training text of n tokens. */
-TR_DEF const char *tr_lm_settings(const tr_lm *t, double n) {
-    const double seconds = tr_lm_seconds(t, n);
+/* Applies the settings for a training text of n tokens and the processor seconds that
+   the run will have: the time of all threads of all ranks with --minutes, otherwise a
+   guess. A GPU counts as unlimited. The learning rate is for the optimiser of the
+   settings, so it does not apply if the user chose another. */
+TR_DEF int tr_lm_apply_settings(tr_lm *t, double n) {
     const tr_lm_sized *s = t->kind->sized;
+    const double usual = 300, lr = t->opt->lr;
+    double threads = stx_threads(t->x), seconds;
+    if (!tr_lm_agree(t, &threads, 1)) return tr_lm_why(t);
+    seconds = usual * tr_lm_usual_tokens(t, n) / t->kind->tokens;
+    if (t->opt->minutes > 0) seconds = 60 * t->opt->minutes * threads;
+    if (t->opt->device == STX_CUDA) seconds = HUGE_VAL;
     while (s[1].settings
            && ((s->tokens > 0 && n > s->tokens) || (s->seconds > 0 && seconds > s->seconds)))
         s++;
-    return s->settings;
+    if (!tr_apply(t->options, s->settings, TR_FROM_TEXT, t->err, TR_ERR)) return 0;
+    if (tr_lm_decided(t, "optim") && !tr_lm_decided(t, "lr")) {
+        tr_opt *p = tr_find_option(t->options, "lr", strlen("lr"));
+        *(double *)p->to = lr;
+    }
+    return 1;
 }
 
 /* Chooses the options that depend on the size of the text and on the time, unless a
@@ -97,11 +117,12 @@ TR_DEF int tr_lm_size(tr_lm *t) {
     uint64_t steps;
     if (t->options->preset_used[0]) return 1;
 
-    if (!tr_apply(t->options, tr_lm_settings(t, n), TR_FROM_TEXT, t->err, TR_ERR)) return 0;
+    if (!tr_lm_apply_settings(t, n) || !tr_lm_fit_batch(t)) return 0;
     if (!tr_lm_suggest(t, "inner-hid-sz", 4 * tr_lm_number(t, "hid-sz", 1))) return 0;
     if (!tr_lm_suggest_streams(t) || !tr_lm_shrink_batch(t, n)) return 0;
 
-    if (tr_lm_timed(t)) return tr_lm_suggest(t, "lr-warmup", 60) && tr_lm_report_sizes(t);
+    if (t->opt->minutes > 0)
+        return tr_lm_suggest(t, "lr-warmup", 60) && tr_lm_report_sizes(t);
     if (!tr_lm_decided(t, "steps") && !tr_lm_decided(t, "niter") && !tr_lm_decided(t, "epochs")) {
         double per_step = (double)tr_lm_number(t, "batch-sz", 1);
         per_step *= (double)tr_lm_number(t, "block-sz", 1);

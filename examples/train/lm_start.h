@@ -218,7 +218,8 @@ TR_DEF void tr_lm_hello_training(tr_lm *t) {
                "and those that the training text contains only once, are read as <unk> "
                "(--min-count 2; --min-count 1 refuses such texts)",
                o->tokens == TR_WORDS ? "words" : "characters");
-    if (t->sized.n) tr_say(&t->term, "no --preset; sized for the text:%s", t->sized.s);
+    if (t->sized.n)
+        tr_say(&t->term, "no --preset; chosen for the text and the time:%s", t->sized.s);
     if (t->first && t->adopted.given.n)
         tr_say(&t->term, "not in the checkpoint, taken from the command line or preset: %.1500s",
                t->adopted.given.s);
@@ -226,7 +227,7 @@ TR_DEF void tr_lm_hello_training(tr_lm *t) {
         tr_say(&t->term, "resuming with changed options (old values in brackets): %.1500s",
                t->adopted.changed.s);
     if (t->first && t->step >= t->steps)
-        tr_say(&t->term, "the run is complete; a larger --steps continues it");
+        tr_say(&t->term, "the run is complete; more --steps or --minutes continue it");
     else if (!o->checkpoint)
         tr_say(&t->term, "no --checkpoint: nothing will be saved; with --checkpoint FILE, the "
                "model is saved and the run can be resumed");

@@ -29,19 +29,19 @@ TR_DEF int tr_lm_more(const tr_lm *t) {
     return t->step < t->steps && (!tr_lm_stop(t) || tr_lm_between(t)) && stx_ok(t->x);
 }
 
-/* Makes t->tokens, t->targets and t->state those of this step's streams. Reads the next
-   block of all streams when the first of them have their turn. Returns the result of
+/* Makes t->tokens, t->targets and t->state those of this step's group of streams. The
+   first group's step reads the next block of all streams. Returns the result of
    stx_batches_next for that block. */
-TR_DEF int tr_lm_next_turn(tr_lm *t) {
-    const size_t turn = (size_t)(t->step % t->turns);
+TR_DEF int tr_lm_next_group(tr_lm *t) {
+    const size_t group = (size_t)(t->step % t->groups);
     const size_t tokens = t->parts * t->in[0]->B * (size_t)tr_lm_ranks(t) * t->in[0]->T;
-    if (!turn || t->all_status == STX_BATCH_END) {
+    if (!group || t->all_status == STX_BATCH_END) {
         t->all_from = stx_batches_get(t->batches);
         t->all_status = stx_batches_next(t->batches, t->all_tokens, t->all_targets);
     }
-    t->tokens = t->all_tokens + turn * tokens;
-    t->targets = t->all_targets + turn * tokens;
-    t->state = t->states + turn * t->parts;
+    t->tokens = t->all_tokens + group * tokens;
+    t->targets = t->all_targets + group * tokens;
+    t->state = t->states + group * t->parts;
     return t->all_status;
 }
 
@@ -52,7 +52,7 @@ TR_DEF int tr_lm_next(tr_lm *t) {
     const uint64_t N = t->opt->random_segments, stream_key = 0x7069656365000000u;   /* "piece" */
     const size_t B = t->parts * t->in[0]->B * (size_t)tr_lm_ranks(t), T = t->in[0]->T;
     size_t b;
-    if (!N) return tr_lm_next_turn(t);
+    if (!N) return tr_lm_next_group(t);
     for (b = 0; b < B; b++) {
         const uint64_t positions = stx_corpus_size(t->text[0]) - N * T;
         uint32_t r[4];
@@ -182,7 +182,7 @@ TR_DEF int tr_lm_evaluate_step(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     double nll, blocks = stx_rank(t->x) ? 0 : (double)tr_lm_eval_blocks(t);
     int ok = tr_lm_agree(t, &blocks, 1) && tr_lm_evaluate(t, 1, (uint64_t)blocks, &nll);
-    if (ok && tr_lm_timed(t)) t->eval_blocks = (uint64_t)blocks;
+    if (ok && tr_lm_timed(t)) t->timed_blocks = (uint64_t)blocks;
     if (ok) tr_lm_judge(t, nll);
     if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
     if (ok || tr_lm_ranks(t) > 1) return ok;

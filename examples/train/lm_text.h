@@ -225,6 +225,7 @@ TR_DEF int tr_lm_batches(tr_lm *t, uint64_t B, uint64_t T) {
     d.count = t->use;
     t->batches = stx_batches_create(t->x, t->text[0], &d);
     if (t->batches || stx_error_code(t->x) == STX_ERR_MEMORY) return 1;
-    return tr_fail(t->err, TR_ERR, "--data %s, --batch-sz %llu, --block-sz %llu: %s", t->opt->data,
-                   (unsigned long long)B, (unsigned long long)T, stx_error(t->x));
+    return tr_fail(t->err, TR_ERR, "--data %s, --%s %llu, --block-sz %llu: %s", t->opt->data,
+                   t->opt->streams ? "streams" : "batch-sz", (unsigned long long)B,
+                   (unsigned long long)T, stx_error(t->x));
 }

@@ -10,7 +10,7 @@ enum {
 };
 
 /* Sources of a value, in increasing order of precedence. TR_FROM_TEXT: the value was
-   derived from the size of the training text. */
+   derived from the size of the training text and the time. */
 enum { TR_FROM_DEFAULT, TR_FROM_TEXT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };
 
 /* Classes of options: see "Resuming" in the manual. The last two are flags that can be

@@ -12,25 +12,36 @@
 
 // >>gemm: choice of the micro-kernel
 
+/* Returns the micro-kernel that uses bfloat16 instructions, or NULL if this CPU has
+   none. */
+static const stx__micro *stx__bf16_instructions(int isa) {
+    (void)isa;
+#ifndef SEQTX_DOUBLE
+  #ifdef STX__AMX
+    if (isa == STX__ISA_AVX512 && stx__has_amx()) return &stx__micro_amx;
+  #endif
+  #ifdef STX__BF16
+    if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16"))
+        return &stx__micro_avx512_bf16;
+  #endif
+  #ifdef STX__HAS_BFDOT
+    if (stx__has_bfdot()) return &stx__micro_bfdot;
+  #endif
+#endif
+    return NULL;
+}
+
 /* Returns the micro-kernel for a precision and an instruction set (STX__ISA_*). */
 static const stx__micro *stx__choose_micro(int precision, int isa) {
-    (void)isa;
+    const stx__micro *native = stx__bf16_instructions(isa);
+    (void)native;
     (void)precision;
 #ifndef SEQTX_DOUBLE
     if (precision == STX_PREC_BF16) {
-  #ifdef STX__AMX
-        if (isa == STX__ISA_AVX512 && stx__has_amx()) return &stx__micro_amx;
-  #endif
-  #ifdef STX__BF16
-        if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16"))
-            return &stx__micro_avx512_bf16;
-  #endif
+        if (native) return native;
   #ifdef STX__X86
         if (isa == STX__ISA_AVX512) return &stx__micro_generic_bf16_avx512;
         if (isa == STX__ISA_AVX2) return &stx__micro_generic_bf16_avx2;
-  #endif
-  #ifdef STX__HAS_BFDOT
-        if (stx__has_bfdot()) return &stx__micro_bfdot;
   #endif
         return &stx__micro_generic_bf16;
     }
@@ -47,8 +58,7 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
 }
 
 STX_DEF int stx_cpu_has_bf16(void) {
-    const stx__micro *m = stx__choose_micro(STX_PREC_BF16, stx_isa(NULL));
-    return m->to_bf16 && !strstr(m->name, "by float");
+    return stx__bf16_instructions(stx_isa(NULL)) != NULL;
 }
 
 STX_DEF const char *stx_backend(const stx_ctx *x) {

@@ -175,7 +175,7 @@ make_part() {
             : "${words:?this table needs build/train_par: make examples}"
             echo "| [\`$(basename "$f" .md)\`](../$f) | \`$found\` | $words |"
         done ;;
-    results_ablate) grep '^|' bench/results/ablate.md ;;
+    results_ablate) sed '/^[0-9]/,$d' bench/results/ablate.md ;;
     results_learn_*) grep '^|' "bench/results/learn-${1#results_learn_}.md" ;;
     results_weights)
         echo '| ms per token | f32 | bf16 | int8 |'

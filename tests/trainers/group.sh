@@ -266,7 +266,7 @@ sru)
     ;;
 compressive)
     setting "Adam" "3" $model $short --optim adam --lr 0.001
-    setting "streams in turns" "2 3" $model $short $trained --streams 36
+    setting "groups of streams" "2 3" $model $short $trained --streams 36
     setting "random pieces" "4" $model $short $trained --random-segments 4
     setting "--batch-split 2" "2 3" $model $short $trained --batch-split 2
     ;;

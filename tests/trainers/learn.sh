@@ -141,14 +141,14 @@ check "no text: refused" [ $? -eq 2 -a "$(grep -c 'none/enwik8' "$T/err")" -eq 1
 ablate() { sh bench/ablate.sh --out "$T/ablate" "$@" >"$T/out" 2>"$T/err" </dev/null; }
 mkdir "$T/ablate"
 {
-    echo 'row seed seconds steps parameters nats commit machine date'
-    echo '1 1 60 100 400000 1.5 aaa one 2026-01-01'
-    echo '1 2 60 300 400000 1.7 aaa one 2026-01-01'
-    echo '1 1 20 100 400000 9.9 ccc two 2026-01-03'
-    echo '2 1 60 50 400000 1.75 aaa one 2026-01-02'
-    echo '26 1 60 70 190000 1.8 bbb one 2026-01-02'
-    echo '28 1 60 70 190000 1.7 bbb one 2026-01-02'
-} | tr ' ' '\t' >"$T/ablate/runs.tsv"
+    echo 'run:seed:seconds:steps:parameters:nats:commit:machine:date'
+    echo 'sru:1:60:100:400000:1.5:aaa:one:2026-01-01'
+    echo 'sru:2:60:300:400000:1.7:aaa:one:2026-01-01'
+    echo 'sru:1:20:100:400000:9.9:ccc:two:2026-01-03'
+    echo 'sru --precision f32:1:60:50:400000:1.75:aaa:one:2026-01-02'
+    echo 'attn_span:1:60:70:190000:1.8:bbb:one:2026-01-02'
+    echo 'attn_span --streams 8:1:60:70:190000:1.7:bbb:one:2026-01-02'
+} | tr : '\t' >"$T/ablate/runs.tsv"
 cat >"$T/want" <<'END'
 | `train_sru` | options | parameters | steps | nats per byte | difference |
 |---|---|--:|--:|--:|--:|
@@ -171,8 +171,8 @@ cp "$T/bin/train_sru" "$T/bin/train_attn_span"
 ablate --seeds 2
 check "ablate.sh: only missing runs, got $(cat "$T/err")" \
     [ $? -eq 0 -a "$(grep -c ' --threads 1 --seed [12] --log .* --minutes 1$' "$T/calls")" -eq 61 ]
-check "ablate.sh: its options" has "$T/calls" '/run.3.2/log --optim radam --lr 0.02 --minutes 1$'
-check "ablate.sh: a result" has "$T/ablate/runs.tsv" '^33	2	60	12	41	2.50000	'
+check "ablate.sh: its options" has "$T/calls" '--seed 2 --log .*/log --optim radam --lr 0.02 --minutes 1$'
+check "ablate.sh: a result" has "$T/ablate/runs.tsv" '^attn_span --no-adapt-span --attn-span 128	2	60	12	41	2.5'
 ablate --seeds 2
 check "ablate.sh: nothing is missing" has "$T/err" '^0 runs are missing'
 ablate --seconds x

@@ -97,10 +97,10 @@ good "--version" . --version
 check "the version" grep -q "^$prog, seqtx [0-9]" out
 family_presets
 
-# without a preset: the optimiser of the demo, sizes chosen for the text
+# without a preset: optimiser and sizes are chosen for the text and the time
 mkdir sized
 good "no preset" sized --data ../t.txt --threads 1 --log log.jsonl --steps 4
-check "the message says so" grep -q '^no --preset; sized for the text: --nlayers' err
+check "the message says so" grep -q '^no --preset; chosen for the text and the time: --nlayers' err
 check "a short text: dropout" \
     [ "$(sed -n 's/.*"event":"start".*"dropout":\([0-9.]*\),.*/\1/p' sized/log.jsonl)" = 0.3 ]
 check "the optimiser" \
@@ -108,7 +108,22 @@ check "the optimiser" \
 good "no preset, one size given" sized --data ../t.txt --threads 1 --log given.jsonl --steps 4 \
     --nlayers 1
 check "it is kept" grep -q '"event":"start".*"nlayers":1,' sized/given.jsonl
-check "and not in the message" grep -q '^no --preset; sized for the text: --hid-sz' err
+check "and not in the message" grep -q '^no --preset; chosen for the text and the time: --hid-sz' err
+# options of the user agree with those that were chosen
+started() { sed -n "s/.*\"event\":\"start\".*\"$1\":\"*\([^,\"]*\).*/\1/p" sized/$2.jsonl; }
+good "another optimiser" sized --data ../t.txt --threads 1 --log adamw.jsonl --steps 2 --optim adamw
+check "its learning rate is not Muon's: $(started lr log), $(started lr adamw)" \
+    [ "$(started lr log)" != "$(started lr adamw)" ]
+good "momentum of Muon, and a batch in 16 parts" sized --data ../t.txt --threads 1 \
+    --log parts.jsonl --steps 2 --momentum 0.9 --batch-split 16
+check "the batch fits" [ "$(started batch-sz parts)" = 16 ]
+good "streams" sized --data ../t.txt --threads 1 --log streams.jsonl --steps 2 --streams 6
+check "the batch is a divisor" [ $((6 % $(started batch-sz streams))) -eq 0 ]
+if [ "$(uname -sm)" = "Linux x86_64" ]; then
+    precision=f32
+    if grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo; then precision=bf16; fi
+    check "the precision is that of the processor" [ "$(started precision log)" = $precision ]
+fi
 parameters() { sed -n 's/^\([0-9]*\) parameters.*/\1/p' out; }
 awk 'BEGIN { for (i = 0; i < 80000; i++) print "a line of the text, number " 7919 * i }' >long.txt
 small=0
@@ -126,7 +141,7 @@ check "is what is trained" [ "$(sed -n 's/.*"params":\([0-9]*\).*/\1/p' sized/lo
 head -c 200 t.txt >tiny.txt
 good "a text of 200 bytes" sized --data ../tiny.txt --threads 1 --steps 4
 good "a preset, nothing sized" sized $tiny --data ../t.txt --steps 2
-check "no message" [ "$(grep -c 'sized for' err)" -eq 0 ]
+check "no message" [ "$(grep -c 'chosen for' err)" -eq 0 ]
 
 # ========================================================================================
 section "resume after kill -9"
@@ -448,7 +463,7 @@ check "the rate is the new one" \
 check "the checkpoint has it now" [ "$(header opt/run.st | grep -c '\\"steps\\":300')" -eq 1 ]
 good "the end of the run" opt --checkpoint run.st --threads 1
 check "the message says that the run is complete" \
-    grep -q 'the run is complete; a larger --steps' err
+    grep -q 'the run is complete; more --steps' err
 cp opt/at.st opt/run.st
 cd opt
 refused "--[a-z-]* is .* here (from --preset reference) but .* in the checkpoint: leave --preset out" \
@@ -503,7 +518,7 @@ family_variants
 variant "characters" --data ../t.txt $full --tokens chars
 variant "compact bytes" --data ../t.txt $full --tokens bytes-compact
 variant "two threads" --data ../t.txt $full --threads 2
-[ "$family" = par ] || variant "streams in turns" --data ../t.txt $full --streams 16
+[ "$family" = par ] || variant "groups of streams" --data ../t.txt $full --streams 16
 variant "recompute" --data ../t.txt $full --recompute
 mkdir plain
 good "without recompute" plain --checkpoint run.st --data ../t.txt $full --steps 50
@@ -1141,22 +1156,28 @@ good "--plan, resumed with more steps" planned --checkpoint run.st --steps $((st
 check "--steps replaces --plan" [ "$(meta planned/run.st step)" = $((steps + 5)) ]
 good "--minutes after --steps" planned --checkpoint run.st --minutes 0.01
 check "--minutes replaces --steps" [ "$(meta planned/run.st step)" -ge $((steps + 8)) ]
+# without a preset, --minutes also determines the sizes
+rm -rf timed2 planned2; mkdir timed2 planned2
+good "--minutes without a preset" timed2 $files --threads 1 --minutes 0.03
+good "--plan without a preset" planned2 $files --threads 1 --minutes 0.03 \
+    --plan "$(meta timed2/run.st plan)"
+check "--plan repeats the run bit for bit" same_state timed2/run.st planned2/run.st
 # the validation text consists of letters that the training text lacks, so its loss rises
 mkdir over over/text
 awk 'BEGIN { for (i = 0; i < 800; i++) print "abababab" }' >over/text/train.txt
 awk 'BEGIN { for (i = 0; i < 100; i++) print "xyzxyzx" }' >over/text/valid.txt
-good "an over-fitting run" over --data text $full --lr 0.001 --eval-every 0 --minutes 0.1 --checkpoint run.st
+good "an over-fitting run" over --data text $full --lr 0.003 --eval-every 0 --minutes 0.2 --checkpoint run.st
 check "it reports that the validation loss no longer falls" \
     grep -q 'no better for 3 evaluations: the best was bpb .* at step [0-9]*, saved in run.best.st' err
-check "it ends early" grep -q 'the model over-fits: the run ends after .* of 0.1 minutes' err
+check "it ends early" grep -q 'the model over-fits: the run ends after .* of 0.2 minutes' err
 check "the best model is older" \
     [ "$(meta over/run.best.st step)" -lt "$(meta over/run.st step)" ]
-good "the same, repeated" over --data text --minutes 0.1 --checkpoint run.st
+good "the same, repeated" over --data text --minutes 0.2 --checkpoint run.st
 check "an ended run does not continue" grep -q 'the run is complete' err
 
 cd timed || exit 1
 refused '--minutes and --steps cannot be combined' --data ../t.txt $full --minutes 1 --steps 5
-refused '--minutes and --plan cannot be combined' --data ../t.txt $full --minutes 1 --plan 0:5
+refused '--plan and --steps cannot be combined' --data ../t.txt $full --plan 0:5 --steps 5
 for bad in 5 0:0 1:5 0:5,3:2 0:5,0:6 0:5, a; do
     refused '--plan: expected increasing steps' --data ../t.txt $full --plan $bad
 done

@@ -243,14 +243,14 @@ family_more() {
     check "streams keep their memory: $(aux steps/streams.jsonl)" \
         [ "$(aux steps/streams.jsonl)" = "none some some some some some " ]
 
-    # four turns of four streams, with an update after them, are one step of 16 streams in
-    # four parts
+    # four steps with a group of four streams each, and an update after them, are one step
+    # of 16 streams in four parts
     together="$tiny --dropout 0 --lr 0.002 --schedule constant --lr-warmup 0 --data ../t.txt"
-    good "streams in turns" steps $together --streams 16 --update-every 4 --steps 80
-    cp out turns
+    good "groups of streams" steps $together --streams 16 --update-every 4 --steps 80
+    cp out groups
     good "streams in parts" steps $together --batch-sz 16 --batch-split 4 --steps 20
-    check "turns and parts read the same blocks: $(tail -n 1 turns), $(tail -n 1 out)" \
-        [ "$(grep -o 'step 80: valid .*' turns | cut -d: -f2)" \
+    check "groups and parts read the same blocks: $(tail -n 1 groups), $(tail -n 1 out)" \
+        [ "$(grep -o 'step 80: valid .*' groups | cut -d: -f2)" \
         = "$(grep -o 'step 20: valid .*' out | cut -d: -f2)" ]
 
     # Perplexity per word, from pieces of words and from bytes. The held-out text is the

@@ -121,7 +121,7 @@ family_variants() {
         --no-final-norm --positions learned-bias --own-uv --words-out adaptive --adaptive-in \
         --tied \
         --tie-projs but-first --cutoffs 5,12 --div-val 1 --emb-sz 8 --one-proj
-    variant "streams in turns" --data ../t.txt $tiny --pattern "(sf)2" --lr 0.01 --streams 16
+    variant "groups of streams" --data ../t.txt $tiny --pattern "(sf)2" --lr 0.01 --streams 16
     variant "noise by runs of tokens, fbnet, random pieces" --data ../t.txt $tiny --lr 0.01 \
         --noise tokens --noise-tokens 5 --latency fbnet --latency-of w --random-segments 4 \
         --tau-steps 100

@@ -70,6 +70,12 @@ family_presets() {
     check "the default --attention-last gives way" grep -q '^4 layers, 2 with attention' out
 }
 family_variants() {
+    good "an option of the attention" . --data t.txt --threads 1 --log attends.jsonl --steps 2 \
+        --nheads 2
+    check "selects attention" grep -q '"event":"start".*"attention":true' attends.jsonl
+    good "no option of the attention" . --data t.txt --threads 1 --log recurs.jsonl --steps 2
+    check "a short run has no attention" grep -q '"event":"start".*"attention":false' recurs.jsonl
+    rm -f attends.jsonl recurs.jsonl
     variant "sru++" --data ../t.txt $full
     for optim in sgd adam adamw muon; do
         variant $optim --data ../t.txt $full --optim $optim --lr 0.003
