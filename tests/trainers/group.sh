@@ -255,6 +255,8 @@ attn_span)
         --adapt-io-cutoffs 5,12 --optim sgd --lr 0.03
     setting "--batch-split 2" "2 3" $model $short $spans $smooth --optim sgd --lr 0.03 \
         --batch-split 2
+    setting "groups of streams" "2" $model $short $spans $smooth --optim sgd --lr 0.03 \
+        --streams 36
     ;;
 sru)
     setting "SRU by Adam" "3" $model $short --cell sru --nheads 1 --attn-dropout 0 \
@@ -266,7 +268,6 @@ sru)
     ;;
 compressive)
     setting "Adam" "3" $model $short --optim adam --lr 0.001
-    setting "groups of streams" "2 3" $model $short $trained --streams 36
     setting "random pieces" "4" $model $short $trained --random-segments 4
     setting "--batch-split 2" "2 3" $model $short $trained --batch-split 2
     ;;
