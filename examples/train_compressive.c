@@ -214,6 +214,8 @@ static const tr_lm_sized sized[] = {
     {2e5, 0, SMALL "nlayers=2 hid-sz=64 dropout=0.2"},
     {2e6, 40, SMALL "hid-sz=64"},
     {2e6, 100, SMALL "hid-sz=96"},
+    {2e6, 200, SMALL "hid-sz=128"},
+    {2e6, 400, SMALL "hid-sz=128 dropout=0.05"},
     {2e6, 0, SMALL "hid-sz=128 dropout=0.1"},
     {0, 40, SMALL "hid-sz=64"},
     {0, 100, SMALL "hid-sz=96"},
