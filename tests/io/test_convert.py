@@ -1711,8 +1711,8 @@ def test_use():
         streams = ["--data", path("text.txt"), "--eval-batch-sz", "1"]
         done = train(family, "--checkpoint", ours, "--eval-only", *streams)
         loss = re.search(r"valid bpb \S+ \(loss (\S+)\)", done.stdout)
-        done = train(family, "--init-from", ours, "--steps", "2", "--checkpoint",
-                     path(f"tuned.{family}"), *streams)
+        done = train(family, "--init-from", ours, "--precision", "f32", "--steps", "2",
+                     "--checkpoint", path(f"tuned.{family}"), *streams)
         first = re.search(r"step 0: valid bpb \S+ \(loss ([0-9.]+)", done.stderr)
         check(done.returncode == 0 and loss and first and loss[1] == first[1],
               f"{family}: fine-tuning begins with {first and first[1]}, "
