@@ -157,7 +157,7 @@ static tr_opt table[] = {
         "seed of initial values, dropout and positions in the text. If given, also the seed of "
         "sampling; otherwise sampling differs every time"),
     TR_LM_DATA(opt.lm),
-    TR_LM_SAVING(opt.lm, "only at the end", "the whole text"),
+    TR_LM_SAVING(opt.lm, "only at the end, and during runs with --minutes", "the whole text"),
     TR_INT("eval-mem", TR_FREE | TR_KEPT, &opt.eval_mem, -1, MAX_ROWS,
         "evaluation and generation: rows of memory in each memory layer; -1: as in training"),
     TR_INT("eval-cmem", TR_FREE | TR_KEPT, &opt.eval_cmem, -1, MAX_ROWS,

@@ -167,7 +167,7 @@ static tr_opt table[] = {
         "seed of initial values and dropout. If given, also the seed of sampling; otherwise "
         "sampling differs every time"),
     TR_LM_DATA(opt.lm),
-    TR_LM_SAVING(opt.lm, "only at the end", "the whole text"),
+    TR_LM_SAVING(opt.lm, "only at the end, and during runs with --minutes", "the whole text"),
     TR_SIZE("eval-unroll", TR_FREE | TR_KEPT, &opt.eval_unroll, 0, 1u << 30,
         "evaluation and generation: size of a block, and number of tokens that attention looks "
         "back; 0: --block-sz"),
