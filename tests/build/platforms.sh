@@ -50,7 +50,7 @@ if have clang; then
         for cpu in x86_64 i686; do
             cl="clang --target=$cpu-pc-windows-msvc -fms-compatibility-version=19.39 -U__clang__"
             cl="$cl -U__GNUC__ -U__GNUG__ -x $lang -std=$std -nostdinc -Imsvc -I$root"
-            cl="$cl -I$root/tests/msvc"
+            cl="$cl -I$root/tests/build/msvc"
             for real in "" -DSEQTX_DOUBLE; do
                 check "Microsoft's dialect of $lang, $cpu $real" \
                     "$cl -Wall -Wextra -Wpedantic -Wgnu -Wno-unused-function -Werror $real \
