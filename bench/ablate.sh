@@ -153,8 +153,8 @@ rows | awk -F'[|\t]' -v seconds="$seconds" '
             r = order[i]
             if (options[r] == "" && n[r]) {
                 base = sum[r] / n[r]
-                printf "%s| `train_%s` | options | parameters | steps | nats per byte | difference |\n",
-                    fewest ? "\n" : "", trainer[r]
+                printf "%s| `train_%s` | options | parameters |", fewest ? "\n" : "", trainer[r]
+                print " steps | nats per byte | difference |"
                 print "|---|---|--:|--:|--:|--:|"
             }
             if (!n[r]) continue

@@ -200,8 +200,9 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
         echo "- command: \`$command\`"
         echo "- commit: $commit"
         echo "- GOMP_SPINCOUNT of PyTorch: $GOMP_SPINCOUNT"
-        [ -z "${DATA:-}" ] && echo "- data: the English of this repository (examples/demo_data.sh)," \
-            "$(wc -c <"$data") bytes" || echo "- data: a file of $(wc -c <"$data") bytes"
+        [ -z "${DATA:-}" ] &&
+            echo "- data: the English of this repository (examples/demo_data.sh)," \
+                "$(wc -c <"$data") bytes" || echo "- data: a file of $(wc -c <"$data") bytes"
         echo
     } >"$md"
     cat "$md"

@@ -171,8 +171,10 @@ cp "$T/bin/train_sru" "$T/bin/train_attn_span"
 ablate --seeds 2
 check "ablate.sh: only missing runs, got $(cat "$T/err")" \
     [ $? -eq 0 -a "$(grep -c ' --threads 1 --seed [12] --log .* --minutes 1$' "$T/calls")" -eq 61 ]
-check "ablate.sh: its options" has "$T/calls" '--seed 2 --log .*/log --optim radam --lr 0.02 --minutes 1$'
-check "ablate.sh: a result" has "$T/ablate/runs.tsv" '^attn_span --no-adapt-span --attn-span 128	2	60	12	41	2.5'
+check "ablate.sh: its options" \
+    has "$T/calls" '--seed 2 --log .*/log --optim radam --lr 0.02 --minutes 1$'
+check "ablate.sh: a result" has "$T/ablate/runs.tsv" \
+    '^attn_span --no-adapt-span --attn-span 128	2	60	12	41	2.5'
 ablate --seeds 2
 check "ablate.sh: nothing is missing" has "$T/err" '^0 runs are missing'
 ablate --seconds x
