@@ -1168,15 +1168,15 @@ check "--plan repeats the run bit for bit" same_state timed2/run.st planned2/run
 mkdir over over/text
 awk 'BEGIN { for (i = 0; i < 800; i++) print "abababab" }' >over/text/train.txt
 awk 'BEGIN { for (i = 0; i < 100; i++) print "xyzxyzx" }' >over/text/valid.txt
-good "an over-fitting run" over --data text $full --lr 0.003 --eval-every 0 --minutes 0.2 \
-    --checkpoint run.st
+# which takes a number of steps, not a time: the machine may be slow
+good "an over-fitting run" over --data text $full --lr 0.003 --schedule constant \
+    --eval-every 25 --minutes 20 --checkpoint run.st
 check "it reports that the validation loss no longer falls" \
     grep -q 'no better for 3 evaluations: .* bpb .* at step [0-9]*, saved in run.best.st' err
-check "it ends early" grep -q 'the model over-fits: the run ends after .* of 0.2 minutes' err
-check "after fewer than ten evaluations" [ "$(grep -c 'part of the text' err)" -lt 10 ]
+check "it ends early" grep -q 'the model over-fits: the run ends after .* of 20 minutes' err
 check "the best model is older" \
     [ "$(meta over/run.best.st step)" -lt "$(meta over/run.st step)" ]
-good "the same, repeated" over --data text --minutes 0.2 --checkpoint run.st
+good "the same, repeated" over --data text --minutes 20 --checkpoint run.st
 check "an ended run does not continue" grep -q 'the run is complete' err
 
 cd timed || exit 1
