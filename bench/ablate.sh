@@ -16,11 +16,12 @@
 #
 # A finished run is a line of DIR/runs.tsv. A repeated call runs only what is missing; to
 # repeat a run, delete its line. FOLDER/tinyshakespeare/input.txt is the text of
-# bench/learn.sh. Environment: DATA, PROGRAMS (a folder that contains the trainers; default:
-# make builds them in BUILD, or in build).
+# bench/learn.sh. Environment: DATA, PROGRAMS (a folder that contains the trainers, compiled
+# with -DTR_PROCESSOR_TIME; default: make builds them in BUILD/processor_time; BUILD is
+# build unless set).
 set -eu
 cd "$(dirname "$0")/.."
-programs=${PROGRAMS:-${BUILD:-build}}
+programs=${PROGRAMS:-${BUILD:-build}/processor_time}
 seconds=60 seeds=3 jobs=1 out=build/ablate report= record= one= script=ablate.sh
 . bench/trainers/long.sh
 while [ $# -gt 0 ]; do
@@ -120,7 +121,8 @@ if [ -z "$report" ]; then
     head -c $train "$text" >"$out/text/train.txt"
     tail -c +$((train + 1)) "$text" >"$out/text/valid.txt"
     [ -n "${PROGRAMS:-}" ] ||
-        make -s BUILD="$programs" "$programs/train_sru" "$programs/train_attn_span"
+        make -s BUILD="$programs" CPPFLAGS="${CPPFLAGS:-} -DTR_PROCESSOR_TIME" \
+            "$programs/train_sru" "$programs/train_attn_span"
     seed=0
     while [ "$seed" -lt "$seeds" ]; do
         seed=$((seed + 1))

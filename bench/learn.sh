@@ -29,11 +29,12 @@
 #     FOLDER/books/train.txt, valid.txt  any books; valid.txt is held out
 #
 # Environment: DATA, PYTHON (a python3 with torch), PROGRAMS (a folder that contains the
-# trainers and plot; default: make builds them in BUILD, or in build).
+# trainers and plot, compiled with -DTR_PROCESSOR_TIME; default: make builds them in
+# BUILD/processor_time; BUILD is build unless set).
 set -eu
 cd "$(dirname "$0")/.."
 trainers="attn_span compressive par sru" peers="nanogpt-cpu nanogpt-gpu lstm"
-all_texts="tinyshakespeare enwik8 books" programs=${PROGRAMS:-${BUILD:-build}}
+all_texts="tinyshakespeare enwik8 books" programs=${PROGRAMS:-${BUILD:-build}/processor_time}
 only="$trainers $peers" texts=$all_texts budgets="20 60 150 300 600"
 seeds=3 jobs=1 out=build/learn report= record= one= script=learn.sh
 . bench/trainers/long.sh
@@ -143,7 +144,8 @@ if [ -n "$one" ]; then
 fi
 
 compile() {  # PROGRAM
-    [ -n "${PROGRAMS:-}" ] || make -s BUILD="$programs" "$programs/$1"
+    [ -n "${PROGRAMS:-}" ] ||
+        make -s BUILD="$programs" CPPFLAGS="${CPPFLAGS:-} -DTR_PROCESSOR_TIME" "$programs/$1"
 }
 
 # text NAME: makes $out/text/NAME/train.txt and valid.txt from $DATA

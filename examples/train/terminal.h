@@ -7,10 +7,16 @@
 
 // >>clock
 
-/* Returns the time of a monotonic clock in seconds. Only differences are meaningful. */
+/* Returns the time of a monotonic clock in seconds. Only differences are meaningful. With
+   TR_PROCESSOR_TIME it is the processor time of all threads, so that --minutes gives the
+   same run on a busy machine (bench/learn.sh). */
 TR_DEF double tr_seconds(void) {
     struct timespec t;
+#ifdef TR_PROCESSOR_TIME
+    if (clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t) != 0) return 0;
+#else
     if (clock_gettime(CLOCK_MONOTONIC, &t) != 0) return 0;
+#endif
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
