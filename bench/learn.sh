@@ -104,6 +104,7 @@ if [ -n "$one" ]; then
     rm -rf "$work"
     mkdir "$work"
     : >"$work/err"
+    with=
     trap 'echo "learn.sh: $one failed: $(tail -n 1 "$work/err")" >&2' EXIT
     trap 'exit 130' INT TERM
     case " $trainers " in
@@ -133,11 +134,12 @@ if [ -n "$one" ]; then
             }' "$work/log") ;;
     *)
         result=$("$PYTHON" bench/peers/learn.py --peer "$1" --train "$out/text/$2/train.txt" \
-            --valid "$out/text/$2/valid.txt" --seconds "$4" --seed "$3" 2>"$work/err") ;;
+            --valid "$out/text/$2/valid.txt" --seconds "$4" --seed "$3" 2>"$work/err")
+        with=", PyTorch $("$PYTHON" -c 'import torch; print(torch.__version__)')" ;;
     esac
     . bench/machine.sh
     printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$4" "$result" "$commit" \
-        "$cpu, $cores cores" "$(date +%Y-%m-%d)" >>"$runs"
+        "$cpu, $cores cores$with" "$(date +%Y-%m-%d)" >>"$runs"
     trap - EXIT
     rm -rf "$work"
     exit 0

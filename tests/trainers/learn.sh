@@ -72,6 +72,7 @@ check "one seed" has "$T/out" '^Seeds per value: 1;'
 # ---- runs. A Python that says it trained, and trainers with and without --minutes
 cat >"$T/python" <<END
 #!/bin/sh
+case \$* in *__version__*) echo 9.9 ;; esac
 case \$1 in -c) exit 0 ;; esac
 echo "\$*" >>'$T/calls'
 case " \$* " in *" --seed 3 "*) echo broken >&2; exit 1 ;; esac
@@ -102,6 +103,7 @@ check "the three existing runs are not repeated" [ "$(wc -l <"$T/calls")" -eq 5 
 check "the missing ones are added" \
     [ "$(grep -c '^lstm	\(books\|tiny[a-z]*\)	[12]	[26]0	20.00	7	5	1.25	0.5	' \
     "$T/runs/runs.tsv")" -eq 5 ]
+check "the version of PyTorch" [ "$(grep -c ', PyTorch 9.9	' "$T/runs/runs.tsv")" -eq 5 ]
 check "a call" has "$T/calls" "^bench/peers/learn.py --peer lstm --train .*/books/train.txt \
 --valid .*/books/valid.txt --seconds 60 --seed 2\$"
 text=$T/runs/text/tinyshakespeare
