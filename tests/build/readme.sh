@@ -175,6 +175,7 @@ make_part() {
             : "${words:?this table needs build/train_par: make examples}"
             echo "| [\`$(basename "$f" .md)\`](../$f) | \`$found\` | $words |"
         done ;;
+    results_families) grep '^|' bench/results/families.md ;;
     results_ablate) sed '/^[0-9]/,$d' bench/results/ablate.md ;;
     results_learn_*) grep '^|' "bench/results/learn-${1#results_learn_}.md" ;;
     results_weights)

@@ -1,7 +1,7 @@
 #!/bin/sh
-# learn.sh - tests bench/learn.sh and bench/ablate.sh: tables and a picture of made-up lists
-# of runs, and which runs they start, with programs that only pretend to train. Ends with
-# "N passed, N failed".
+# learn.sh - tests bench/learn.sh, bench/ablate.sh and bench/families.sh: tables and a
+# picture of made-up lists of runs, and which runs they start, with programs that only
+# pretend to train. Ends with "N passed, N failed".
 cd "$(dirname "$0")/../.." || exit 1
 build=$(cd "${BUILD:-build}" && pwd) || exit 1
 LC_ALL=C; export LC_ALL
@@ -181,5 +181,33 @@ ablate --seeds 2
 check "ablate.sh: nothing is missing" has "$T/err" '^0 runs are missing'
 ablate --seconds x
 check "ablate.sh: refused" [ $? -eq 2 -a "$(grep -c '^ablate.sh: ' "$T/err")" -eq 1 ]
+
+# ---- which family: medians of three rounds, in the order 30, 10, 20
+for family in sru attn_span par compressive; do
+    cat >"$T/bin/train_$family" <<END
+#!/bin/sh
+while [ \$# -gt 0 ]; do
+    case \$1 in
+    --dry-run) echo '1.0 KiB; 6.0 MiB for states and memories of 128 streams, in float' ;;
+    --log) log=\$2 ;;
+    --plan) echo "\$2" >>'$T/plans' ;;
+    esac
+    shift
+done
+[ -n "\$log" ] || exit 0
+n=\$(wc -l <'$T/plans')
+echo '{"event":"start","params":123456}' >"\$log"
+speed=\$(((n + 3) / 4 % 3 * 10 + 10))
+echo '{"event":"train","tokens_per_s":'\$speed',"peak_bytes":5000000}' >>"\$log"
+END
+    chmod +x "$T/bin/train_$family"
+done
+sh bench/families.sh --out "$T/families" >"$T/out" 2>"$T/err"
+check "families.sh: $(cat "$T/err")" [ $? -eq 0 ]
+check "families.sh: three rounds of four trainers" [ "$(grep -c '^0:300$' "$T/plans")" -eq 12 ]
+row='^| `train_[a-z_]*` | 0.12M | [0-9.-]* | [0-9.-]* | 20 | [0-9-]* | 5 | 49 |$'
+check "families.sh: medians and units" [ "$(grep -c "$row" "$T/out")" -eq 4 ]
+sh bench/families.sh --rounds 0 >"$T/out" 2>"$T/err"
+check "families.sh: refused" [ $? -eq 2 -a "$(grep -c '^families.sh: ' "$T/err")" -eq 1 ]
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
