@@ -2349,9 +2349,18 @@ STX_DEF void *stx_ctx_gpu(const stx_ctx *x);
    close them before the context is destroyed. All functions accept NULL for their object
    and do nothing after an error. */
 
-/* Element types (stx_entry.dtype). STX_OTHER marks a tensor that can be listed but not
-   read, because it has another type or more than STX_MAX_DIM dimensions. */
-enum { STX_F32, STX_F64, STX_BF16, STX_I32, STX_I64, STX_U8, STX_F16, STX_OTHER = -1 };
+/* Element types (stx_entry.dtype), with the names that they have in a file. STX_OTHER
+   marks a tensor that can be listed but not read, because it has another type, such as
+   F4, or more than STX_ENTRY_DIM dimensions. */
+enum {
+    STX_F32,     STX_F64, STX_BF16, STX_I32, STX_I64, STX_U8,  STX_F16,
+    STX_BOOL,    STX_I8,  STX_I16,  STX_U16, STX_U32, STX_U64, STX_C64,
+    STX_F8_E4M3, STX_F8_E5M2,
+    STX_OTHER = -1
+};
+
+/* Most dimensions of a tensor in a file. Those of the tape have at most STX_MAX_DIM. */
+#define STX_ENTRY_DIM 8
 
 typedef struct stx_file   stx_file;
 typedef struct stx_writer stx_writer;
@@ -2360,10 +2369,10 @@ typedef struct stx_writer stx_writer;
 typedef struct stx_entry {
     const char *name;
     int         dtype, ndim;        /* STX_F32 ..; ndim 0 is a scalar */
-    size_t      dim[STX_MAX_DIM];   /* unused dimensions are 0 */
+    size_t      dim[STX_ENTRY_DIM]; /* unused dimensions are 0 */
     const char *kind;               /* the type as written in the file */
     size_t      dims;               /* number of dimensions in the file; if it is above
-                                       STX_MAX_DIM, ndim and dim are 0 */
+                                       STX_ENTRY_DIM, ndim and dim are 0 */
     size_t      count, bytes;       /* count: number of elements; bytes: their total size */
     const void *data;               /* little-endian; can be unaligned if another program
                                        wrote the file */
@@ -2375,10 +2384,10 @@ STX_DEF size_t stx_dtype_size(int dtype);
 
 /* Opens and validates a file: the length of the header (at most 100 MB), strict JSON,
    unique names, data lengths that match shape and type, and no overlap, gap or excess in
-   the data. A tensor of type STX_OTHER is an error only when it is read. Returns NULL and
-   sets an error if the file cannot be read (STX_ERR_IO) or is not valid (STX_ERR_FORMAT).
-   While it is open, the file can be replaced, as stx_writer does, but must not be
-   truncated. */
+   the data. A tensor that cannot be converted is an error only when it is read. Returns
+   NULL and sets an error if the file cannot be read (STX_ERR_IO) or is not valid
+   (STX_ERR_FORMAT). While it is open, the file can be replaced, as stx_writer does, but
+   must not be truncated. */
 STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path);
 STX_DEF void stx_file_close(stx_file *f);
 
@@ -2393,11 +2402,21 @@ STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i);
 STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name);
 STX_DEF const char *stx_file_meta(const stx_file *f, const char *key);
 
-/* Copy an entry of n elements to out and convert it: to f32 and f64 from F32, F64, F16
-   and BF16 (from F64 to f32 with rounding to nearest), to i64 from I64, I32 and U8.
-   Return 1; or set an error and return 0 if the entry has a different number of
-   elements or cannot be converted. If e is NULL, they return 0 without an error,
-   because only the caller knows the name. */
+/* Copy an entry of n elements to out and convert it:
+
+       from                              to f32      to f64      to i64
+       --------------------------------  ----------  ----------  ----------------------
+       F16, BF16, F8_E4M3, F8_E5M2, F32  exact       exact       refused
+       F64                               to nearest  exact       refused
+       BOOL (0 or 1), I8, U8, I16, U16   exact       exact       exact
+       I32, U32                          to nearest  exact       exact
+       I64                               to nearest  to nearest  exact
+       U64                               to nearest  to nearest  exact up to 2^63 - 1
+       C64, STX_OTHER                    refused     refused     refused
+
+   Return 1; or set an error, leave out unchanged and return 0 if the entry has a
+   different number of elements, or if it or one of its values is refused. If e is NULL,
+   they return 0 without an error, because only the caller knows the name. */
 STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n);
 STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n);
 STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n);
@@ -2405,8 +2424,9 @@ STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n);
 /* A writer collects tensors and metadata. Names and metadata are copied; data is not, and
    must not change until stx_writer_finish. The header lists the entries in the order in
    which they were added. The data is sorted by element size, 8 bytes first, so that every
-   tensor is aligned. stx_writer_add and _meta return 1. If a name is empty, a duplicate
-   or not UTF-8, or a size overflows, they set an error and return 0, and
+   tensor is aligned. stx_writer_add takes every type except STX_OTHER and at most
+   STX_ENTRY_DIM dimensions. stx_writer_add and _meta return 1. If a name is empty, a
+   duplicate or not UTF-8, or a size overflows, they set an error and return 0, and
    stx_writer_finish will fail. */
 STX_DEF stx_writer *stx_writer_create(stx_ctx *x);
 STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim,
@@ -2484,10 +2504,11 @@ STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, con
 STX_DEF int stx_entry_upload(const stx_entry *e, stx_real *to, size_t n);
 
 /* Save and load all parameters of a list, under prefix + name; prefix can be "". The data
-   must not change until stx_writer_finish. Loading checks all names and shapes before it
-   copies anything: if the file lacks a parameter or has it in a different shape, it sets
-   an error (STX_ERR_FORMAT) and changes nothing. Other entries are ignored. Return 1,
-   or 0 after an error. */
+   must not change until stx_writer_finish. Loading checks all names, shapes and types
+   before it copies anything: if the file lacks a parameter, or has it in a different
+   shape or in a type other than F32, F64, F16 and BF16, it sets an error
+   (STX_ERR_FORMAT) and changes nothing. Integers and F8 are refused because such weights
+   usually require a scale. Other entries are ignored. Return 1, or 0 after an error. */
 STX_DEF int stx_params_save(stx_writer *w, const stx_params *p, const char *prefix);
 STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix);
 
@@ -4773,14 +4794,18 @@ static int stx__same(const stx_tensor *a, const stx_tensor *b) {
     return 1;
 }
 
-/* Writes a shape such as "(2,3)" to buf, which has 96 bytes, and returns buf. */
-static const char *stx__shape(const stx_tensor *t, char *buf) {
-    int i, n = 0;
-    n += snprintf(buf, 96, "(");
-    for (i = 0; i < t->ndim; i++)
-        n += snprintf(buf + n, (size_t)(96 - n), "%s%zu", i ? "," : "", t->dim[i]);
-    snprintf(buf + n, (size_t)(96 - n), ")");
+/* Writes a shape such as "(2,3)" to buf, which has at least 21 ndim + 3 bytes, and
+   returns buf. */
+static const char *stx__dims(const size_t *dim, int ndim, char *buf) {
+    int i, n = snprintf(buf, 2, "(");
+    for (i = 0; i < ndim; i++) n += snprintf(buf + n, 22, "%s%zu", i ? "," : "", dim[i]);
+    snprintf(buf + n, 2, ")");
     return buf;
+}
+
+/* The same for a tensor; buf has 96 bytes. */
+static const char *stx__shape(const stx_tensor *t, char *buf) {
+    return stx__dims(t->dim, t->ndim, buf);
 }
 
 /* Unless cond holds, sets an error and returns NULL from the calling function. */
@@ -18961,22 +18986,25 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
 #define STX__HEADER_MAX 100000000u  /* the format's limit on the JSON header, in bytes */
 #define STX__HEADER_PAD 8u          /* the data starts at a multiple of 8 bytes */
 
-enum { STX__DTYPES = STX_F16 + 1 };
+enum { STX__DTYPES = STX_F8_E5M2 + 1 };
 
-/* The element types that can be read, indexed by STX_F32 .. STX_F16. They are followed
-   by types that have a known name and size but cannot be read. */
+/* The element types, indexed by STX_F32 .. STX_F8_E5M2. They are followed by types whose
+   name and size are known, so that their data can be validated, but which the library
+   cannot read (STX_OTHER). */
 static const struct {
     const char *name;
-    size_t bytes;
-} stx__dtype[] = {{"F32", 4},     {"F64", 8},    {"BF16", 2}, {"I32", 4}, {"I64", 8},
-                  {"U8", 1},      {"F16", 2},    {"BOOL", 1}, {"I8", 1},  {"I16", 2},
-                  {"U16", 2},     {"U32", 4},    {"U64", 8},  {"C64", 8}, {"F8_E4M3", 1},
-                  {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+    size_t bits;
+} stx__dtype[] = {{"F32", 32},        {"F64", 64},        {"BF16", 16},    {"I32", 32},
+                  {"I64", 64},        {"U8", 8},          {"F16", 16},     {"BOOL", 8},
+                  {"I8", 8},          {"I16", 16},        {"U16", 16},     {"U32", 32},
+                  {"U64", 64},        {"C64", 64},        {"F8_E4M3", 8},  {"F8_E5M2", 8},
+                  {"F8_E8M0", 8},     {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
+                  {"F6_E2M3", 6},     {"F6_E3M2", 6},     {"F4", 4}};
 
 enum { STX__DTYPES_KNOWN = sizeof stx__dtype / sizeof *stx__dtype };
 
 STX_DEF size_t stx_dtype_size(int dtype) {
-    return dtype >= 0 && dtype < STX__DTYPES ? stx__dtype[dtype].bytes : 0;
+    return dtype >= 0 && dtype < STX__DTYPES ? stx__dtype[dtype].bits / 8 : 0;
 }
 
 STX_DEF void stx_map_close(stx_map *m) {
@@ -19313,7 +19341,7 @@ static int stx__file_metadata(stx_file *f, stx__json *j) {
     return r == 0;
 }
 
-enum { STX__ELEMENT_MOST = 16 };    /* largest accepted element of an unknown type, in bytes */
+enum { STX__BITS_MOST = 128 };  /* largest accepted element of an unknown type */
 
 static int stx__file_overflow(stx_file *f, const stx_entry *e) {
     char q[STX_QUOTE];
@@ -19334,7 +19362,7 @@ static int stx__file_shape(stx_file *f, stx__json *j, stx_entry *e, size_t *most
         if (d && e->count > SIZE_MAX / d) return stx__file_overflow(f, e);
         e->count *= d;
         *most = STX_MAX(*most, e->count);
-        if (e->dims < STX_MAX_DIM) e->dim[e->dims] = d;
+        if (e->dims < STX_ENTRY_DIM) e->dim[e->dims] = d;
         e->dims++;
     }
     return r == 0;
@@ -19345,15 +19373,16 @@ static int stx__file_shape(stx_file *f, stx__json *j, stx_entry *e, size_t *most
 static int stx__file_place(stx_file *f, stx_entry *e, size_t most, size_t begin, size_t end,
                            const unsigned char *base, size_t size) {
     char q[STX_QUOTE];
-    size_t each, given = end - begin;
+    size_t bits, bytes, given = end - begin;
     int k = 0;
     while (k < STX__DTYPES_KNOWN && strcmp(e->kind, stx__dtype[k].name)) k++;
-    each = k < STX__DTYPES_KNOWN ? stx__dtype[k].bytes : 0;
-    if (most > SIZE_MAX / (each ? each : (size_t)STX__ELEMENT_MOST))
+    bits = k < STX__DTYPES_KNOWN ? stx__dtype[k].bits : 0;
+    if (most / 8 >= SIZE_MAX / (bits ? bits : (size_t)STX__BITS_MOST))
         return stx__file_overflow(f, e);
+    bytes = e->count / 8 * bits + (e->count % 8 * bits + 7) / 8;
     e->ndim = (int)e->dims;
     e->dtype = k < STX__DTYPES ? k : STX_OTHER;
-    if (e->dims > STX_MAX_DIM) {
+    if (e->dims > STX_ENTRY_DIM) {
         e->ndim = 0;
         e->dtype = STX_OTHER;
         memset(e->dim, 0, sizeof e->dim);
@@ -19366,15 +19395,21 @@ static int stx__file_place(stx_file *f, stx_entry *e, size_t most, size_t begin,
                  "but the file has %zu bytes of data", f->path, q, begin, end, size);
         return 0;
     }
-    if (each && given != e->count * each) {
+    if (bits && given != bytes) {
         stx_fail(f->x, STX_ERR_FORMAT,
                  "%s is damaged: the shape of \"%s\" requires %zu bytes, but its data_offsets "
-                 "give %zu", f->path, q, e->count * each, given);
+                 "give %zu", f->path, q, bytes, given);
         return 0;
     }
-    /* an element of an unknown type is assumed to have from 1 bit to 16 bytes */
-    if (!each
-        && (!e->count != !given || e->count / 8 > given || given / STX__ELEMENT_MOST > e->count)) {
+    if (e->count % 8 * bits % 8) {
+        stx_fail(f->x, STX_ERR_FORMAT,
+                 "%s is damaged: \"%s\" has %zu elements of %zu bits, which do not fill whole "
+                 "bytes", f->path, q, e->count, bits);
+        return 0;
+    }
+    /* an element of an unknown type is assumed to have from 1 to STX__BITS_MOST bits */
+    if (!bits && (!e->count != !given || e->count / 8 > given
+                  || given / (STX__BITS_MOST / 8) > e->count)) {
         stx_fail(f->x, STX_ERR_FORMAT,
                  "%s is damaged: \"%s\" has %zu elements, but its data_offsets give %zu bytes",
                  f->path, q, e->count, given);
@@ -19650,8 +19685,12 @@ STX_DEF const char *stx_file_meta(const stx_file *f, const char *key) {
     return NULL;
 }
 
+static uint32_t stx__le16(const unsigned char *p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8;
+}
+
 static uint32_t stx__le32(const unsigned char *p) {
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+    return stx__le16(p) | stx__le16(p + 2) << 16;
 }
 
 static uint64_t stx__le64(const unsigned char *p) {
@@ -19672,59 +19711,94 @@ static double stx__le_f64(const unsigned char *p) {
     return v;
 }
 
-/* Converts an F16 value to float, without rounding. The exponent has a different bias,
-   and a subnormal F16 becomes a normal float. */
-static float stx__le_f16(const unsigned char *p) {
-    uint32_t sign = (uint32_t)(p[1] >> 7) << 31, u;
-    uint32_t exponent = p[1] >> 2 & 31, fraction = (p[1] & 3u) << 8 | p[0];
+/* Returns the float with this sign, biased exponent and fraction of `bits` bits, which is
+   exact. The exponent 0 marks zero and subnormal values. */
+static float stx__small_float(uint32_t negative, uint32_t exponent, uint32_t fraction,
+                              uint32_t bits, uint32_t bias) {
+    uint32_t u;
     float v;
-    if (!exponent && fraction) {
+    if (!exponent && fraction) {    /* subnormal here, but not as a float */
         exponent = 1;
-        while (!(fraction & 0x400)) {
+        while (!(fraction >> bits)) {
             fraction <<= 1;
             exponent--;
         }
-        fraction &= 0x3FF;
+        fraction &= (1u << bits) - 1;
     } else if (!exponent) {
-        exponent = (uint32_t)-112;  /* zero */
-    } else if (exponent == 31) {
-        exponent = 255 - 112;       /* infinity, NaN */
+        exponent = 0u - (127 - bias);
     }
-    u = sign | (exponent + 112) << 23 | fraction << 13;
+    u = negative << 31 | (exponent + 127 - bias) << 23 | fraction << (23 - bits);
     memcpy(&v, &u, sizeof v);
     return v;
 }
 
-static float stx__le_bf16(const unsigned char *p) {
-    uint32_t u = (uint32_t)p[0] << 16 | (uint32_t)p[1] << 24;
+/* An exponent of 31 marks infinity and NaN. */
+static float stx__f16(uint32_t u) {
+    const uint32_t exponent = u >> 10 & 31;
+    return stx__small_float(u >> 15, exponent == 31 ? 255 - 112 : exponent, u & 0x3FF, 10, 15);
+}
+
+/* F8_E4M3 has no infinity, and its NaN is the largest magnitude; the others reach 448. */
+static float stx__f8_e4m3(uint32_t u) {
+    const uint32_t nan = (u & 0x7F) == 0x7F;
+    return stx__small_float(u >> 7, nan ? 255 - 120 : u >> 3 & 15, u & 7, 3, 7);
+}
+
+static float stx__bf16_at(const unsigned char *p) {
+    uint32_t u = stx__le16(p) << 16;
     float v;
     memcpy(&v, &u, sizeof v);
     return v;
+}
+
+/* Returns an element of type F32, F16, BF16, F8_E4M3 or F8_E5M2. */
+static float stx__le_float(int dtype, const unsigned char *p) {
+    if (dtype == STX_F32) return stx__le_f32(p);
+    if (dtype == STX_BF16) return stx__bf16_at(p);
+    if (dtype == STX_F16) return stx__f16(stx__le16(p));
+    if (dtype == STX_F8_E5M2) return stx__f16((uint32_t)*p << 8);   /* the upper byte of an F16 */
+    return stx__f8_e4m3(*p);
+}
+
+/* Returns an element of an integer type. A U64 above 2^63 - 1 becomes negative. */
+static int64_t stx__le_int(int dtype, const unsigned char *p) {
+    switch (dtype) {
+    case STX_BOOL: return *p != 0;
+    case STX_I8: return (int8_t)*p;
+    case STX_I16: return (int16_t)stx__le16(p);
+    case STX_U16: return stx__le16(p);
+    case STX_I32: return (int32_t)stx__le32(p);
+    case STX_U32: return stx__le32(p);
+    case STX_I64:
+    case STX_U64: return (int64_t)stx__le64(p);
+    default: return *p; /* STX_U8 */
+    }
 }
 
 /* Returns 1 if the library can read the tensor. Otherwise sets an error and returns 0. */
 static int stx__entry_readable(const stx_entry *e) {
     char q[STX_QUOTE], kind[STX_QUOTE];
-    if (e->dtype != STX_OTHER) return 1;
+    if (e->dtype != STX_OTHER && e->dtype != STX_C64) return 1;
     stx_quote(q, e->name, strlen(e->name));
-    if (e->dims > STX_MAX_DIM) {
+    if (e->dims > STX_ENTRY_DIM) {
         stx_fail(e->file->x, STX_ERR_FORMAT,
                  "%s: \"%s\": expected at most %d dimensions, got %zu: reshape the tensor",
-                 e->file->path, q, (int)STX_MAX_DIM, e->dims);
+                 e->file->path, q, STX_ENTRY_DIM, e->dims);
     } else {
         stx_quote(kind, e->kind, strlen(e->kind));
         stx_fail(e->file->x, STX_ERR_FORMAT,
-                 "%s: \"%s\": dtype \"%s\" is not supported: convert the tensor to F32, F64, F16, "
-                 "BF16, I32, I64 or U8", e->file->path, q, kind);
+                 "%s: \"%s\": dtype \"%s\" is not supported: convert the tensor to F32 or another "
+                 "real or integer type", e->file->path, q, kind);
     }
     return 0;
 }
 
 static int stx__is_integer(int dtype) {
-    return dtype == STX_I32 || dtype == STX_I64 || dtype == STX_U8;
+    return dtype == STX_I32 || dtype == STX_I64 || dtype == STX_U8
+           || (dtype >= STX_BOOL && dtype <= STX_U64);
 }
 
-static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int integers) {
+static int stx__entry_check(const stx_entry *e, const void *out, size_t n) {
     char q[STX_QUOTE];
     if (!e || !stx_ok(e->file->x) || !stx__entry_readable(e)) return 0;
     stx_quote(q, e->name, strlen(e->name));
@@ -19738,58 +19812,76 @@ static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int i
                  e->file->path, q, e->count, n);
         return 0;
     }
-    if (stx__is_integer(e->dtype) != integers) {
-        stx_fail(e->file->x, STX_ERR_FORMAT, "%s: \"%s\": expected %s, got %s", e->file->path, q,
-                 integers ? "I32, I64 or U8" : "F32, F64, F16 or BF16", e->kind);
-        return 0;
-    }
     return 1;
+}
+
+/* Checks that all elements are integers that fit in an int64_t. */
+static int stx__entry_fits_i64(const stx_entry *e) {
+    char q[STX_QUOTE];
+    const unsigned char *p = (const unsigned char *)e->data;
+    size_t i = 0;
+    if (stx__is_integer(e->dtype)) {
+        if (e->dtype != STX_U64) return 1;
+        while (i < e->count && p[8 * i + 7] < 0x80) i++;
+        if (i == e->count) return 1;
+    }
+    stx_quote(q, e->name, strlen(e->name));
+    if (e->dtype == STX_U64)
+        stx_fail(e->file->x, STX_ERR_FORMAT,
+                 "%s: \"%s\": expected values of at most 2^63 - 1, got %llu at index %zu: read "
+                 "them as floating-point numbers", e->file->path, q,
+                 (unsigned long long)stx__le64(p + 8 * i), i);
+    else
+        stx_fail(e->file->x, STX_ERR_FORMAT,
+                 "%s: \"%s\": expected an integer type or BOOL, got %s", e->file->path, q, e->kind);
+    return 0;
 }
 
 STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n) {
     STX__FP_SCOPE;
     const unsigned char *p;
-    size_t i;
-    if (!stx__entry_check(e, out, n, 0)) return 0;
+    size_t i, size;
+    if (!stx__entry_check(e, out, n)) return 0;
     p = (const unsigned char *)e->data;
+    size = stx_dtype_size(e->dtype);
     if (e->dtype == STX_F32)
         for (i = 0; i < n; i++) out[i] = stx__le_f32(p + 4 * i);
     else if (e->dtype == STX_F64)
         for (i = 0; i < n; i++) out[i] = (float)stx__le_f64(p + 8 * i);
-    else if (e->dtype == STX_F16)
-        for (i = 0; i < n; i++) out[i] = stx__le_f16(p + 2 * i);
+    else if (e->dtype == STX_U64)
+        for (i = 0; i < n; i++) out[i] = (float)stx__le64(p + 8 * i);
+    else if (stx__is_integer(e->dtype))
+        for (i = 0; i < n; i++) out[i] = (float)stx__le_int(e->dtype, p + size * i);
     else
-        for (i = 0; i < n; i++) out[i] = stx__le_bf16(p + 2 * i);
+        for (i = 0; i < n; i++) out[i] = stx__le_float(e->dtype, p + size * i);
     return 1;
 }
 
 STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n) {
+    STX__FP_SCOPE;
     const unsigned char *p;
-    size_t i;
-    if (!stx__entry_check(e, out, n, 0)) return 0;
+    size_t i, size;
+    if (!stx__entry_check(e, out, n)) return 0;
     p = (const unsigned char *)e->data;
-    if (e->dtype == STX_F32)
-        for (i = 0; i < n; i++) out[i] = (double)stx__le_f32(p + 4 * i);
-    else if (e->dtype == STX_F64)
+    size = stx_dtype_size(e->dtype);
+    if (e->dtype == STX_F64)
         for (i = 0; i < n; i++) out[i] = stx__le_f64(p + 8 * i);
-    else if (e->dtype == STX_F16)
-        for (i = 0; i < n; i++) out[i] = (double)stx__le_f16(p + 2 * i);
+    else if (e->dtype == STX_U64)
+        for (i = 0; i < n; i++) out[i] = (double)stx__le64(p + 8 * i);
+    else if (stx__is_integer(e->dtype))
+        for (i = 0; i < n; i++) out[i] = (double)stx__le_int(e->dtype, p + size * i);
     else
-        for (i = 0; i < n; i++) out[i] = (double)stx__le_bf16(p + 2 * i);
+        for (i = 0; i < n; i++) out[i] = (double)stx__le_float(e->dtype, p + size * i);
     return 1;
 }
 
 STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n) {
     const unsigned char *p;
-    size_t i;
-    if (!stx__entry_check(e, out, n, 1)) return 0;
+    size_t i, size;
+    if (!stx__entry_check(e, out, n) || !stx__entry_fits_i64(e)) return 0;
     p = (const unsigned char *)e->data;
-    if (e->dtype == STX_I32)
-        for (i = 0; i < n; i++) out[i] = (int32_t)stx__le32(p + 4 * i);
-    else if (e->dtype == STX_I64)
-        for (i = 0; i < n; i++) out[i] = (int64_t)stx__le64(p + 8 * i);
-    else
-        for (i = 0; i < n; i++) out[i] = p[i];
+    size = stx_dtype_size(e->dtype);
+    for (i = 0; i < n; i++) out[i] = stx__le_int(e->dtype, p + size * i);
     return 1;
 }
 
@@ -20192,7 +20284,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__file_part *part
 typedef struct stx__item {
     char *name;
     int dtype, ndim;
-    size_t dim[STX_MAX_DIM];
+    size_t dim[STX_ENTRY_DIM];
     size_t bytes;       /* size of the tensor */
     size_t begin;       /* offset of the tensor within the file's data */
     size_t runs, stride;
@@ -20273,10 +20365,10 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
     before = w->failed;
     w->failed = 1;  /* until this tensor has been added */
     if (!stx_ok(w->x) || !stx__writer_name(w, name, q)) return 0;
-    if (!stx_dtype_size(dtype) || ndim < 0 || ndim > STX_MAX_DIM || (ndim && !dim)) {
+    if (!stx_dtype_size(dtype) || ndim < 0 || ndim > STX_ENTRY_DIM || (ndim && !dim)) {
         stx_fail(w->x, STX_ERR_ARG,
-                 "stx_writer_add: \"%s\": expected a dtype from STX_F32 to STX_F16 and 0 to %d "
-                 "dimensions, got dtype %d and %d dimensions%s", q, (int)STX_MAX_DIM, dtype, ndim,
+                 "stx_writer_add: \"%s\": expected a dtype from STX_F32 to STX_F8_E5M2 and 0 to "
+                 "%d dimensions, got dtype %d and %d dimensions%s", q, STX_ENTRY_DIM, dtype, ndim,
                  ndim > 0 && !dim ? ", but dim = NULL" : "");
         return 0;
     }
@@ -20676,20 +20768,16 @@ static int stx__same_shape(const stx_entry *e, const stx_tensor *t) {
     return same;
 }
 
-/* Writes the shape of a tensor in a file to buf, as stx__shape does. Returns buf. */
-static const char *stx__entry_shape(const stx_entry *e, char *buf) {
-    stx_tensor t;
-    memset(&t, 0, sizeof t);
-    t.ndim = e->ndim;
-    memcpy(t.dim, e->dim, sizeof t.dim);
-    return stx__shape(&t, buf);
+/* Returns 1 if a parameter can have this type in a file. */
+static int stx__is_param(int dtype) {
+    return dtype == STX_F32 || dtype == STX_F64 || dtype == STX_F16 || dtype == STX_BF16;
 }
 
 /* Loads tensors. If `copy` is 0, only checks that the file has all of them, with the
    right shapes and types. */
 static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const *name,
                              size_t count, const stx_file *f, const char *prefix, int copy) {
-    char full[STX__FULL_NAME], expected[96], got[96];
+    char full[STX__FULL_NAME], expected[96], got[21 * STX_ENTRY_DIM + 3];
     size_t i;
     for (i = 0; i < count; i++) {
         const char *s = stx__join(full, sizeof full, prefix, name[i]);
@@ -20701,11 +20789,12 @@ static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const
             return 0;
         }
         if (!stx__entry_readable(e)) return 0;
-        if (!stx__same_shape(e, t[i]) || stx__is_integer(e->dtype)) {
+        if (!stx__same_shape(e, t[i]) || !stx__is_param(e->dtype)) {
             stx_fail(x, STX_ERR_FORMAT,
-                     "tensor \"%s\": the model expects shape %s and a floating-point type, but the "
-                     "file has shape %s and dtype %s: use the options of the run that saved it",
-                     full, stx__shape(t[i], expected), stx__entry_shape(e, got), e->kind);
+                     "tensor \"%s\": the model expects shape %s and dtype F32, F64, F16 or BF16, "
+                     "but the file has shape %s and dtype %s: use the options of the run that "
+                     "saved it", full, stx__shape(t[i], expected),
+                     stx__dims(e->dim, e->ndim, got), e->kind);
             return 0;
         }
         if (copy && !stx_entry_upload(e, t[i]->data, e->count)) return 0;

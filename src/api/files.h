@@ -19,9 +19,18 @@
    close them before the context is destroyed. All functions accept NULL for their object
    and do nothing after an error. */
 
-/* Element types (stx_entry.dtype). STX_OTHER marks a tensor that can be listed but not
-   read, because it has another type or more than STX_MAX_DIM dimensions. */
-enum { STX_F32, STX_F64, STX_BF16, STX_I32, STX_I64, STX_U8, STX_F16, STX_OTHER = -1 };
+/* Element types (stx_entry.dtype), with the names that they have in a file. STX_OTHER
+   marks a tensor that can be listed but not read, because it has another type, such as
+   F4, or more than STX_ENTRY_DIM dimensions. */
+enum {
+    STX_F32,     STX_F64, STX_BF16, STX_I32, STX_I64, STX_U8,  STX_F16,
+    STX_BOOL,    STX_I8,  STX_I16,  STX_U16, STX_U32, STX_U64, STX_C64,
+    STX_F8_E4M3, STX_F8_E5M2,
+    STX_OTHER = -1
+};
+
+/* Most dimensions of a tensor in a file. Those of the tape have at most STX_MAX_DIM. */
+#define STX_ENTRY_DIM 8
 
 typedef struct stx_file   stx_file;
 typedef struct stx_writer stx_writer;
@@ -30,10 +39,10 @@ typedef struct stx_writer stx_writer;
 typedef struct stx_entry {
     const char *name;
     int         dtype, ndim;        /* STX_F32 ..; ndim 0 is a scalar */
-    size_t      dim[STX_MAX_DIM];   /* unused dimensions are 0 */
+    size_t      dim[STX_ENTRY_DIM]; /* unused dimensions are 0 */
     const char *kind;               /* the type as written in the file */
     size_t      dims;               /* number of dimensions in the file; if it is above
-                                       STX_MAX_DIM, ndim and dim are 0 */
+                                       STX_ENTRY_DIM, ndim and dim are 0 */
     size_t      count, bytes;       /* count: number of elements; bytes: their total size */
     const void *data;               /* little-endian; can be unaligned if another program
                                        wrote the file */
@@ -45,10 +54,10 @@ STX_DEF size_t stx_dtype_size(int dtype);
 
 /* Opens and validates a file: the length of the header (at most 100 MB), strict JSON,
    unique names, data lengths that match shape and type, and no overlap, gap or excess in
-   the data. A tensor of type STX_OTHER is an error only when it is read. Returns NULL and
-   sets an error if the file cannot be read (STX_ERR_IO) or is not valid (STX_ERR_FORMAT).
-   While it is open, the file can be replaced, as stx_writer does, but must not be
-   truncated. */
+   the data. A tensor that cannot be converted is an error only when it is read. Returns
+   NULL and sets an error if the file cannot be read (STX_ERR_IO) or is not valid
+   (STX_ERR_FORMAT). While it is open, the file can be replaced, as stx_writer does, but
+   must not be truncated. */
 STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path);
 STX_DEF void stx_file_close(stx_file *f);
 
@@ -63,11 +72,21 @@ STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i);
 STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name);
 STX_DEF const char *stx_file_meta(const stx_file *f, const char *key);
 
-/* Copy an entry of n elements to out and convert it: to f32 and f64 from F32, F64, F16
-   and BF16 (from F64 to f32 with rounding to nearest), to i64 from I64, I32 and U8.
-   Return 1; or set an error and return 0 if the entry has a different number of
-   elements or cannot be converted. If e is NULL, they return 0 without an error,
-   because only the caller knows the name. */
+/* Copy an entry of n elements to out and convert it:
+
+       from                              to f32      to f64      to i64
+       --------------------------------  ----------  ----------  ----------------------
+       F16, BF16, F8_E4M3, F8_E5M2, F32  exact       exact       refused
+       F64                               to nearest  exact       refused
+       BOOL (0 or 1), I8, U8, I16, U16   exact       exact       exact
+       I32, U32                          to nearest  exact       exact
+       I64                               to nearest  to nearest  exact
+       U64                               to nearest  to nearest  exact up to 2^63 - 1
+       C64, STX_OTHER                    refused     refused     refused
+
+   Return 1; or set an error, leave out unchanged and return 0 if the entry has a
+   different number of elements, or if it or one of its values is refused. If e is NULL,
+   they return 0 without an error, because only the caller knows the name. */
 STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n);
 STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n);
 STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n);
@@ -75,8 +94,9 @@ STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n);
 /* A writer collects tensors and metadata. Names and metadata are copied; data is not, and
    must not change until stx_writer_finish. The header lists the entries in the order in
    which they were added. The data is sorted by element size, 8 bytes first, so that every
-   tensor is aligned. stx_writer_add and _meta return 1. If a name is empty, a duplicate
-   or not UTF-8, or a size overflows, they set an error and return 0, and
+   tensor is aligned. stx_writer_add takes every type except STX_OTHER and at most
+   STX_ENTRY_DIM dimensions. stx_writer_add and _meta return 1. If a name is empty, a
+   duplicate or not UTF-8, or a size overflows, they set an error and return 0, and
    stx_writer_finish will fail. */
 STX_DEF stx_writer *stx_writer_create(stx_ctx *x);
 STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim,
@@ -154,10 +174,11 @@ STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, con
 STX_DEF int stx_entry_upload(const stx_entry *e, stx_real *to, size_t n);
 
 /* Save and load all parameters of a list, under prefix + name; prefix can be "". The data
-   must not change until stx_writer_finish. Loading checks all names and shapes before it
-   copies anything: if the file lacks a parameter or has it in a different shape, it sets
-   an error (STX_ERR_FORMAT) and changes nothing. Other entries are ignored. Return 1,
-   or 0 after an error. */
+   must not change until stx_writer_finish. Loading checks all names, shapes and types
+   before it copies anything: if the file lacks a parameter, or has it in a different
+   shape or in a type other than F32, F64, F16 and BF16, it sets an error
+   (STX_ERR_FORMAT) and changes nothing. Integers and F8 are refused because such weights
+   usually require a scale. Other entries are ignored. Return 1, or 0 after an error. */
 STX_DEF int stx_params_save(stx_writer *w, const stx_params *p, const char *prefix);
 STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix);
 

@@ -124,14 +124,18 @@ static int stx__same(const stx_tensor *a, const stx_tensor *b) {
     return 1;
 }
 
-/* Writes a shape such as "(2,3)" to buf, which has 96 bytes, and returns buf. */
-static const char *stx__shape(const stx_tensor *t, char *buf) {
-    int i, n = 0;
-    n += snprintf(buf, 96, "(");
-    for (i = 0; i < t->ndim; i++)
-        n += snprintf(buf + n, (size_t)(96 - n), "%s%zu", i ? "," : "", t->dim[i]);
-    snprintf(buf + n, (size_t)(96 - n), ")");
+/* Writes a shape such as "(2,3)" to buf, which has at least 21 ndim + 3 bytes, and
+   returns buf. */
+static const char *stx__dims(const size_t *dim, int ndim, char *buf) {
+    int i, n = snprintf(buf, 2, "(");
+    for (i = 0; i < ndim; i++) n += snprintf(buf + n, 22, "%s%zu", i ? "," : "", dim[i]);
+    snprintf(buf + n, 2, ")");
     return buf;
+}
+
+/* The same for a tensor; buf has 96 bytes. */
+static const char *stx__shape(const stx_tensor *t, char *buf) {
+    return stx__dims(t->dim, t->ndim, buf);
 }
 
 /* Unless cond holds, sets an error and returns NULL from the calling function. */

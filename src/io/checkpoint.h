@@ -191,20 +191,16 @@ static int stx__same_shape(const stx_entry *e, const stx_tensor *t) {
     return same;
 }
 
-/* Writes the shape of a tensor in a file to buf, as stx__shape does. Returns buf. */
-static const char *stx__entry_shape(const stx_entry *e, char *buf) {
-    stx_tensor t;
-    memset(&t, 0, sizeof t);
-    t.ndim = e->ndim;
-    memcpy(t.dim, e->dim, sizeof t.dim);
-    return stx__shape(&t, buf);
+/* Returns 1 if a parameter can have this type in a file. */
+static int stx__is_param(int dtype) {
+    return dtype == STX_F32 || dtype == STX_F64 || dtype == STX_F16 || dtype == STX_BF16;
 }
 
 /* Loads tensors. If `copy` is 0, only checks that the file has all of them, with the
    right shapes and types. */
 static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const *name,
                              size_t count, const stx_file *f, const char *prefix, int copy) {
-    char full[STX__FULL_NAME], expected[96], got[96];
+    char full[STX__FULL_NAME], expected[96], got[21 * STX_ENTRY_DIM + 3];
     size_t i;
     for (i = 0; i < count; i++) {
         const char *s = stx__join(full, sizeof full, prefix, name[i]);
@@ -216,11 +212,12 @@ static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const
             return 0;
         }
         if (!stx__entry_readable(e)) return 0;
-        if (!stx__same_shape(e, t[i]) || stx__is_integer(e->dtype)) {
+        if (!stx__same_shape(e, t[i]) || !stx__is_param(e->dtype)) {
             stx_fail(x, STX_ERR_FORMAT,
-                     "tensor \"%s\": the model expects shape %s and a floating-point type, but the "
-                     "file has shape %s and dtype %s: use the options of the run that saved it",
-                     full, stx__shape(t[i], expected), stx__entry_shape(e, got), e->kind);
+                     "tensor \"%s\": the model expects shape %s and dtype F32, F64, F16 or BF16, "
+                     "but the file has shape %s and dtype %s: use the options of the run that "
+                     "saved it", full, stx__shape(t[i], expected),
+                     stx__dims(e->dim, e->ndim, got), e->kind);
             return 0;
         }
         if (copy && !stx_entry_upload(e, t[i]->data, e->count)) return 0;

@@ -212,7 +212,7 @@ static int stx__file_metadata(stx_file *f, stx__json *j) {
     return r == 0;
 }
 
-enum { STX__ELEMENT_MOST = 16 };    /* largest accepted element of an unknown type, in bytes */
+enum { STX__BITS_MOST = 128 };  /* largest accepted element of an unknown type */
 
 static int stx__file_overflow(stx_file *f, const stx_entry *e) {
     char q[STX_QUOTE];
@@ -233,7 +233,7 @@ static int stx__file_shape(stx_file *f, stx__json *j, stx_entry *e, size_t *most
         if (d && e->count > SIZE_MAX / d) return stx__file_overflow(f, e);
         e->count *= d;
         *most = STX_MAX(*most, e->count);
-        if (e->dims < STX_MAX_DIM) e->dim[e->dims] = d;
+        if (e->dims < STX_ENTRY_DIM) e->dim[e->dims] = d;
         e->dims++;
     }
     return r == 0;
@@ -244,15 +244,16 @@ static int stx__file_shape(stx_file *f, stx__json *j, stx_entry *e, size_t *most
 static int stx__file_place(stx_file *f, stx_entry *e, size_t most, size_t begin, size_t end,
                            const unsigned char *base, size_t size) {
     char q[STX_QUOTE];
-    size_t each, given = end - begin;
+    size_t bits, bytes, given = end - begin;
     int k = 0;
     while (k < STX__DTYPES_KNOWN && strcmp(e->kind, stx__dtype[k].name)) k++;
-    each = k < STX__DTYPES_KNOWN ? stx__dtype[k].bytes : 0;
-    if (most > SIZE_MAX / (each ? each : (size_t)STX__ELEMENT_MOST))
+    bits = k < STX__DTYPES_KNOWN ? stx__dtype[k].bits : 0;
+    if (most / 8 >= SIZE_MAX / (bits ? bits : (size_t)STX__BITS_MOST))
         return stx__file_overflow(f, e);
+    bytes = e->count / 8 * bits + (e->count % 8 * bits + 7) / 8;
     e->ndim = (int)e->dims;
     e->dtype = k < STX__DTYPES ? k : STX_OTHER;
-    if (e->dims > STX_MAX_DIM) {
+    if (e->dims > STX_ENTRY_DIM) {
         e->ndim = 0;
         e->dtype = STX_OTHER;
         memset(e->dim, 0, sizeof e->dim);
@@ -265,15 +266,21 @@ static int stx__file_place(stx_file *f, stx_entry *e, size_t most, size_t begin,
                  "but the file has %zu bytes of data", f->path, q, begin, end, size);
         return 0;
     }
-    if (each && given != e->count * each) {
+    if (bits && given != bytes) {
         stx_fail(f->x, STX_ERR_FORMAT,
                  "%s is damaged: the shape of \"%s\" requires %zu bytes, but its data_offsets "
-                 "give %zu", f->path, q, e->count * each, given);
+                 "give %zu", f->path, q, bytes, given);
         return 0;
     }
-    /* an element of an unknown type is assumed to have from 1 bit to 16 bytes */
-    if (!each
-        && (!e->count != !given || e->count / 8 > given || given / STX__ELEMENT_MOST > e->count)) {
+    if (e->count % 8 * bits % 8) {
+        stx_fail(f->x, STX_ERR_FORMAT,
+                 "%s is damaged: \"%s\" has %zu elements of %zu bits, which do not fill whole "
+                 "bytes", f->path, q, e->count, bits);
+        return 0;
+    }
+    /* an element of an unknown type is assumed to have from 1 to STX__BITS_MOST bits */
+    if (!bits && (!e->count != !given || e->count / 8 > given
+                  || given / (STX__BITS_MOST / 8) > e->count)) {
         stx_fail(f->x, STX_ERR_FORMAT,
                  "%s is damaged: \"%s\" has %zu elements, but its data_offsets give %zu bytes",
                  f->path, q, e->count, given);

@@ -48,22 +48,25 @@
 #define STX__HEADER_MAX 100000000u  /* the format's limit on the JSON header, in bytes */
 #define STX__HEADER_PAD 8u          /* the data starts at a multiple of 8 bytes */
 
-enum { STX__DTYPES = STX_F16 + 1 };
+enum { STX__DTYPES = STX_F8_E5M2 + 1 };
 
-/* The element types that can be read, indexed by STX_F32 .. STX_F16. They are followed
-   by types that have a known name and size but cannot be read. */
+/* The element types, indexed by STX_F32 .. STX_F8_E5M2. They are followed by types whose
+   name and size are known, so that their data can be validated, but which the library
+   cannot read (STX_OTHER). */
 static const struct {
     const char *name;
-    size_t bytes;
-} stx__dtype[] = {{"F32", 4},     {"F64", 8},    {"BF16", 2}, {"I32", 4}, {"I64", 8},
-                  {"U8", 1},      {"F16", 2},    {"BOOL", 1}, {"I8", 1},  {"I16", 2},
-                  {"U16", 2},     {"U32", 4},    {"U64", 8},  {"C64", 8}, {"F8_E4M3", 1},
-                  {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+    size_t bits;
+} stx__dtype[] = {{"F32", 32},        {"F64", 64},        {"BF16", 16},    {"I32", 32},
+                  {"I64", 64},        {"U8", 8},          {"F16", 16},     {"BOOL", 8},
+                  {"I8", 8},          {"I16", 16},        {"U16", 16},     {"U32", 32},
+                  {"U64", 64},        {"C64", 64},        {"F8_E4M3", 8},  {"F8_E5M2", 8},
+                  {"F8_E8M0", 8},     {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
+                  {"F6_E2M3", 6},     {"F6_E3M2", 6},     {"F4", 4}};
 
 enum { STX__DTYPES_KNOWN = sizeof stx__dtype / sizeof *stx__dtype };
 
 STX_DEF size_t stx_dtype_size(int dtype) {
-    return dtype >= 0 && dtype < STX__DTYPES ? stx__dtype[dtype].bytes : 0;
+    return dtype >= 0 && dtype < STX__DTYPES ? stx__dtype[dtype].bits / 8 : 0;
 }
 
 STX_DEF void stx_map_close(stx_map *m) {

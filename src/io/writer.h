@@ -16,7 +16,7 @@
 typedef struct stx__item {
     char *name;
     int dtype, ndim;
-    size_t dim[STX_MAX_DIM];
+    size_t dim[STX_ENTRY_DIM];
     size_t bytes;       /* size of the tensor */
     size_t begin;       /* offset of the tensor within the file's data */
     size_t runs, stride;
@@ -97,10 +97,10 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
     before = w->failed;
     w->failed = 1;  /* until this tensor has been added */
     if (!stx_ok(w->x) || !stx__writer_name(w, name, q)) return 0;
-    if (!stx_dtype_size(dtype) || ndim < 0 || ndim > STX_MAX_DIM || (ndim && !dim)) {
+    if (!stx_dtype_size(dtype) || ndim < 0 || ndim > STX_ENTRY_DIM || (ndim && !dim)) {
         stx_fail(w->x, STX_ERR_ARG,
-                 "stx_writer_add: \"%s\": expected a dtype from STX_F32 to STX_F16 and 0 to %d "
-                 "dimensions, got dtype %d and %d dimensions%s", q, (int)STX_MAX_DIM, dtype, ndim,
+                 "stx_writer_add: \"%s\": expected a dtype from STX_F32 to STX_F8_E5M2 and 0 to "
+                 "%d dimensions, got dtype %d and %d dimensions%s", q, STX_ENTRY_DIM, dtype, ndim,
                  ndim > 0 && !dim ? ", but dim = NULL" : "");
         return 0;
     }

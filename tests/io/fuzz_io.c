@@ -63,21 +63,24 @@ static void fuzz_file(stx_ctx *x, const unsigned char *s, size_t n) {
         MUST(e->dtype == STX_OTHER || e->bytes == count * stx_dtype_size(e->dtype));
         total += e->bytes;
         MUST(total <= n);
-        if (e->dtype == STX_OTHER) {
+        if (e->dtype == STX_OTHER || e->dtype == STX_C64) {
             float g;
             MUST(e->kind && e->bytes / 16 <= e->count);
             MUST(!stx_entry_get_f32(e, &g, e->count) && *stx_error(x));
             stx_clear_error(x);
-        } else if (e->dtype <= STX_BF16 || e->dtype == STX_F16) {
+        } else {
             double *d = (double *)malloc((count + 1) * sizeof *d);
             float *g = (float *)malloc((count + 1) * sizeof *g);
-            MUST(d && g && stx_entry_get_f64(e, d, count) && stx_entry_get_f32(e, g, count));
+            int64_t *v = (int64_t *)malloc((count + 1) * sizeof *v);
+            const int real = e->kind[0] == 'F' || e->kind[1] == 'F';
+            MUST(d && g && v);
+            MUST(stx_entry_get_f64(e, d, count) && stx_entry_get_f32(e, g, count));
+            if (e->dtype != STX_U64) MUST(stx_entry_get_i64(e, v, count) == !real);
+            stx_entry_get_i64(e, v, count);
+            stx_clear_error(x);
             free(d);
             free(g);
-        } else {
-            int64_t *d = (int64_t *)malloc((count + 1) * sizeof *d);
-            MUST(d && stx_entry_get_i64(e, d, count));
-            free(d);
+            free(v);
         }
     }
     stx_file_meta(f, "step");
@@ -224,12 +227,18 @@ static uint32_t rnd(uint32_t n) {
     "{\"h\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,4]}," \
     "\"b\":{\"dtype\":\"BOOL\",\"shape\":[2],\"data_offsets\":[4,6]}," \
     "\"d7\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1],\"data_offsets\":[6,10]}," \
-    "\"n\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[10,12]}}"
+    "\"n\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[10,12]}}"
+  #define HEADER_4 \
+    "{\"u\":{\"dtype\":\"U64\",\"shape\":[1],\"data_offsets\":[0,8]}," \
+    "\"c\":{\"dtype\":\"C64\",\"shape\":[],\"data_offsets\":[8,16]}," \
+    "\"i\":{\"dtype\":\"I16\",\"shape\":[1,1,1,1,1,1,1,2],\"data_offsets\":[16,20]}," \
+    "\"e\":{\"dtype\":\"F8_E4M3\",\"shape\":[2],\"data_offsets\":[20,22]}," \
+    "\"d9\":{\"dtype\":\"F8_E5M2\",\"shape\":[1,1,1,1,1,1,1,1,2],\"data_offsets\":[22,24]}}"
   #define SEED(t) \
     { t, sizeof(t) - 1 }
 
-/* Seeds for the fuzzer. The first four are safetensors files, for which main fills in
-   the header lengths. */
+/* Seeds for the fuzzer. The first FILE_SEEDS are safetensors files, for which main fills
+   in the header lengths. */
 static const struct {
     const char *s;
     size_t n;
@@ -238,6 +247,7 @@ static const struct {
     SEED("\0\0\0\0\0\0\0\0\0" HEADER_2 "01234567"),
     SEED("\0\2\0\0\0\0\0\0\0{}"),
     SEED("\0\0\0\0\0\0\0\0\0" HEADER_3 "0123456789AB"),
+    SEED("\0\0\0\0\0\0\0\0\0" HEADER_4 "0123456\x80ghijklmnopqrstuv"),
     SEED("\1STXV\1\2\2\0\3\0\0\0\0\0\0\0\1\0\0\0a\5\0\0\0<eos>\3\0\0\0b\xC3\xA4"),
     SEED("\1STXV\1\0\3\0\3\0\0\0\0\0\0\0\1\0\0\0a\5\0\0\0<eos>\1\0\0\0\xFF"),
     SEED("\1STXV\1\1\0\0\3\0\0\0\0\0\0\0\1\0\0\0a\2\0\0\0\xC3\xA4\5\0\0\0<unk>"),
@@ -248,13 +258,13 @@ static const struct {
     SEED("\2\x95\7w w v u\nw v"),
     SEED("\2\x5C\1 \t\r\r\n\n x")};
 
-enum { SEEDS = sizeof seeds / sizeof *seeds };
+enum { FILE_SEEDS = 5, SEEDS = sizeof seeds / sizeof *seeds };
 
 /* Fragments that random byte changes would rarely produce. */
 static const char *const fragments[] = {
     "{", "}", "[", "]", ",", ":", "\"", "\\u0000", "\\ud800", "\\n",
-    "\"dtype\"", "\"F64\"", "\"F16\"", "\"BOOL\"", "\"F4\"",
-    "\"shape\":[1,1,1,1,1]", "\"shape\":[0]", "\"data_offsets\":[0,0]",
+    "\"dtype\"", "\"F64\"", "\"F16\"", "\"BOOL\"", "\"F4\"", "\"U64\"", "\"F8_E5M2\"",
+    "\"shape\":[1,1,1,1,1,1,1,1]", "\"shape\":[0]", "\"data_offsets\":[0,0]", "1,1,1,1,1,1,1,",
     "18446744073709551615", "4294967296", "-1", "1.0", "\"__metadata__\":{}",
     "\xEF\xBB\xBF", "\xED\xA0\x80", "\r\n", "<eos>", "<unk>", "\xC2\x85", "\xE3\x80\x80",
     "null"};
@@ -267,8 +277,8 @@ static void fix_length(unsigned char *b, size_t n, size_t data) {
 
 /* Returns the number of bytes of tensor data in a seed. */
 static size_t data_of(size_t which) {
-    static const size_t data[] = {10, 8, 0, 12};
-    return which < 4 ? data[which] : 0;
+    static const size_t data[FILE_SEEDS] = {10, 8, 0, 12, 24};
+    return which < FILE_SEEDS ? data[which] : 0;
 }
 
 /* Randomly changes an input b of n bytes, in a buffer of `size` bytes, and returns its
@@ -318,10 +328,10 @@ int main(int argc, char **argv) {
         if (b[0] == FILES && n > 9 && rnd(8)) fix_length(b, n, data_of(which));
         LLVMFuzzerTestOneInput(b, n);
         if (i + 1 == SEEDS
-            && (accepted[FILES] != 4 || accepted[BLOBS] != 3 || accepted[TEXTS] != 5)) {
-            printf("a seed was refused: %ld of 4, %ld of 3 and %ld of 5 accepted\n"
+            && (accepted[FILES] != FILE_SEEDS || accepted[BLOBS] != 3 || accepted[TEXTS] != 5)) {
+            printf("a seed was refused: %ld of %d, %ld of 3 and %ld of 5 accepted\n"
                    "0 passed, 1 failed\n",
-                   accepted[FILES], accepted[BLOBS], accepted[TEXTS]);
+                   accepted[FILES], FILE_SEEDS, accepted[BLOBS], accepted[TEXTS]);
             return 1;
         }
     }

@@ -238,9 +238,9 @@ static const int64_t sample_i64[2] = {INT64_MIN, 77};
 static const unsigned char sample_u8[3] = {0, 10, 255};
 
 static void write_samples(const char *path) {
-    size_t d23[2] = {2, 3}, d2[1] = {2}, d3[1] = {3}, zero[3] = {4, 0, 2}, ones[STX_MAX_DIM], i;
+    size_t d23[2] = {2, 3}, d2[1] = {2}, d3[1] = {3}, zero[3] = {4, 0, 2}, ones[STX_ENTRY_DIM], i;
     stx_writer *w = stx_writer_create(x);
-    for (i = 0; i < STX_MAX_DIM; i++) ones[i] = 1;
+    for (i = 0; i < STX_ENTRY_DIM; i++) ones[i] = 1;
     EXPECT(stx_writer_add(w, "bytes", STX_U8, 1, d3, sample_u8) == 1);
     EXPECT(stx_writer_add(w, "layer.0.w", STX_F32, 2, d23, sample_f32) == 1);
     EXPECT(stx_writer_add(w, "f64", STX_F64, 1, d2, sample_f64) == 1);
@@ -249,7 +249,7 @@ static void write_samples(const char *path) {
     EXPECT(stx_writer_add(w, "i64", STX_I64, 1, d2, sample_i64) == 1);
     EXPECT(stx_writer_add(w, "scalar", STX_F32, 0, NULL, sample_f32) == 1);
     EXPECT(stx_writer_add(w, "empty", STX_F64, 3, zero, NULL) == 1);
-    EXPECT(stx_writer_add(w, "deep", STX_F32, STX_MAX_DIM, ones, sample_f32 + 5) == 1);
+    EXPECT(stx_writer_add(w, "deep", STX_F32, STX_ENTRY_DIM, ones, sample_f32 + 5) == 1);
     EXPECT(stx_writer_meta(w, "step", "12") == 1);
     EXPECT(stx_writer_meta(w, odd_name, odd_name) == 1);
     EXPECT(stx_writer_meta(w, "", "") == 1);
@@ -287,12 +287,11 @@ static void check_samples(const stx_file *f) {
     EXPECT(e && e->ndim == 3 && e->dim[0] == 4 && e->dim[1] == 0 && e->count == 0 && e->bytes == 0);
     EXPECT(stx_entry_get_f64(e, NULL, 0) == 1);
     e = stx_file_find(f, "deep");
-    EXPECT(e && e->ndim == STX_MAX_DIM && stx_entry_get_f32(e, out32, 1) && out32[0] == 7);
+    EXPECT(e && e->ndim == STX_ENTRY_DIM && stx_entry_get_f32(e, out32, 1) && out32[0] == 7);
 }
 
 static void check_wrong_reads(const stx_file *f) {
     float out32[6];
-    double out64[6];
     int64_t outi[3];
     const stx_entry *e = stx_file_find(f, "f64");
     EXPECT(!stx_entry_get_f32(e, out32, 3));
@@ -300,9 +299,7 @@ static void check_wrong_reads(const stx_file *f) {
     EXPECT(!stx_entry_get_f32(e, NULL, 2));
     ERROR(STX_ERR_ARG, "round.safetensors");
     EXPECT(!stx_entry_get_i64(e, outi, 2));
-    ERROR(STX_ERR_FORMAT, "expected I32, I64 or U8, got F64");
-    EXPECT(!stx_entry_get_f64(stx_file_find(f, "i64"), out64, 2));
-    ERROR(STX_ERR_FORMAT, "expected F32, F64, F16 or BF16, got I64");
+    ERROR(STX_ERR_FORMAT, "expected an integer type or BOOL, got F64");
     EXPECT(!stx_entry_get_f32(NULL, out32, 1) && stx_ok(x));
 }
 
@@ -436,6 +433,14 @@ static const struct {
     {"{\"a\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "requires 4 bytes"},
     {"{\"a\":{\"dtype\":\"BOOL\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "requires 2 bytes"},
     {"{\"a\":{\"dtype\":\"U64\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "requires 16 bytes"},
+    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[0,8]}}", 8, "requires 2 bytes"},
+    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2, "fill whole bytes"},
+    {"{\"a\":{\"dtype\":\"F6_E3M2\",\"shape\":[9],\"data_offsets\":[0,7]}}",
+     7, "has 9 elements of 6 bits"},
+    {"{\"a\":{\"dtype\":\"F6_E2M3\",\"shape\":[8],\"data_offsets\":[0,8]}}",
+     8, "requires 6 bytes"},
+    {"{\"a\":{\"dtype\":\"F8_E8M0\",\"shape\":[8],\"data_offsets\":[0,4]}}",
+     4, "requires 8 bytes"},
     {"{\"a\":{\"dtype\":\"NEW\",\"shape\":[2],\"data_offsets\":[0,48]}}", 48, "is damaged"},
     {"{\"a\":{\"dtype\":\"NEW\",\"shape\":[64],\"data_offsets\":[0,7]}}", 7, "is damaged"},
     {"{\"a\":{\"dtype\":\"NEW\",\"shape\":[0],\"data_offsets\":[0,1]}}", 1, "is damaged"},
@@ -602,63 +607,184 @@ static void test_open_errors(void) {
     stx_file_close(NULL);
 }
 
-/* A tensor whose type the library cannot read must not prevent reading the others.
-   Half-precision values are read as float. */
+/* A tensor that the library cannot read must not prevent reading the others. */
 static void test_dtypes(void) {
-    static const char *const kinds[][2] = {{"BOOL", "[8]"},        {"I8", "[2,4]"},
-                                           {"I16", "[4]"},         {"U16", "[4]"},
-                                           {"U32", "[2]"},         {"U64", "[1]"},
-                                           {"C64", "[]"},          {"F8_E4M3", "[8]"},
-                                           {"F4", "[16]"},         {"a new one", "[3]"},
-                                           {"F32", "[1,2,1,1,1]"}, {"F64", "[1,1,1,1,1,1,1]"}};
-    static const unsigned char half[] = {0, 0,    0, 0x80, 0, 0x3C, 0,    0xC0, 0x55, 0x35, 1,
-                                         0, 0xFF, 3, 0,    4, 0xFF, 0x7B, 0,    0x7C, 0,    0xFC};
-    static const double expected[] = {
-        0, 0, 1, -2, 0.333251953125, 0x1p-24, 1023 * 0x1p-24, 0x1p-14, 65504, HUGE_VAL, -HUGE_VAL};
+    static const char *const kinds[][2] = {
+        {"C64", "[]"},       {"F4", "[16]"},   {"F6_E2M3", "[8]"},         {"F8_E8M0", "[8]"},
+        {"a new one", "[3]"}, {"I16", "[4,1,1,1,1,1,1,1,1]"}, {"F64", "[1,1,1,1,1,1,1,1,1,1]"}};
     char header[400];
-    float v[2], f[11];
-    double d[11];
-    int64_t n[2];
-    size_t k, i, dim = 11;
+    float v[2];
+    double d[16];
+    int64_t n[16];
+    size_t k;
     stx_file *file;
     const stx_entry *e;
     stx_params *p;
-    stx_writer *w;
     for (k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-        int many = strchr(kinds[k][0], 'F') && strlen(kinds[k][1]) > 8;
+        const int many = strlen(kinds[k][1]) > 16, bytes = strcmp(kinds[k][0], "F6_E2M3") ? 8 : 6;
+        const char *part = many ? "at most 8 dimensions" : kinds[k][0];
         snprintf(header, sizeof header,
-                 "{\"other\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[0,8]},"
-                 "\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}",
-                 kinds[k][0], kinds[k][1]);
-        file = stx_file_open(x, put_header(header, strlen(header), 16));
+                 "{\"other\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[0,%d]},"
+                 "\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[%d,%d]}}",
+                 kinds[k][0], kinds[k][1], bytes, bytes, bytes + 8);
+        file = stx_file_open(x, put_header(header, strlen(header), (size_t)bytes + 8));
         e = stx_file_find(file, "other");
-        EXPECT(stx_file_count(file) == 2 && e && e->dtype == STX_OTHER && e->bytes == 8);
+        EXPECT(stx_file_count(file) == 2 && e && (int)e->bytes == bytes);
+        EXPECT(e && e->dtype == (strcmp(kinds[k][0], "C64") ? STX_OTHER : STX_C64));
         EXPECT(e && !strcmp(e->kind, kinds[k][0]));
-        EXPECT(e && (many ? e->ndim == 0 && e->dims > STX_MAX_DIM : e->ndim == (int)e->dims));
+        EXPECT(e && (many ? e->ndim == 0 && e->dims > STX_ENTRY_DIM : e->ndim == (int)e->dims));
         EXPECT(stx_entry_get_f32(stx_file_find(file, "w"), v, 2) && v[0] == 0);
         FINE();
         EXPECT(e && !stx_entry_get_f32(e, v, e->count));
-        ERROR(STX_ERR_FORMAT, many ? "at most 4 dimensions" : kinds[k][0]);
+        ERROR(STX_ERR_FORMAT, part);
         EXPECT(e && !stx_entry_get_f64(e, d, e->count));
-        ERROR(STX_ERR_FORMAT, "\"other\"");
+        ERROR(STX_ERR_FORMAT, part);
         EXPECT(e && !stx_entry_get_i64(e, n, e->count));
-        ERROR(STX_ERR_FORMAT, "\"other\"");
+        ERROR(STX_ERR_FORMAT, part);
         p = stx_params_create(x);
         stx_param(p, STX_ZEROS, 0, "other", 2, 4, 0, 0);
         EXPECT(!stx_params_load(p, file, ""));
         ERROR(STX_ERR_FORMAT, "\"other\"");
         stx_file_close(file);
     }
-    w = stx_writer_create(x);
-    EXPECT(stx_writer_add(w, "h", STX_F16, 1, &dim, half) && stx_writer_finish(w, in_dir("half")));
-    file = stx_file_open(x, in_dir("half"));
-    e = stx_file_find(file, "h");
-    EXPECT(e && e->dtype == STX_F16 && e->bytes == 22);
-    EXPECT(stx_entry_get_f32(e, f, 11) && stx_entry_get_f64(e, d, 11));
-    for (i = 0; i < 11; i++) EXPECT(f[i] == (float)expected[i] && d[i] == expected[i]);
-    EXPECT(signbit(f[1]) && signbit(d[1]));
-    stx_file_close(file);
+}
+
+/* Returns the entry whose name is `name` followed by `suffix`. */
+static const stx_entry *suffixed(const stx_file *f, const char *name, const char *suffix) {
+    char full[64];
+    snprintf(full, sizeof full, "%s%s", name, suffix);
+    return stx_file_find(f, full);
+}
+
+static int same_value(double a, double b) {
+    return a == b ? !signbit(a) == !signbit(b) : isnan(a) && isnan(b);
+}
+
+/* Compares the elements of one entry with the values that another program stored next to
+   it. Returns the number of elements, or 0 if they differ. */
+static size_t check_values(const stx_file *f, const stx_entry *e) {
+    const stx_entry *f32 = suffixed(f, e->name, ".f32"), *f64 = suffixed(f, e->name, ".f64");
+    const size_t n = e->count;
+    double *v = (double *)malloc(n * sizeof *v), *all = (double *)malloc(n * sizeof *all);
+    double *rounded = (double *)malloc(n * sizeof *rounded);
+    float *single = (float *)malloc(n * sizeof *single);
+    size_t i;
+    int ok = stx_entry_get_f64(f64, all, n) && stx_entry_get_f64(f32 ? f32 : f64, rounded, n);
+    ok = ok && stx_entry_get_f64(e, v, n) && stx_entry_get_f32(e, single, n);
+    for (i = 0; ok && i < n; i++)
+        ok = same_value(v[i], all[i]) && same_value((double)single[i], rounded[i]);
+    if (!ok) printf("  %s: element %zu differs, or %s\n", e->name, i - (i > 0), stx_error(x));
+    free(v);
+    free(all);
+    free(rounded);
+    free(single);
+    return ok ? n : 0;
+}
+
+/* Every type of the format, in a file that tests/golden/make_golden_types.py packed. */
+static void test_types(void) {
+    static const struct {
+        const char *name;
+        int dtype;
+        size_t count;
+    } all[] = {{"F32", STX_F32, 1024},        {"F16", STX_F16, 1024}, {"BF16", STX_BF16, 1024},
+               {"F8_E4M3", STX_F8_E4M3, 256}, {"I8", STX_I8, 10},     {"U8", STX_U8, 6},
+               {"F8_E5M2", STX_F8_E5M2, 256}, {"I16", STX_I16, 10},   {"U16", STX_U16, 6},
+               {"BOOL", STX_BOOL, 5},         {"I32", STX_I32, 26},   {"U32", STX_U32, 19},
+               {"I64", STX_I64, 66},          {"U64", STX_U64, 41}};
+    static const char *const listed[] = {"C64",         "F8_E8M0", "F8_E4M3FNUZ",
+                                         "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4"};
+    static const size_t dims[STX_ENTRY_DIM] = {1, 2, 1, 3, 1, 1, 2, 1};
+    stx_file *f = stx_file_open(x, "tests/golden/types.safetensors");
+    const stx_entry *e;
+    float v[12];
+    size_t i;
     FINE();
+    for (i = 0; f && i < sizeof all / sizeof *all; i++) {
+        e = stx_file_find(f, all[i].name);
+        if (EXPECT(e && e->dtype == all[i].dtype && !strcmp(e->kind, all[i].name)))
+            EXPECT(e->count == all[i].count && check_values(f, e) == e->count);
+        FINE();
+    }
+    for (i = 0; f && i < sizeof listed / sizeof *listed; i++) {
+        e = stx_file_find(f, listed[i]);
+        EXPECT(e && !strcmp(e->kind, listed[i]) && e->dtype == (i ? STX_OTHER : STX_C64));
+    }
+    e = stx_file_find(f, "d8");
+    EXPECT(e && e->dtype == STX_F32 && e->ndim == 8 && !memcmp(e->dim, dims, sizeof dims));
+    EXPECT(stx_entry_get_f32(e, v, 12) && v[0] == 0 && v[11] == 11);
+    e = stx_file_find(f, "d9");
+    EXPECT(e && e->dtype == STX_OTHER && !e->ndim && e->dims == 9 && e->bytes == 48);
+    stx_file_close(f);
+}
+
+/* The integer types as int64_t, written and read. A U64 above 2^63 - 1 is refused. */
+static void test_integers(void) {
+    static const uint64_t big[2] = {INT64_MAX, (uint64_t)INT64_MAX + 1};
+    static const unsigned char b[8] = {0xFF, 0xFF, 0xFF, 0xFF, 0x7F, 0x80, 0, 1};
+    static const struct {
+        int dtype;
+        size_t n;
+        int64_t v[8];
+    } rows[] = {{STX_I8, 8, {-1, -1, -1, -1, 127, -128, 0, 1}},
+                {STX_U8, 8, {255, 255, 255, 255, 127, 128, 0, 1}},
+                {STX_BOOL, 8, {1, 1, 1, 1, 1, 1, 0, 1}},
+                {STX_I16, 4, {-1, -1, -32641, 256}},
+                {STX_U16, 4, {65535, 65535, 32895, 256}},
+                {STX_I32, 2, {-1, 0x0100807F}},
+                {STX_U32, 2, {0xFFFFFFFF, 0x0100807F}},
+                {STX_I64, 1, {0x0100807FFFFFFFFF}},
+                {STX_U64, 1, {0x0100807FFFFFFFFF}}};
+    const size_t all = sizeof rows / sizeof *rows, two = 2;
+    char name[16];
+    int64_t v[8] = {5, 5};
+    size_t i;
+    stx_writer *w = stx_writer_create(x);
+    stx_file *f;
+    for (i = 0; i < all; i++) {
+        snprintf(name, sizeof name, "%zu", i);
+        EXPECT(stx_writer_add(w, name, rows[i].dtype, 1, &rows[i].n, b));
+    }
+    EXPECT(stx_writer_add(w, "big", STX_U64, 1, &two, big) && stx_writer_checksum(w));
+    EXPECT(stx_writer_finish(w, in_dir("integers")));
+    f = stx_file_open(x, in_dir("integers"));
+    EXPECT(stx_file_verify(f));
+    for (i = 0; i < all; i++) {
+        const stx_entry *e = stx_file_entry(f, i);
+        EXPECT(e && e->dtype == rows[i].dtype && stx_entry_get_i64(e, v, rows[i].n)
+               && !memcmp(v, rows[i].v, rows[i].n * sizeof *v));
+    }
+    v[0] = v[1] = 5;
+    EXPECT(!stx_entry_get_i64(stx_file_find(f, "big"), v, 2) && v[0] == 5 && v[1] == 5);
+    ERROR(STX_ERR_FORMAT, "at most 2^63 - 1, got 9223372036854775808 at index 1");
+    stx_file_close(f);
+    FINE();
+}
+
+/* Parameters are loaded from F32, F64, F16 and BF16, in their own shape only. */
+static void test_params_types(void) {
+    static const unsigned char zeros[96];
+    static const size_t d[STX_ENTRY_DIM] = {2, 3, 1, 1, 1, 1, 1, 2}, d23[2] = {2, 3};
+    stx_params *p = stx_params_create(x);
+    int dtype;
+    stx_param(p, STX_ZEROS, 0, "w", 2, 3, 0, 0);
+    for (dtype = STX_F32; dtype <= STX_F8_E5M2; dtype++) {
+        const int good = dtype <= STX_BF16 || dtype == STX_F16;
+        stx_writer *w = stx_writer_create(x);
+        stx_file *f;
+        EXPECT(stx_writer_add(w, "w", dtype, 2, d23, zeros) && stx_writer_finish(w, in_dir("w")));
+        f = stx_file_open(x, in_dir("w"));
+        EXPECT(stx_params_load(p, f, "") == good);
+        if (good) FINE();
+        else ERROR(STX_ERR_FORMAT, stx_file_entry(f, 0)->kind);
+        stx_file_close(f);
+        w = stx_writer_create(x);
+        EXPECT(stx_writer_add(w, "w", dtype, 8, d, zeros) && stx_writer_finish(w, in_dir("w")));
+        f = stx_file_open(x, in_dir("w"));
+        EXPECT(!stx_params_load(p, f, ""));
+        ERROR(STX_ERR_FORMAT, dtype == STX_C64 ? "C64" : "has shape (2,3,1,1,1,1,1,2)");
+        stx_file_close(f);
+    }
 }
 
 /* A file truncated at any byte must be refused. No flipped bit may cause a crash. */
@@ -745,14 +871,14 @@ static void test_add_errors(void) {
     ERROR(STX_ERR_ARG, "__metadata__");
     EXPECT(!stx_writer_add(w, "a\xFF", STX_F32, 2, d, v));
     ERROR(STX_ERR_ARG, "a\\xFF");
-    EXPECT(!stx_writer_add(w, "a", 7, 2, d, v));
-    ERROR(STX_ERR_ARG, "dtype 7");
+    EXPECT(!stx_writer_add(w, "a", STX_F8_E5M2 + 1, 2, d, v));
+    ERROR(STX_ERR_ARG, "dtype 16");
     EXPECT(!stx_writer_add(w, "a", -1, 2, d, v));
     ERROR(STX_ERR_ARG, "dtype -1");
     EXPECT(!stx_writer_add(w, "a", STX_F32, -1, d, v));
     ERROR(STX_ERR_ARG, "-1 dimensions");
-    EXPECT(!stx_writer_add(w, "a", STX_F32, STX_MAX_DIM + 1, d, v));
-    ERROR(STX_ERR_ARG, "dimensions");
+    EXPECT(!stx_writer_add(w, "a", STX_F32, STX_ENTRY_DIM + 1, d, v));
+    ERROR(STX_ERR_ARG, "0 to 8 dimensions");
     EXPECT(!stx_writer_add(w, "a", STX_F32, 2, NULL, v));
     ERROR(STX_ERR_ARG, "dim = NULL");
     EXPECT(!stx_writer_add(w, "a", STX_F32, 2, d, NULL));
@@ -2712,10 +2838,10 @@ static int import_file(const char *path) {
         for (k = 0; k < e->count && e->count <= 16; k++) {
             double v[16];
             int64_t n[16];
-            if (e->dtype <= STX_BF16) {
-                if (stx_entry_get_f64(e, v, e->count)) printf(" %.17g", v[k]);
-            } else if (stx_entry_get_i64(e, n, e->count))
-                printf(" %lld", (long long)n[k]);
+            if (e->kind[0] == 'B' ? e->dtype == STX_BOOL : e->kind[0] != 'F') {
+                if (stx_entry_get_i64(e, n, e->count)) printf(" %lld", (long long)n[k]);
+            } else if (stx_entry_get_f64(e, v, e->count))
+                printf(" %.17g", v[k]);
         }
         printf("\n");
     }
@@ -2732,6 +2858,9 @@ static void test_files(void) {
     test_lengths();
     test_open_errors();
     test_dtypes();
+    test_types();
+    test_integers();
+    test_params_types();
     test_damaged();
     test_add_errors();
     test_finish_errors();
