@@ -2512,6 +2512,16 @@ STX_DEF int stx_entry_upload(const stx_entry *e, stx_real *to, size_t n);
 STX_DEF int stx_params_save(stx_writer *w, const stx_params *p, const char *prefix);
 STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix);
 
+/* Like stx_params_load, for a model whose vocabulary has `rows` more tokens at its end
+   (stx_vocab_grow) than the saved one. Parameters with that many rows more than in the
+   file receive the file's rows as their first rows, bit for bit; their last `rows` rows
+   keep their values, which are those of the initialiser in a new model. These are the
+   embedding, the output weight and the output bias or, with an adaptive input or output,
+   those of the last cluster. All other shapes must be equal. The state of an optimiser
+   cannot be loaded in this way: start with a new one. */
+STX_DEF int stx_params_load_grown(stx_params *p, const stx_file *f, const char *prefix,
+                                  size_t rows);
+
 /* Save and load the state of an optimiser: entries "optim.<k>.<name>", metadata
    "optim.kind", "optim.step" and "optim.skipped". With stx_group_desc.shard, all ranks
    call stx_optim_save: rank 0 writes the whole state, and the other ranks pass NULL for
@@ -20762,9 +20772,12 @@ static int stx__save_tensors(stx_writer *w, stx_tensor *const *t, const char *co
     return 1;
 }
 
-static int stx__same_shape(const stx_entry *e, const stx_tensor *t) {
+/* Returns 1 if t has the shape of e, or that shape with `rows` more rows. */
+static int stx__fits_shape(const stx_entry *e, const stx_tensor *t, size_t rows) {
     int k, same = e->ndim == t->ndim;
-    for (k = 0; same && k < e->ndim; k++) same = e->dim[k] == t->dim[k];
+    for (k = 0; same && k < e->ndim; k++)
+        same = e->dim[k] == t->dim[k]
+               || (!k && rows <= t->dim[0] && e->dim[0] == t->dim[0] - rows);
     return same;
 }
 
@@ -20774,9 +20787,10 @@ static int stx__is_param(int dtype) {
 }
 
 /* Loads tensors. If `copy` is 0, only checks that the file has all of them, with the
-   right shapes and types. */
+   right shapes and types. A tensor may have `rows` more rows than in the file. */
 static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const *name,
-                             size_t count, const stx_file *f, const char *prefix, int copy) {
+                             size_t count, const stx_file *f, const char *prefix, size_t rows,
+                             int copy) {
     char full[STX__FULL_NAME], expected[96], got[21 * STX_ENTRY_DIM + 3];
     size_t i;
     for (i = 0; i < count; i++) {
@@ -20789,7 +20803,7 @@ static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const
             return 0;
         }
         if (!stx__entry_readable(e)) return 0;
-        if (!stx__same_shape(e, t[i]) || !stx__is_param(e->dtype)) {
+        if (!stx__fits_shape(e, t[i], rows) || !stx__is_param(e->dtype)) {
             stx_fail(x, STX_ERR_FORMAT,
                      "tensor \"%s\": the model expects shape %s and dtype F32, F64, F16 or BF16, "
                      "but the file has shape %s and dtype %s: use the options of the run that "
@@ -20806,10 +20820,15 @@ STX_DEF int stx_params_save(stx_writer *w, const stx_params *p, const char *pref
     return p && stx_ok(p->ctx) && stx__save_tensors(w, p->tensor, p->name, p->count, prefix);
 }
 
-STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix) {
+STX_DEF int stx_params_load_grown(stx_params *p, const stx_file *f, const char *prefix,
+                                  size_t rows) {
     return p && f && stx_ok(p->ctx)
-           && stx__load_tensors(p->ctx, p->tensor, p->name, p->count, f, prefix, 0)
-           && stx__load_tensors(p->ctx, p->tensor, p->name, p->count, f, prefix, 1);
+           && stx__load_tensors(p->ctx, p->tensor, p->name, p->count, f, prefix, rows, 0)
+           && stx__load_tensors(p->ctx, p->tensor, p->name, p->count, f, prefix, rows, 1);
+}
+
+STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix) {
+    return stx_params_load_grown(p, f, prefix, 0);
 }
 
 STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, uint64_t *out) {
@@ -20965,7 +20984,7 @@ static int stx__optim_load_state(stx_optim *o, const stx_file *f, const char *pr
             if (!o->state[k]) continue;
             for (i = 0; i < o->count; i++)
                 if (stx__optim_has_state(o, k, i)
-                    && !stx__load_tensors(x, t + i, p->name + i, 1, f, state, copy && !shard))
+                    && !stx__load_tensors(x, t + i, p->name + i, 1, f, state, 0, copy && !shard))
                     return 0;
             if (copy && shard && !stx__load_shards(o, k, f, state)) return 0;
         }

@@ -171,6 +171,17 @@ typedef struct stx_vocab stx_vocab;
    range is empty or outside the file, or the text for CHARS or WORDS is not UTF-8. */
 STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *d, const char *path,
                                    uint64_t begin, uint64_t end);
+
+/* Returns a larger vocabulary, for a model that continues with another text: all pieces of
+   v, with the same ids, then those of the bytes [begin, end) of a file that v lacks, in
+   the order of their first occurrence. As in stx_vocab_desc, new pieces that occur fewer
+   than min_count times are not added and are read as <unk>, and a value of 2 or more
+   adds <unk> to a vocabulary without it. An <unk> in v keeps its id. v stays as it is.
+   stx_params_load_grown loads the parameters of the smaller model. Only for CHARS, WORDS
+   and compact BYTES: the pieces of other kinds do not come from a text. Fails for the
+   same reasons as stx_vocab_build. */
+STX_DEF stx_vocab *stx_vocab_grow(const stx_vocab *v, const char *path, uint64_t begin,
+                                  uint64_t end, uint64_t min_count);
 STX_DEF void stx_vocab_free(stx_vocab *v);
 
 STX_DEF int stx_vocab_kind(const stx_vocab *v);    /* STX_TOK_.. */
@@ -1065,13 +1076,28 @@ static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t
     return 1;
 }
 
+/* Adds the pieces of a text to d and counts them. `where` and `base` are for error
+   messages. Returns 0 after an error. */
+static int stx__dict_count(stx__dict *d, stx__scan *c, const char *where, uint64_t base) {
+    const unsigned char *piece;
+    size_t len;
+    int r;
+    while ((r = stx__scan_next(c, &piece, &len)) > 0) {
+        int32_t id = stx__dict_add(d, piece, len);
+        if (id < 0) return 0;
+        d->p[id].count++;
+    }
+    if (r < 0) stx__bad_utf8(d->x, where, base + c->i, c->s[c->i]);
+    return r == 0;
+}
+
 /* Replaces pieces that occur fewer than min_count times with <unk>, which is added if it
-   is not among the pieces. Returns 0 after an error. */
-static int stx__dict_prune(stx__dict *d, uint64_t min_count) {
+   is not among the pieces. Keeps the first `keep` pieces. Returns 0 after an error. */
+static int stx__dict_prune(stx__dict *d, size_t keep, uint64_t min_count) {
     int32_t unk = stx__dict_add(d, stx__unk, STX__SPECIAL);
     size_t i, n = 0;
     if (unk < 0) return 0;
-    for (i = 0; i < d->n; i++)
+    for (i = keep; i < d->n; i++)
         if (i != (size_t)unk && d->p[i].count < min_count && !stx__is_eos(d->p[i].s, d->p[i].n)) {
             d->p[unk].count += d->p[i].count;
             d->p[i].n = 0;
@@ -1090,21 +1116,14 @@ static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const un
     stx__dict dict;
     stx__scan c;
     stx_vocab *v = NULL;
-    const unsigned char *piece;
-    size_t len, i;
-    int r;
+    size_t i;
     memset(&dict, 0, sizeof dict);
     dict.x = x;
     stx__scan_begin(&c, d->kind,
                     d->kind == STX_TOK_WORDS || (d->kind == STX_TOK_CHARS ? d->eos : d->compact), 1,
                     s, n);
-    while ((r = stx__scan_next(&c, &piece, &len)) > 0) {
-        int32_t id = stx__dict_add(&dict, piece, len);
-        if (id < 0) break;
-        dict.p[id].count++;
-    }
-    if (r < 0) stx__bad_utf8(x, where, base + c.i, s[c.i]);
-    if (r == 0 && (d->min_count < 2 || stx__dict_prune(&dict, d->min_count))) {
+    if (stx__dict_count(&dict, &c, where, base)
+        && (d->min_count < 2 || stx__dict_prune(&dict, 0, d->min_count))) {
         if (d->order != STX_ORDER_FIRST)
             qsort(dict.p, dict.n, sizeof *dict.p,
                   d->order == STX_ORDER_COUNT_LATER ? stx__cmp_later : stx__cmp_earlier);
@@ -1152,6 +1171,46 @@ STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const
         v = stx__vocab_count(x, &d, m.data + b, e - b, path, b);
     stx_map_close(&m);
     return v;
+}
+
+/* Returns 1 if the pieces of v come from a text. Otherwise sets an error and returns
+   0. */
+static int stx__vocab_grows(const stx_vocab *v) {
+    const char *why = "pieces and ids are those of a SentencePiece model";
+    if (v->kind < STX_TOK_PIECES && (v->kind != STX_TOK_BYTES || v->compact)) return 1;
+    if (v->kind == STX_TOK_BYTES) why = "the vocabulary has all 256 bytes already";
+    stx_fail(v->x, STX_ERR_ARG, "stx_vocab_grow: expected words, characters or compact bytes: %s",
+             why);
+    return 0;
+}
+
+STX_DEF stx_vocab *stx_vocab_grow(const stx_vocab *v, const char *path, uint64_t begin,
+                                  uint64_t end, uint64_t min_count) {
+    stx_ctx *x = v ? v->x : NULL;
+    stx_vocab *grown = NULL;
+    stx__dict dict;
+    stx__scan c;
+    stx_map m;
+    size_t b, e, i;
+    int ok = 1;
+    if (!v || !stx_ok(x) || !stx__vocab_grows(v)) return NULL;
+    if (!path) {
+        stx_fail(x, STX_ERR_ARG, "stx_vocab_grow: path: expected a training text, got NULL");
+        return NULL;
+    }
+    if (!stx_map_open(x, &m, path)) return NULL;
+    memset(&dict, 0, sizeof dict);
+    dict.x = x;
+    for (i = 0; ok && i < v->d.n; i++) ok = stx__dict_add(&dict, v->d.p[i].s, v->d.p[i].n) >= 0;
+    if (ok && stx__range(x, &m, path, v->kind, begin, end, &b, &e)) {
+        stx__scan_begin(&c, v->kind, v->has_eos, 1, m.data + b, e - b);
+        if (stx__dict_count(&dict, &c, path, b)
+            && (min_count < 2 || stx__dict_prune(&dict, v->d.n, min_count)))
+            grown = stx__vocab_make(x, v->kind, v->compact, v->has_eos, dict.p, dict.n);
+    }
+    stx__dict_free(&dict);
+    stx_map_close(&m);
+    return grown;
 }
 
 STX_DEF void stx_vocab_free(stx_vocab *v) {

@@ -34,6 +34,7 @@ typedef struct {
     int         tokens, join_lines, reading, unit, score_by;
     int         eval_only, no_train, threads, precision, weights, device, tf32, no_graph, tune;
     int         dry_run, list_presets, version, keep_best, interactive, shard, recompute;
+    int         grow_vocab;
     uint64_t    min_count, eval_batch_sz, eval_every, eval_blocks;
     uint64_t    save_every, log_every, gpu, vocab, generate, top_k;
     uint64_t    update_every, update_after, random_segments, streams;
@@ -135,6 +136,11 @@ typedef struct {
         "start a new run with the weights of this checkpoint (fine-tuning), or of one made by " \
         "tools/convert.py. It determines the model's options and vocabulary; the optimiser, the " \
         "schedule and the memories start afresh"), \
+    TR_FLAG("grow-vocab", TR_LOCAL, &(o).grow_vocab, \
+        "with --init-from: append the words or characters of the training text that the " \
+        "checkpoint's vocabulary lacks. Their rows in the embedding and the output start afresh; " \
+        "all other weights are kept. New ones that occur less often than --min-count (of the " \
+        "checkpoint, unless it is given) become <unk>"), \
     TR_SIZE("save-every", TR_FREE, &(o).save_every, 0, TR_INF, \
         "steps between saves; 0: " zero), \
     TR_TEXT("best", TR_LOCAL, &(o).best, \
@@ -352,6 +358,8 @@ struct tr_lm {
 
     /* text and model */
     stx_vocab   *vocab;
+    stx_vocab   *base;          /* with --grow-vocab: the vocabulary of --init-from */
+    size_t       grown;         /* number of pieces that `vocab` has more than `base` */
     stx_corpus  *text[3];       /* training, validation and test text; NULL: no such text */
     char        *file[3];       /* paths of the memory-mapped texts; NULL for other texts */
     stx_lm       lm;            /* the model */

@@ -328,6 +328,9 @@ TR_DEF int tr_lm_adopt(tr_lm *t, const char *config, const char *path) {
     const char *missing;
     int how = t->training ? TR_RESUME : TR_LOOK;
     if (t->opt->init_from) how = TR_INIT;
+    /* the vocabulary changes, so its rule for rare words may change as well */
+    if (t->opt->grow_vocab)
+        tr_find_option(t->options, "min-count", strlen("min-count"))->keep = TR_FIXED | TR_KEPT;
     if (!tr_options_adopt(t->options, config, how, &t->adopted, t->err, TR_ERR)) return 0;
     if (!t->training || !t->adopted.missing.n) return 1;
     missing = t->adopted.missing.s;
@@ -431,7 +434,8 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     uint64_t tick, fresh;
     size_t part;
     char prefix[64];
-    if (!stx_params_load(t->lm.params, f, "") || (t->load_more && !t->load_more(t, f))) return 0;
+    if (!stx_params_load_grown(t->lm.params, f, "", t->grown)) return 0;
+    if (t->load_more && !t->load_more(t, f)) return 0;
     if (t->opt->init_from) return 1;
     if (!stx_file_meta_u64(x, f, "step", &t->step)) return 0;
     t->first = t->step;

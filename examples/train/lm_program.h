@@ -63,6 +63,24 @@ TR_DEF int tr_lm_list_presets(tr_lm *t) {
     return tr_lm_flush(t);
 }
 
+/* Checks that the vocabulary can grow if --grow-vocab is given. */
+TR_DEF int tr_lm_check_grow(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    const char *why = "they come from a SentencePiece model";
+    if (!o->grow_vocab) return 1;
+    if (!o->init_from)
+        return tr_fail(t->err, TR_ERR, "--grow-vocab requires --init-from, whose vocabulary it "
+                       "extends%s", t->vocab ? ": leave it out to resume the run" : "");
+    if (o->vocab)
+        return tr_fail(t->err, TR_ERR, "--grow-vocab and --vocab cannot be combined: --data "
+                       "determines the size of the vocabulary");
+    if (o->tokens >= TR_COMPACT && o->tokens <= TR_WORDS) return 1;
+    if (o->tokens == TR_BYTES) why = "all 256 of them are in the vocabulary already";
+    return tr_fail(t->err, TR_ERR, "--grow-vocab extends a vocabulary of words or characters, but "
+                   "the tokens of %.600s are %s: %s; leave it out", o->init_from,
+                   o->tokens == TR_BYTES ? "bytes" : "pieces", why);
+}
+
 /* --dry-run: prints sizes without creating the model. */
 TR_DEF int tr_lm_dry_run(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
@@ -76,7 +94,8 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
     ok = tr_lm_open_checkpoint(t, &f);
     resumes = f != NULL;
     stx_file_close(f);
-    if (!ok || !t->kind->check(t)) return 0;
+    if (!ok || !tr_lm_check_grow(t) || !t->kind->check(t)) return 0;
+    if (o->grow_vocab && !tr_lm_data(t)) return 0;
     if (tr_given(t->options, "data") && !resumes && (!tr_lm_data(t) || !tr_lm_size(t))) return 0;
 
     if (t->vocab) vocab = stx_vocab_size(t->vocab);
@@ -205,7 +224,7 @@ TR_DEF int tr_lm_check_useful(tr_lm *t) {
 TR_DEF int tr_lm_check(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
-    if (!tr_lm_choose_length(t)) return 0;
+    if (!tr_lm_check_grow(t) || !tr_lm_choose_length(t)) return 0;
     if (!tr_lm_divides(t, "batch-split", "batch-sz")) return 0;
     if (o->streams && o->random_segments)
         return tr_fail(t->err, TR_ERR, "--streams and --random-segments cannot be combined: random "
@@ -389,7 +408,7 @@ TR_DEF int tr_lm_agree_on_task(tr_lm *t) {
    the file's options describe. This is checked before the model is created, because the
    options of a damaged file can describe a model of any size. */
 TR_DEF int tr_lm_file_fits(tr_lm *t, const stx_file *f, const char *path) {
-    size_t params = tr_lm_count(t, stx_vocab_size(t->vocab)), elements = 0, i;
+    size_t params = tr_lm_count(t, stx_vocab_size(t->vocab) - t->grown), elements = 0, i;
     for (i = 0; i < stx_file_count(f); i++) elements += stx_file_entry(f, i)->count;
     if (!params || params <= elements) return params > 0;
     return tr_fail(t->err, TR_ERR, "%.600s: its options describe a model of %zu parameters, but "
@@ -517,7 +536,8 @@ TR_DEF void tr_lm_report_unknown_share(tr_lm *t) {
     }
     if (unknown)
         tr_say(&t->term, "%.1f %% of the training text is <unk>: words that the vocabulary of "
-               "--init-from lacks", 100.0 * (double)unknown / (double)n);
+               "--init-from lacks%s", 100.0 * (double)unknown / (double)n,
+               t->base ? " and that occur less often than --min-count" : "");
 }
 
 /* Trains. With --init-from, first evaluates the model, because the model before

@@ -203,6 +203,8 @@ TR_DEF int tr_lm_begin(tr_lm *t) {
 /* Prints the first lines of a training run. */
 TR_DEF void tr_lm_hello_training(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
+    static const char *const names[] = {"bytes", "bytes", "characters", "words"};
+    const char *what = o->tokens <= TR_WORDS ? names[o->tokens] : "pieces";
     char peak[TR_TEXT_MAX], limit[TR_TEXT_MAX];
     if (t->predicted) {
         tr_bytes(peak, (double)t->predicted);
@@ -213,11 +215,17 @@ TR_DEF void tr_lm_hello_training(tr_lm *t) {
     if (o->init_from)
         tr_say(&t->term, "weights of %.1000s; optimiser, schedule and memories start afresh",
                o->init_from);
+    if (t->base && t->grown)
+        tr_say(&t->term, "--grow-vocab: %zu %s appended to the %zu of the vocabulary; their "
+               "weights start afresh", t->grown, what, stx_vocab_size(t->base));
+    else if (t->base)
+        tr_say(&t->term, "--grow-vocab: the text has no new %s for the vocabulary", what);
     if (t->unk_added)
-        tr_say(&t->term, "the validation or test text has %s that the training text lacks; they, "
-               "and those that the training text contains only once, are read as <unk> "
-               "(--min-count 2; --min-count 1 refuses such texts)",
-               o->tokens == TR_WORDS ? "words" : "characters");
+        tr_say(&t->term, "the validation or test text has %s that the %s; they, and %s that the "
+               "training text contains only once, are read as <unk> (--min-count 2; --min-count 1 "
+               "refuses such texts)", what,
+               t->base ? "vocabulary and the training text lack" : "training text lacks",
+               t->base ? "new ones" : "those");
     if (t->sized.n)
         tr_say(&t->term, "no --preset; chosen for the text and the time:%s", t->sized.s);
     if (t->first && t->adopted.given.n)
@@ -278,6 +286,7 @@ TR_DEF void tr_lm_close(tr_lm *t) {
     }
     stx_batches_free(t->batches);
     stx_vocab_free(t->vocab);
+    stx_vocab_free(t->base);
     tr_log_close(&t->log);
     tr_board_close(&t->board);
     tr_adopted_free(&t->adopted);

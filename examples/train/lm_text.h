@@ -112,10 +112,17 @@ TR_DEF int tr_lm_find_texts(tr_lm *t, tr_lm_source *from) {
     return 1;
 }
 
-/* Builds the vocabulary of the training text. */
+/* Builds the vocabulary of the training text or, with --grow-vocab, extends t->base. */
 TR_DEF int tr_lm_build_vocab(tr_lm *t, const tr_lm_source *from) {
     const tr_lm_opt *o = t->opt;
     stx_vocab_desc d;
+    if (t->base) {
+        t->vocab = stx_vocab_grow(t->base, from->path[0], from->begin[0], from->end[0],
+                                  o->min_count);
+        if (!t->vocab) return tr_lm_why(t);
+        t->grown = stx_vocab_size(t->vocab) - stx_vocab_size(t->base);
+        return 1;
+    }
     memset(&d, 0, sizeof d);
     d.kind = o->tokens >= TR_CHARS ? STX_TOK_CHARS + (o->tokens - TR_CHARS) : STX_TOK_BYTES;
     d.pieces = o->pieces;
@@ -147,6 +154,7 @@ TR_DEF int tr_lm_open_texts(tr_lm *t, const tr_lm_source *from, int *failed) {
 
 /* Rebuilds the vocabulary with the <unk> that a validation or test text requires. */
 TR_DEF int tr_lm_add_unk(tr_lm *t, const tr_lm_source *from) {
+    tr_opt *min_count = tr_find_option(t->options, "min-count", strlen("min-count"));
     int part;
     stx_clear_error(t->x);
     for (part = 0; part < 3; part++) {
@@ -156,7 +164,7 @@ TR_DEF int tr_lm_add_unk(tr_lm *t, const tr_lm_source *from) {
     stx_vocab_free(t->vocab);
     t->vocab = NULL;
     t->unk_added = 1;
-    return tr_lm_suggest(t, "min-count", 2) && tr_lm_build_vocab(t, from)
+    return tr_set(min_count, "2", TR_FROM_TEXT, t->err, TR_ERR) && tr_lm_build_vocab(t, from)
            && tr_lm_open_texts(t, from, &part);
 }
 
@@ -174,24 +182,40 @@ TR_DEF int tr_lm_watch_texts(tr_lm *t, const tr_lm_source *from) {
     return 1;
 }
 
-/* Opens the three texts, and builds the vocabulary unless a checkpoint provided it. If
-   the validation or test text has words or characters that the training text lacks, an
-   <unk> is added to the vocabulary. */
+/* If t->err says that a word or character of the texts is not in the vocabulary of
+   --init-from, says that --grow-vocab would append it. Returns 0. */
+TR_DEF int tr_lm_suggest_grow(tr_lm *t) {
+    char *advice = strstr(t->err, "; build the vocabulary");
+    if (t->opt->init_from && !t->base && advice)
+        snprintf(advice, TR_ERR - (size_t)(advice - t->err),
+                 ": --grow-vocab appends it and all others that the training text has");
+    return 0;
+}
+
+/* Opens the three texts, and builds the vocabulary unless a checkpoint provided it. With
+   --grow-vocab, extends that of the checkpoint. If the validation or test text has words
+   or characters that the vocabulary lacks, an <unk> is added to it. */
 TR_DEF int tr_lm_data(tr_lm *t) {
     static const char *const names[3] = {"training", "validation", "test"};
     const tr_lm_opt *o = t->opt;
     tr_lm_source from;
-    int part, new_vocab, may_add_unk;
+    int part, new_vocab, may_add_unk, undecided = !tr_lm_decided(t, "min-count");
     if (!tr_lm_find_texts(t, &from)) return 0;
     for (part = 0; part < (from.dir ? 3 : 1); part++)
         if (!tr_lm_check_encoding(t, from.path[part])) return 0;
 
+    if (o->grow_vocab) {
+        t->base = t->vocab;
+        t->vocab = NULL;
+        undecided = !o->min_count;
+    }
     new_vocab = !t->vocab;
     if (new_vocab && !tr_lm_build_vocab(t, &from)) return 0;
     if (!tr_lm_open_texts(t, &from, &part)) {
         may_add_unk = part && new_vocab && (o->tokens == TR_CHARS || o->tokens == TR_WORDS)
-                      && !tr_lm_decided(t, "min-count");
-        if (!may_add_unk || !tr_lm_add_unk(t, &from)) return 0;
+                      && undecided;
+        if (!may_add_unk) return tr_lm_suggest_grow(t);
+        if (!tr_lm_add_unk(t, &from)) return 0;
     }
 
     for (part = 0; part < 3; part++)

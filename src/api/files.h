@@ -182,6 +182,16 @@ STX_DEF int stx_entry_upload(const stx_entry *e, stx_real *to, size_t n);
 STX_DEF int stx_params_save(stx_writer *w, const stx_params *p, const char *prefix);
 STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix);
 
+/* Like stx_params_load, for a model whose vocabulary has `rows` more tokens at its end
+   (stx_vocab_grow) than the saved one. Parameters with that many rows more than in the
+   file receive the file's rows as their first rows, bit for bit; their last `rows` rows
+   keep their values, which are those of the initialiser in a new model. These are the
+   embedding, the output weight and the output bias or, with an adaptive input or output,
+   those of the last cluster. All other shapes must be equal. The state of an optimiser
+   cannot be loaded in this way: start with a new one. */
+STX_DEF int stx_params_load_grown(stx_params *p, const stx_file *f, const char *prefix,
+                                  size_t rows);
+
 /* Save and load the state of an optimiser: entries "optim.<k>.<name>", metadata
    "optim.kind", "optim.step" and "optim.skipped". With stx_group_desc.shard, all ranks
    call stx_optim_save: rank 0 writes the whole state, and the other ranks pass NULL for

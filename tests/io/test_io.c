@@ -787,6 +787,50 @@ static void test_params_types(void) {
     }
 }
 
+/* Creates parameters of a model with V tokens, whose elements have the deviation a. */
+static stx_params *tokens_of(stx_ctx *y, size_t V, double a) {
+    stx_params *p = stx_params_create(y);
+    stx_param(p, STX_NORMAL, a, "in_emb.weight", V, 3, 0, 0);
+    stx_param(p, STX_NORMAL, a, "layer.weight", 4, 3, 0, 0);
+    stx_param(p, STX_NORMAL, a, "out_emb.bias", V, 0, 0, 0);
+    return p;
+}
+
+/* The rows of a smaller model are loaded bit for bit. The others, and everything after an
+   error, stay as they were. */
+static void test_params_grown(void) {
+    static const size_t more[] = {2, 0, 1, 3, SIZE_MAX};
+    stx_ctx *y = stx_create(NULL), *z = stx_create(NULL);
+    stx_params *p = tokens_of(y, 5, 1), *q = tokens_of(z, 7, 2);
+    stx_real was[7 * 3 + 4 * 3 + 7];
+    stx_writer *w = stx_writer_create(y);
+    stx_file *f;
+    size_t i, k, at, rows;
+    int same;
+    EXPECT(stx_params_save(w, p, "m.") && stx_writer_finish(w, in_dir("small")));
+    f = stx_file_open(z, in_dir("small"));
+    for (k = sizeof more / sizeof *more; k-- > 0;) {
+        for (at = i = 0; i < q->count; at += q->tensor[i++]->size)
+            memcpy(was + at, q->tensor[i]->data, q->tensor[i]->size * sizeof *was);
+        EXPECT(stx_params_load_grown(q, f, "m.", more[k]) == (more[k] == 2));
+        if (more[k] != 2)
+            EXPECT(strstr(stx_error(z), "expects shape (7,3)") && strstr(stx_error(z), "(5,3)"));
+        for (same = 1, at = i = 0; i < q->count; at += q->tensor[i++]->size) {
+            const stx_real *now = q->tensor[i]->data;
+            rows = more[k] == 2 ? p->tensor[i]->size : 0;
+            same &= !memcmp(now, p->tensor[i]->data, rows * sizeof *now);
+            same &= !memcmp(now + rows, was + at + rows,
+                            (q->tensor[i]->size - rows) * sizeof *now);
+        }
+        EXPECT(same && stx_ok(z) == (more[k] == 2));
+        stx_clear_error(z);
+    }
+    EXPECT(!stx_params_load_grown(NULL, f, "m.", 2) && !stx_params_load_grown(q, NULL, "m.", 2));
+    stx_file_close(f);
+    stx_destroy(y);
+    stx_destroy(z);
+}
+
 /* A file truncated at any byte must be refused. No flipped bit may cause a crash. */
 static void test_damaged(void) {
     float v[4] = {1, 2, 3, 4};
@@ -1772,6 +1816,94 @@ static void test_encode(void) {
     stx_vocab_free(v);
 }
 
+/* Grows the vocabulary of `old` by the text `new_text` and compares the pieces. Checks
+   that the old vocabulary has not changed, that a text has the same tokens in both, and
+   that the new one can be stored. */
+static void grown(int line, const stx_vocab_desc *d, const char *old, const char *new_text,
+                  uint64_t min_count, const char *expected) {
+    stx_vocab *v = stx_vocab_build(x, d, put_text("old", old), 0, 0), *w, *again;
+    unsigned char blob[512];
+    char before[256];
+    int32_t a[64], b[64];
+    size_t n;
+    snprintf(before, sizeof before, "%s", pieces(v));
+    w = stx_vocab_grow(v, put_text("new", new_text), 0, 0, min_count);
+    check_fine(x, line);
+    test_same(pieces(w), expected, __FILE__, line);
+    test_same(pieces(v), before, __FILE__, line);
+    test_check(!strncmp(pieces(w), before, strlen(before)), "other ids", __FILE__, line);
+    test_check(stx_vocab_eos(w) == stx_vocab_eos(v), "another <eos>", __FILE__, line);
+    test_check(stx_vocab_unk(w) == stx_vocab_find(w, "<unk>", 5), "another <unk>", __FILE__, line);
+    n = stx_vocab_encode(v, old, strlen(old), a, 64);
+    test_check(stx_vocab_encode(w, old, strlen(old), b, 64) == n && !memcmp(a, b, n * sizeof *a),
+               "other tokens", __FILE__, line);
+    n = stx_vocab_save(w, blob, sizeof blob);
+    again = stx_vocab_load(x, blob, n);
+    check_fine(x, line);
+    test_same(pieces(again), expected, __FILE__, line);
+    stx_vocab_free(again);
+    stx_vocab_free(w);
+    stx_vocab_free(v);
+}
+
+#define GROWN(d, old, new_text, min_count, expected) \
+  grown(__LINE__, &(d), old, new_text, min_count, expected)
+
+static void test_grow(void) {
+    stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_FIRST);
+    const char *path;
+    stx_vocab *v, *w;
+    GROWN(d, "b a b\n", "a c b\nd c", 0, "b|a|<eos>|c|d|");
+    GROWN(d, "b a b\n", "a b", 1, "b|a|<eos>|");
+    GROWN(d, "b a b\n", "a <unk> d\n", 0, "b|a|<eos>|<unk>|d|");
+    /* A word that occurs once is <unk>, which is added. Old words always stay. */
+    GROWN(d, "b a b\n", "d c e c c d\n", 2, "b|a|<eos>|d|c|<unk>|");
+    GROWN(d, "b a b\n", "d c e c c d\n", 3, "b|a|<eos>|c|<unk>|");
+    GROWN(d, "b <unk> a", "d c e c\n", 2, "b|<unk>|a|<eos>|c|");
+    GROWN(d, "b <unk> a", "d c e c\n", 1, "b|<unk>|a|<eos>|d|c|e|");
+    d.order = STX_ORDER_COUNT_LATER;
+    d.eos_first = 1;
+    GROWN(d, "b a b c b a\n", "e d d", 0, "<eos>|b|a|c|e|d|");
+    d = desc(STX_TOK_CHARS, STX_ORDER_FIRST);
+    GROWN(d, "ba\n", "a\xC3\xA4\n \r", 0, "b|a|\n|\xC3\xA4| |\r|");
+    d.eos = 1;
+    GROWN(d, "ba\n", "a\xC3\xA4\n \r", 0, "b|a|<eos>|\xC3\xA4| |");
+    d = desc(STX_TOK_BYTES, STX_ORDER_FIRST);
+    d.compact = 1;
+    GROWN(d, "ba\n", "a\xC3\xA4\n", 0, "b|a|<eos>|\xC3|\xA4|");
+
+    /* a range of a file, and errors */
+    v = stx_vocab_build(x, &d, put_text("old", "ba\n"), 0, 0);
+    path = put_text("new", "abcdef");
+    w = stx_vocab_grow(v, path, 1, 4, 0);
+    test_same(pieces(w), "b|a|<eos>|c|d|", __FILE__, __LINE__);
+    stx_vocab_free(w);
+    EXPECT(!stx_vocab_grow(v, path, 1, 9, 0));
+    ERROR(STX_ERR_ARG, "got 1 to 9");
+    EXPECT(!stx_vocab_grow(v, NULL, 0, 0, 0));
+    ERROR(STX_ERR_ARG, "stx_vocab_grow: path");
+    EXPECT(!stx_vocab_grow(v, in_dir("nothing here"), 0, 0, 0));
+    ERROR(STX_ERR_IO, "No such file");
+    EXPECT(!stx_vocab_grow(NULL, path, 0, 0, 0) && stx_ok(x));
+    stx_vocab_free(v);
+    v = stx_vocab_build(x, NULL, NULL, 0, 0);
+    EXPECT(!stx_vocab_grow(v, path, 0, 0, 0));
+    ERROR(STX_ERR_ARG, "all 256 bytes");
+    stx_vocab_free(v);
+    d = desc(STX_TOK_IDS, STX_ORDER_FIRST);
+    d.pieces = put_text("list.vocab", "a\nb\n");
+    v = stx_vocab_build(x, &d, NULL, 0, 0);
+    EXPECT(!stx_vocab_grow(v, path, 0, 0, 0));
+    ERROR(STX_ERR_ARG, "SentencePiece");
+    stx_vocab_free(v);
+    d = desc(STX_TOK_CHARS, STX_ORDER_FIRST);
+    v = stx_vocab_build(x, &d, put_text("old", "ba\n"), 0, 0);
+    EXPECT(!stx_vocab_grow(v, put_text("new", "a\xFF"), 0, 0, 0));
+    ERROR(STX_ERR_FORMAT, "not UTF-8: byte 1");
+    stx_vocab_free(v);
+    FINE();
+}
+
 /* If a text is split into two adjacent ranges at any byte, the ranges must not overlap,
    and together they must contain the whole text. */
 static void test_ranges(void) {
@@ -2738,7 +2870,7 @@ static int everything(void) {
     char name[16];
     int i, ok = 1;
     stx_writer *w = stx_writer_create(x);
-    stx_vocab *voc, *again = NULL;
+    stx_vocab *voc, *again = NULL, *larger;
     stx_corpus *c, *c2;
     stx_batches *b;
     stx_file *f;
@@ -2756,6 +2888,9 @@ static int everything(void) {
     n = stx_vocab_save(voc, blob, sizeof blob);
     if (n) again = stx_vocab_load(x, blob, n);
     c = stx_corpus_open(x, again, in_dir("words"), 0, 0);
+    larger = stx_vocab_grow(again, in_dir("train"), 0, 0, 2);
+    ok &= larger != NULL;
+    stx_vocab_free(larger);
     memset(&bd, 0, sizeof bd);
     bd.B = bd.T = 2;
     b = stx_batches_create(x, c, &bd);
@@ -2861,6 +2996,7 @@ static void test_files(void) {
     test_types();
     test_integers();
     test_params_types();
+    test_params_grown();
     test_damaged();
     test_add_errors();
     test_finish_errors();
@@ -2893,6 +3029,7 @@ static void test_text(void) {
     test_compact();
     test_vocab_errors();
     test_encode();
+    test_grow();
     test_ranges();
     test_blob();
     test_bad_blob();

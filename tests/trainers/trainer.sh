@@ -1604,6 +1604,96 @@ good "the weights of a checkpoint of the first version" tune --init-from ../old/
     --data ../t.txt --threads 1 --steps 2
 
 # ========================================================================================
+section "growing a vocabulary"
+
+# 22 words of w.txt; n.txt lacks some of them and has 7 others, one of them only once
+awk 'BEGIN { split("one two three zebra yak four five emu", w, " ")
+    for (i = 0; i < 150; i++) { for (j = 0; j < 8; j++) printf "%s ",
+        w[(i * j + i % 5) % 8 + 1]; print "y" i % 3; if (i == 50) print "once" } }' >n.txt
+tensor() { # FILE NAME: its bytes
+    header "$1" | sed 's/.*"'"$2"'":{[^}]*"data_offsets":\[\([0-9]*\),\([0-9]*\)\]}.*/\1 \2/' \
+        >"$T/range"
+    read -r from to <"$T/range"
+    tail -c +$((9 + $(header_size "$1") + from)) "$1" | head -c $((to - from))
+}
+# FILE: the names of its parameters, which are the tensors with an optimiser state
+parameters() {
+    header "$1" | sed 's/},"/}\
+/g' | sed -n 's/^optim\.0\.\([^"]*\)":{"dtype.*/\1/p'
+}
+# OLD NEW: every parameter of NEW begins with that of OLD, bit for bit. Prints the number
+# of those that have grown, by rows that are not all zero except in biases.
+rows_kept() {
+    grew=0
+    parameters "$1" >"$T/names"
+    [ -s "$T/names" ] || return 1
+    while read -r name; do
+        tensor "$1" "$name" >"$T/old"; tensor "$2" "$name" >"$T/new"
+        size=$(wc -c <"$T/old")
+        cmp -s -n "$size" "$T/old" "$T/new" || { echo "$name"; return 1; }
+        [ "$(wc -c <"$T/new")" -gt "$size" ] || continue
+        grew=$((grew + 1))
+        case $name in *bias*) continue ;; esac
+        tail -c +$((size + 1)) "$T/new" | tr -d '\0' | grep -q . || { echo "$name: 0"; return 1; }
+    done <"$T/names"
+    echo $grew
+}
+# OLD NEW: the pieces of OLD have the same ids in NEW
+ids_kept() {
+    tensor "$1" vocab >"$T/old"; tensor "$2" vocab >"$T/new"
+    cmp -i 16 -n $(($(wc -c <"$T/old") - 16)) "$T/old" "$T/new"
+}
+# NAME TEXT NEW-TEXT WORDS TENSORS OPTIONS...: grows by WORDS, which makes TENSORS grow
+grows() {
+    name=$1 first=$2 second=$3 words=$4 tensors=$5; shift 5
+    rm -rf grow; mkdir grow
+    good "$name" grow --data ../$first $tiny --precision f32 "$@" --steps 4 --checkpoint old.st
+    again="--init-from old.st --grow-vocab --data ../$second --threads 1 --batch-sz 4 $tune_more"
+    again="$again --precision f32 --schedule constant --lr-warmup 0 --checkpoint new.st"
+    good "$name, grown" grow $again --steps 4 --lr 50 --grad-clip 0 --eval-every 2 --keep-best
+    check "$name: the message says so: $(grep grow err)" \
+        grep -q "^--grow-vocab: $words .* appended to the [0-9]* of the vocabulary" err
+    check "$name: the best is the start" [ "$(meta grow/new.best.st step)" = 0 ]
+    got=$(rows_kept grow/old.st grow/new.best.st)
+    check "$name: all old rows are kept, and $tensors tensors have more: $got" [ "$got" = $tensors ]
+    check "$name: all old ids are kept" ids_kept grow/old.st grow/new.best.st
+    rm grow/new.st
+    good "$name, ten steps" grow $again --steps 10
+    check "$name: finite" finite grow/new.st
+    mv grow/new.st grow/ten.st
+    good "$name, five steps" grow $again --steps 5
+    good "$name, and five more" grow --checkpoint new.st --steps 10 --threads 1
+    check "$name: 5 + 5 steps equal 10, bit-exactly" same_state grow/ten.st grow/new.st
+}
+grows "grown words" w.txt n.txt 7 3 --tokens words
+good "a dry run" grow --init-from old.st --grow-vocab --data ../n.txt --dry-run
+check "has the grown vocabulary" grep -q 'vocabulary 29$' out
+good "a new word in a prompt" grow --checkpoint ten.st --no-train --generate 3 --prompt "zebra yak" \
+    --threads 1
+good "with --min-count 2" grow --init-from old.st --grow-vocab --data ../n.txt --min-count 2 \
+    --steps 1 --threads 1
+check "one word is <unk>, which is appended, too" grep -q '^--grow-vocab: 7 words appended' err
+check "and one token in about 1500: $(grep unk err)" grep -q '^0.1 % .* is <unk>.*--min-count' err
+good "nothing new" grow --init-from ten.st --grow-vocab --data ../n.txt --steps 1 --threads 1
+check "is reported" grep -q '^--grow-vocab: the text has no new words for the vocabulary' err
+grows "grown characters" t.txt w.txt 9 3 --tokens chars
+family_grows
+good "bytes" grow --data ../t.txt $tiny --steps 1 --checkpoint bytes.st
+cd grow
+refused "--grow-vocab requires --init-from" --grow-vocab --data ../n.txt --tokens words
+refused "--grow-vocab requires --init-from, .*: leave it out to resume" --grow-vocab \
+    --checkpoint new.st --steps 20
+refused "--grow-vocab extends .* the tokens of bytes.st are bytes: all 256" --grow-vocab \
+    --init-from bytes.st --data ../n.txt
+refused "--grow-vocab and --vocab cannot be combined" --grow-vocab --init-from old.st --vocab 99 \
+    --data ../n.txt
+refused "--min-count is 3 here .* but 0 in the checkpoint" --init-from old.st --min-count 3 \
+    --data ../w.txt
+refused "n.txt: the word 'y0' .*: --grow-vocab appends it and all others that the training text has" \
+    --init-from old.st --data ../n.txt
+cd ..
+
+# ========================================================================================
 section "generation and help"
 
 sample() { # FILE OPTIONS...: 40 tokens without data; standard output has only the text

@@ -248,3 +248,10 @@ useless() {
 --niter 5
 END2
 }
+
+# the clusters and tied tables of a vocabulary that grows: 3 tensors are the embedding, and
+# the weight and the bias of the output
+family_grows() {
+    grows "grown tail" w.txt n.txt 7 3 $adaptive
+    grows "grown tail, tied" w.txt n.txt 7 2 $adaptive --adapt-io-tied
+}

@@ -503,3 +503,9 @@ useless() {
 --momentum 0.5
 END2
 }
+
+# the clusters and tied tables of a vocabulary that grows: 3 tensors are the embedding, and
+# the weight and the bias of the output
+family_grows() {
+    grows "grown, tied" w.txt n.txt 7 2 --tokens words --tied
+}

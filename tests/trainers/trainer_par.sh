@@ -655,3 +655,12 @@ useless() {
 --sample-length 5
 END2
 }
+
+# the clusters and tied tables of a vocabulary that grows: 3 tensors are the embedding, and
+# the weight and the bias of the output
+family_grows() {
+    grows "grown, tied" w.txt n.txt 7 2 --tokens words --tied
+    search=$tune_more tune_more=
+    grows "grown tail" w.txt n.txt 7 2 --tokens words $words_more
+    tune_more=$search
+}
