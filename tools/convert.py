@@ -41,7 +41,8 @@ class Refuse(Exception):
 # >>safetensors --------------------------------------------------------------------------
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1",
-          "BF16": "<u2"}
+          "BF16": "<u2", "BOOL": "|b1", "I8": "|i1", "I16": "<i2", "U16": "<u2", "U32": "<u4",
+          "U64": "<u8"}
 MASK = (1 << 64) - 1
 
 
@@ -58,6 +59,9 @@ def read_safetensors(path):
             a, b = (8 + n + x for x in h["data_offsets"])
             if b > len(data):
                 raise Refuse(f"{path} is cut short: {name} ends after the end of the file")
+            if isinstance(h["dtype"], str) and h["dtype"] not in DTYPES:
+                raise Refuse(f"{path}: {name} has the type {h['dtype']}, which numpy lacks: store "
+                             "it as F32")
             array = np.frombuffer(data[a:b], dtype=DTYPES[h["dtype"]]).reshape(h["shape"])
             if h["dtype"] == "BF16":
                 array = (array.astype("<u4") << 16).view("<f4")

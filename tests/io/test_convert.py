@@ -16,6 +16,7 @@ import math
 import os
 import re
 import shlex
+import struct
 import subprocess
 import sys
 import tempfile
@@ -1637,6 +1638,15 @@ def test_hostile_pickles():
             "wide.pt is damaged: w of shape (100000, 100000)")
     torch.save({"w": torch.zeros(2, 2).to_sparse()}, path("sparse.pt"))
     refused("a sparse tensor", [path("sparse.pt"), out], "sparse.pt: w cannot be read")
+    types = os.path.join(ROOT, "tests", "golden", "types.safetensors")
+    refused("a type that numpy lacks", [types, out], "types.safetensors: F8_E4M3 has the type")
+    with open(path("integers.safetensors"), "wb") as f:
+        header = {n: {"dtype": n, "shape": [1], "data_offsets": [8 * i, 8 * i + size]}
+                  for i, (n, size) in enumerate((("U64", 8), ("BOOL", 1)))}
+        text = json.dumps(header).encode()
+        f.write(struct.pack("<Q", len(text)) + text + struct.pack("<Q?", 1 << 63, True))
+    read = convert.read_safetensors(path("integers.safetensors"))[0]
+    check(read["U64"][0] == 1 << 63 and read["BOOL"][0], f"integers and BOOL: {read}")
     torch.save(good, path("good.pt"))
     refused("a compressed archive", [rezipped("good.pt", zipfile.ZIP_DEFLATED), out],
             "new.pt is a compressed archive", "zip -0")
