@@ -353,8 +353,8 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
                        "--checkpoint", from, own);
     if (!path || (stat(path, &st) && errno == ENOENT)) {
         if (!from && (t->training || t->opt->dry_run)) return 1;
-        return tr_fail(t->err, TR_ERR, "--%s %s: %s", from ? "init-from" : "checkpoint",
-                       path ? path : "", strerror(ENOENT));
+        if (!from) return tr_lm_no_checkpoint(t);
+        return tr_fail(t->err, TR_ERR, "--init-from %s: %s", from, strerror(ENOENT));
     }
 
     *f = stx_file_open(t->x, path);

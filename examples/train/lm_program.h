@@ -70,7 +70,8 @@ TR_DEF int tr_lm_check_grow(tr_lm *t) {
     if (!o->grow_vocab) return 1;
     if (!o->init_from)
         return tr_fail(t->err, TR_ERR, "--grow-vocab requires --init-from, whose vocabulary it "
-                       "extends%s", t->vocab ? ": leave it out to resume the run" : "");
+                       "extends%s",
+                       t->training && t->vocab ? ": leave it out to resume the run" : "");
     if (o->vocab)
         return tr_fail(t->err, TR_ERR, "--grow-vocab and --vocab cannot be combined: --data "
                        "determines the size of the vocabulary");

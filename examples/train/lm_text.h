@@ -57,14 +57,22 @@ typedef struct tr_lm_source {
     int      dir;               /* 1: --data is a directory */
 } tr_lm_source;
 
+/* Reports that the file of --checkpoint, or of --out, does not exist. Returns 0. */
+TR_DEF int tr_lm_no_checkpoint(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    const int of_out = o->out && !strncmp(o->checkpoint, o->out, strlen(o->out));
+    return tr_fail(t->err, TR_ERR, "no such checkpoint: %.900s; check the name after --%s, or %s",
+                   o->checkpoint, of_out ? "out" : "checkpoint",
+                   t->training ? "give --data to start a new run" : "train a model first");
+}
+
 /* Reports that --data is missing. Returns 0. */
 TR_DEF int tr_lm_no_data(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     struct stat st;
     if (t->training && o->checkpoint && !o->init_from && stat(o->checkpoint, &st)
         && errno == ENOENT)
-        return tr_fail(t->err, TR_ERR, "--checkpoint %.900s: %s; to start a new run, give --data",
-                       o->checkpoint, strerror(ENOENT));
+        return tr_lm_no_checkpoint(t);
     return tr_fail(t->err, TR_ERR, "--data is missing: give a text file, or a directory with "
                    "train.txt, valid.txt and test.txt");
 }
