@@ -1395,6 +1395,13 @@ typedef struct stx_attention_desc {
                                zero values are added at positions first_key to -1 */
 } stx_attention_desc;
 
+/* Receives what stx_attention_map_of needs of a call of stx_attention. Zeros: no call. */
+typedef struct stx_attention_record {
+    const struct stx_attention_args *args;  /* valid until the next stx_begin */
+    uint64_t step;          /* counts the calls of stx_begin */
+    int      recomputed;    /* 1: the call was inside stx_recompute: `args` is not valid */
+} stx_attention_record;
+
 /* Inputs of stx_attention. Unused ones are NULL. Queries, keys and values are given in
    one of three ways:
        q, k, v     separate tensors
@@ -1429,6 +1436,8 @@ typedef struct stx_attention_in {
                                            ops that need the attention weights. Valid
                                            until the next stx_begin (inside stx_recompute,
                                            until fn returns) */
+    stx_attention_record *record;       /* if not NULL, receives this call for
+                                           stx_attention_map_of */
 } stx_attention_in;
 
 /* Attention -> (B,T,C). Differentiable in all inputs except pad. Returns NULL after an
@@ -1546,6 +1555,64 @@ STX_DEF size_t stx_attention_keys(const stx_attention_args *a);
 STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i,
                                    double *w, double *raw_m);
 STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work);
+
+
+// >>api: attention maps
+
+/* The fused kernels never store the weights of an attention. The functions here compute
+   those of one row of a batch again, for pictures and analysis. The model families have
+   functions for their layers, such as stx_span_attention_map. */
+
+/* Kinds of keys, in the order in which a map lists them. */
+enum {
+    STX_KEY_ZERO,           /* a key of zeros, before all rows that were written */
+    STX_KEY_COMPRESSED,     /* a row of the compressed memory */
+    STX_KEY_MEMORY,         /* a row of the memory */
+    STX_KEY_SEGMENT,        /* a token of the segment */
+    STX_KEY_PERSISTENT,     /* a persistent vector */
+    STX_KEY_KINDS           /* the number of kinds */
+};
+
+typedef struct stx_attention_key {
+    int       kind;         /* STX_KEY_ZERO .. STX_KEY_PERSISTENT */
+    int       missing;      /* 1: the stream has no such row; its weights are 0 */
+    ptrdiff_t first;        /* position of the first token that the key stands for: 0 is the
+                               first token of the segment, -1 the token before it */
+    size_t    tokens;       /* number of these tokens: 1, or up to `ratio` in compressed rows;
+                               0: none (zero keys, persistent vectors), or not known */
+} stx_attention_key;
+
+/* The weights of one attention in one row of a batch. Query i is token i of the segment.
+   The attention output of a head is y_i = sum_j weight_ij v_j, with the values of the
+   kernel: sqrt(N) persistent_v for persistent vectors, and 0 for zero keys. The weights
+   of a query sum to 1, or to 0 if it sees no key, with these exceptions: with no_renorm
+   or eps > 0 the sum is smaller, and in a training step with dropout the weights include
+   the dropout, so that the sum is 1 only on average. */
+typedef struct stx_attention_map {
+    size_t heads, queries, keys;            /* H, T, K */
+    size_t count[STX_KEY_KINDS];            /* number of keys of each kind; the sum is K */
+    const stx_attention_key *key;           /* [K] */
+    const double *weight;                   /* (H,T,K) */
+    const double *span;                     /* [H]: learned spans in tokens, without the ramp;
+                                               NULL: none */
+    double ramp;                            /* width of the ramp in tokens, with `span` */
+} stx_attention_map;
+
+/* Returns the arguments of an attention for row b alone (B = 1), with q, k, v, y and all
+   other inputs in host memory, for stx_attention_weights and stx_attention_plain. On a
+   GPU, copies them, like stx_get. row_max, inv_sum, gradients and work are NULL. The
+   result is valid as long as *a. Returns NULL after an error. */
+STX_DEF const stx_attention_args *stx_attention_host(stx_ctx *x, const stx_attention_args *a,
+                                                     size_t b);
+
+/* For model families: computes the map of row b from the record of a layer's attention
+   in this step. All rows before those of the segment have the kind STX_KEY_MEMORY. Error
+   texts begin with `op`. The parameters must not have changed since the call. The result
+   is valid until the next stx_begin. Returns NULL and sets an error if the layer has not
+   attended in this step or was recomputed, if b is out of range, or if memory runs out.
+   In a dry run, all weights are 0. */
+STX_DEF stx_attention_map *stx_attention_map_of(stx_ctx *x, const char *op,
+                                                const stx_attention_record *record, size_t b);
 
 
 // >>api: adaptive input and output
@@ -2910,6 +2977,12 @@ typedef struct stx_lm {
     /* The key of a step, for stx_step_run. */
     uint64_t    (*key)(const void *model, const stx_ids *ids, const stx_ids *targets,
                        const void *state, uint64_t salt);
+
+    /* The attention weights of layer l < layers in stream b, of the last forward pass of
+       this step: see stx_attention_map and stx_span_attention_map. NULL without an error
+       if the layer runs no attention. */
+    size_t      layers;
+    const stx_attention_map *(*attention_map)(const void *model, size_t l, size_t b);
 
     /* The memory of B streams. `window` is the reach of attention in tokens for
        evaluation; 0: as in training. state_copy copies streams c .. c+n-1 of `from` to
@@ -13300,6 +13373,7 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 /* The sections on attention are in this order:
        op                    checks, arguments, node: stx_attention, stx__attention_back
        plain definition      the formulas, and stx_attention_plain, which evaluates them
+       maps                  the weights of one row of a batch: stx_attention_map_of
        tiles                 overview of the kernels; buffers, packing
        scores and weights    one tile: bounds, q . k + qv . pe, running softmax
        forward               stx__attn_fwd_unit
@@ -13884,6 +13958,14 @@ static void stx__attention_record(stx_ctx *x, stx_tensor *y, const stx_attention
     if (node) node->save = a;
 }
 
+/* Fills in the record of a call. The first run of stx_recompute records no nodes. */
+static void stx__attention_note(const stx_ctx *x, const stx_attention_args *a,
+                                stx_attention_record *r) {
+    r->args = a;
+    r->step = x->tape.steps_begun;
+    r->recomputed = stx_training(x) && (!x->tape.recording || x->tape.recompute_mark);
+}
+
 /* kv_batch_stride is the number of elements between the batch rows of k, v or kv if these
    are views of the longer buffers of stx_cache_attention, and 0 in all other calls. */
 static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
@@ -13920,6 +14002,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     stx__attention_record(x, y, in, &s, a);
     if (!stx_ok(x)) return NULL;
     if (in->args_out) *in->args_out = a;
+    if (in->record) stx__attention_note(x, a, in->record);
     return y;
 }
 
@@ -14088,6 +14171,189 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
             a->y[((b * a->T + i) * a->H + h) * D + d] = (stx_real)y;
         }
     }
+}
+
+
+/* ---- src/ops/attention_map.h ---- */
+// >>attention: maps
+
+/* Returns n elements at p in host memory: p itself on a CPU, a copy on a GPU. NULL if p
+   is NULL or after an error. */
+static const stx_real *stx__host_elements(stx_ctx *x, const stx_real *p, size_t n) {
+    stx_real *host;
+    if (!p || !stx__on_gpu(x)) return p;
+    host = (stx_real *)stx_step_host_bytes(x, stx_bytes_of(n, sizeof *host, 1));
+    if (host) stx_download(x, host, p, n);
+    return host;
+}
+
+/* Returns `rows` rows of `width` elements, `stride` apart, that begin `offset` elements
+   after p. */
+static const stx_real *stx__host_rows(stx_ctx *x, const stx_real *p, size_t offset, size_t rows,
+                                      size_t stride, size_t width) {
+    if (!p || !rows) return NULL;
+    return stx__host_elements(x, stx_offset_ptr(x, p, offset), (rows - 1) * stride + width);
+}
+
+/* Returns n elements of a key mask in host memory. */
+static const int32_t *stx__host_pad(stx_ctx *x, const int32_t *p, size_t n) {
+#ifdef SEQTX_CUDA
+    if (p && stx__on_gpu(x)) {
+        int32_t *host = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(n, sizeof *host, 1));
+        stx__host_access(x, STX__FROM_GPU);
+        if (host) stx_cuda_download(x, host, p, n * sizeof *host);
+        return host;
+    }
+#endif
+    (void)x;
+    (void)n;
+    return p;
+}
+
+STX_DEF const stx_attention_args *stx_attention_host(stx_ctx *x, const stx_attention_args *a,
+                                                     size_t b) {
+    stx_attention_args *r;
+    size_t g, C, rows;
+    if (!stx_ok(x) || !a) return NULL;
+    if (b >= a->B) {
+        stx_fail(x, STX_ERR_ARG, "stx_attention_host: expected a row below B = %zu, got %zu", a->B,
+                 b);
+        return NULL;
+    }
+    r = (stx_attention_args *)stx_step_host_bytes(x, sizeof *r);
+    if (!r) return NULL;
+    C = a->H * a->D;
+    rows = a->S - a->cached_rows;
+    *r = *a;
+    r->B = 1;
+    r->rng_first += (uint64_t)b * a->H * a->T * stx__attn_philox_calls(a);
+    r->q = stx__host_rows(x, a->q, b * a->q_batch_stride, a->T, a->q_row_stride, C);
+    r->k = stx__host_rows(x, a->k, b * a->kv_batch_stride, rows, a->kv_row_stride, C);
+    r->v = stx__host_rows(x, a->v, b * a->kv_batch_stride, rows, a->kv_row_stride, C);
+    r->y = (stx_real *)(uintptr_t)stx__host_rows(x, a->y, b * a->T * C, a->T, C, C);
+    for (g = 0; g < a->groups; g++) {
+        const stx_attention_kv *from = &a->cached[g];
+        const size_t at = b * from->batch_stride, width = from->row_stride / 2;
+        stx_attention_kv *to = &r->cached[g];
+        to->k = stx__host_rows(x, from->k, at, from->rows, from->row_stride, width);
+        to->v = stx__host_rows(x, from->v, at, from->rows, from->row_stride, width);
+        to->dk = to->dv = NULL;
+    }
+
+    r->pe = stx__host_elements(x, a->pe, a->P * a->D * (a->pe_heads > 1 ? a->H : 1));
+    r->content_bias = stx__host_elements(x, a->content_bias, C);
+    r->position_bias = stx__host_elements(x, a->position_bias, C);
+    r->span_fraction = stx__host_elements(x, a->span_fraction, a->span_shared ? 1 : a->H);
+    r->persistent_k = stx__host_elements(x, a->persistent_k, a->N * C);
+    r->persistent_v = stx__host_elements(x, a->persistent_v, a->N * C);
+    if (a->pad) r->pad = stx__host_pad(x, a->pad + b * a->pad_batch_stride, a->S);
+    r->row_max = r->inv_sum = r->dq = r->dk = r->dv = NULL;
+    r->dy = NULL;
+    r->dpe = r->dcontent_bias = r->dposition_bias = r->dspan_fraction = NULL;
+    r->dpersistent_k = r->dpersistent_v = NULL;
+    r->work = NULL;
+    return stx_ok(x) ? r : NULL;
+}
+
+/* Returns the number of zero keys that a query can reach. The first one reaches furthest
+   back. */
+static size_t stx__map_zero_keys(const stx_attention_args *a) {
+    const size_t before = a->S - STX_MIN(a->S, a->T);   /* rows before the segment */
+    const size_t reached = a->span > before ? a->span - before : 0;
+    return STX_MIN(reached, stx__zero_keys(a->first_key));
+}
+
+/* Sets the kinds and positions of the keys. */
+static void stx__map_keys(const stx_attention_args *a, stx_attention_map *map,
+                          stx_attention_key *key) {
+    const size_t zero = map->count[STX_KEY_ZERO];
+    const ptrdiff_t before = (ptrdiff_t)(zero + map->count[STX_KEY_MEMORY]);
+    size_t n = 0, i;
+    int kind;
+    memset(key, 0, map->keys * sizeof *key);
+    for (kind = 0; kind < STX_KEY_KINDS; kind++)
+        for (i = 0; i < map->count[kind]; i++, n++) {
+            key[n].kind = kind;
+            if (kind == STX_KEY_PERSISTENT) continue;
+            key[n].first = (ptrdiff_t)n - before;
+            if (kind == STX_KEY_ZERO) continue;
+            key[n].tokens = 1;
+            key[n].missing = (ptrdiff_t)(n - zero) < a->first_key || (a->pad && a->pad[n - zero]);
+        }
+    map->key = key;
+}
+
+/* Computes weight (H,T,K). stx_attention_weights also lists the zero keys that no query
+   reaches, which the map omits. */
+static void stx__map_weights(const stx_attention_args *a, const stx_attention_map *map,
+                             double *weight, double *work) {
+    const size_t keys = stx_attention_keys(a), skip = keys - map->keys;
+    size_t h, i;
+    for (h = 0; h < a->H; h++)
+        for (i = 0; i < a->T; i++, weight += map->keys) {
+            stx_attention_weights(a, 0, h, i, work, work + keys);
+            stx__attn_plain_mask(a, h * a->T + i, work, work + keys);
+            memcpy(weight, work + skip, map->keys * sizeof *weight);
+        }
+}
+
+static int stx__map_check(stx_ctx *x, const char *op, const stx_attention_record *record,
+                          size_t b) {
+    if (!record->args || record->step != x->tape.steps_begun)
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: expected a forward pass with attention since the last stx_begin, got none",
+                 op);
+    else if (record->recomputed)
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: expected stored keys, got a layer that is recomputed in the backward pass: "
+                 "begin the step with STX_EVAL, or set recompute_layers to 0", op);
+    else if (b >= record->args->B)
+        stx_fail(x, STX_ERR_ARG, "%s: expected a stream below B = %zu, got %zu", op,
+                 record->args->B, b);
+    return stx_ok(x);
+}
+
+STX_DEF stx_attention_map *stx_attention_map_of(stx_ctx *x, const char *op,
+                                                const stx_attention_record *record, size_t b) {
+    STX__FP_SCOPE;
+    const stx_attention_args *a;
+    stx_attention_map *map;
+    stx_attention_key *key;
+    double *weight, *work, *span;
+    size_t n, h;
+    if (!stx_ok(x) || !record || !stx__map_check(x, op, record, b)) return NULL;
+    a = stx_attention_host(x, record->args, b);
+    map = (stx_attention_map *)stx_step_host_bytes(x, sizeof *map);
+    if (!a || !map) return NULL;
+
+    memset(map, 0, sizeof *map);
+    map->heads = a->H;
+    map->queries = a->T;
+    map->count[STX_KEY_ZERO] = stx__map_zero_keys(a);
+    map->count[STX_KEY_MEMORY] = a->S - STX_MIN(a->S, a->T);
+    map->count[STX_KEY_SEGMENT] = STX_MIN(a->S, a->T);
+    map->count[STX_KEY_PERSISTENT] = a->N;
+    map->keys = map->count[STX_KEY_ZERO] + a->S + a->N;
+    n = stx_bytes_of(a->H, a->T, map->keys);
+    key = (stx_attention_key *)stx_step_host_bytes(x, map->keys * sizeof *key);
+    weight = (double *)stx_step_host_bytes(x, stx_bytes_of(n, sizeof *weight, 1));
+    work = (double *)stx_step_host_bytes(x, 2 * stx_attention_keys(a) * sizeof *work);
+    span = (double *)stx_step_host_bytes(x, a->H * sizeof *span);
+    if (!key || !weight || !work || !span) return NULL;
+
+    stx__map_keys(a, map, key);
+    map->weight = weight;
+    if (x->desc.dry)
+        memset(weight, 0, n * sizeof *weight);
+    else
+        stx__map_weights(a, map, weight, work);
+    if (a->span_fraction) {
+        for (h = 0; h < a->H; h++)
+            span[h] = x->desc.dry ? 0 : (double)stx__attn_span_fraction(a, h) * (double)a->max_span;
+        map->span = span;
+        map->ramp = (double)a->ramp;
+    }
+    return map;
 }
 
 

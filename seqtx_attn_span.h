@@ -536,6 +536,7 @@ typedef struct stx_span {
     stx_span_layer   *layer;    /* [layers] */
     stx_tensor      **z;        /* [layers], z of each layer; NULL if spans are fixed */
     stx_param_subset *spans;    /* z of all layers, for stx_clamp_params */
+    stx_attention_record *attended; /* [layers], for stx_span_attention_map */
 } stx_span;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc is
@@ -662,8 +663,8 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
 
 /* Returns the span of one head in tokens, z L, without the ramp. Returns L if spans are
    fixed, and 0 if l or head is out of range or after an error. On a GPU, this and the
-   next three functions wait until the spans of the previous step are known. After an
-   error, those three functions compute with z = 0. */
+   next four functions wait until the spans of the previous step are known. After an
+   error, the window, the cache length and the statistics are those of z = 0. */
 STX_DEF double stx_span_head_span(const stx_span *m, size_t l, size_t head);
 
 /* Return S, the number of tokens that layer l can look back, and C, the length of its
@@ -672,11 +673,25 @@ STX_DEF double stx_span_head_span(const stx_span *m, size_t l, size_t head);
 STX_DEF size_t stx_span_window(const stx_span *m, size_t l);
 STX_DEF size_t stx_span_cache_length(const stx_span *m, size_t l);
 
+/* Writes the span of every head in tokens, as stx_span_head_span returns it, to spans
+   (layers,heads). Writes zeros after an error. */
+STX_DEF void stx_span_head_spans(const stx_span *m, double *spans);
+
 /* Computes spans including the ramp, in tokens, as the authors' code logs them. *avg
    receives the mean of the layers' reaches, each computed from the mean z of the
    layer's heads. *max receives the largest reach of any head. With fixed spans, both
    values are L. If m is NULL, both are 0. Either pointer can be NULL. */
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
+
+/* Returns the attention weights of layer l in stream b, of the last forward pass of this
+   step, with the learned spans of the heads (see stx_attention_map). The keys are, in
+   this order: with STX_SPAN_LITERAL_MEMORY, unwritten rows of the window, which are read
+   as zeros; the cached rows of the window; the segment; the persistent vectors. Rows
+   beyond the span of a head have weight 0. Call it before the next stx_begin and before
+   the parameters change. On a GPU, it copies from the device, like stx_get. Returns NULL
+   and sets an error if there was no forward pass, if l or b is out of range, or if the
+   layer is recomputed (recompute_layers with STX_TRAIN). */
+STX_DEF const stx_attention_map *stx_span_attention_map(const stx_span *m, size_t l, size_t b);
 
 
 // >>api: generation
@@ -950,7 +965,8 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     m->ctx = x;
     m->params = stx_params_create(x);
     m->layer = (stx_span_layer *)stx_persist(x, d->layers * sizeof *m->layer);
-    if (!m->params || !m->layer) return NULL;
+    m->attended = (stx_attention_record *)stx_persist(x, d->layers * sizeof *m->attended);
+    if (!m->params || !m->layer || !m->attended) return NULL;
 
     m->key_pe = stx_param(m->params, STX_NORMAL, 1, "key_pe", d->span, d->dim / d->heads, 0, 0);
     stx_param_elementwise(m->key_pe);
@@ -1094,6 +1110,12 @@ STX_DEF double stx_span_head_span(const stx_span *m, size_t l, size_t head) {
     if (m->desc.span_per_layer) head = 0;
     z = stx_param_mirror(m->ctx, m->layer[l].z);
     return z ? (double)z[head] * (double)m->desc.span : 0;
+}
+
+STX_DEF void stx_span_head_spans(const stx_span *m, double *spans) {
+    size_t l, head;
+    for (l = 0; m && l < m->desc.layers; l++)
+        for (head = 0; head < m->desc.heads; head++) *spans++ = stx_span_head_span(m, l, head);
 }
 
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max) {
@@ -1299,6 +1321,7 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
         a.cached[0] = stx_linear_cached(x, &job->past, 1, B, w, NULL, 2);
     }
     a.pad = job->pad;
+    a.record = &m->attended[job->l];
     stx__span_attention_desc(m, job->S, &attn);
     return stx__span_tail(m, job->l, in[0], stx_attention(x, &a, &attn));
 }
@@ -1384,6 +1407,16 @@ STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
     if (!m || !nll || !m->desc.adapt_span || m->desc.span_loss == 0) return nll;
     return stx_add_means(m->ctx, nll, m->z, m->desc.layers,
                          m->desc.span_loss * (double)m->desc.span);
+}
+
+STX_DEF const stx_attention_map *stx_span_attention_map(const stx_span *m, size_t l, size_t b) {
+    if (!m || !stx_ok(m->ctx)) return NULL;
+    if (l >= m->desc.layers) {
+        stx_fail(m->ctx, STX_ERR_ARG,
+                 "stx_span_attention_map: expected a layer below %zu, got %zu", m->desc.layers, l);
+        return NULL;
+    }
+    return stx_attention_map_of(m->ctx, "stx_span_attention_map", &m->attended[l], b);
 }
 
 
@@ -1475,6 +1508,10 @@ static uint64_t stx__span_lm_key(const void *m, const stx_ids *ids, const stx_id
     return stx_span_key((const stx_span *)m, ids, targets, (const stx_span_state *)s, salt);
 }
 
+static const stx_attention_map *stx__span_lm_attention_map(const void *m, size_t l, size_t b) {
+    return stx_span_attention_map((const stx_span *)m, l, b);
+}
+
 static int stx__span_lm_window_ok(stx_span *m, const char *op, size_t window) {
     if (m && window)
         stx_fail(m->ctx, STX_ERR_ARG,
@@ -1509,6 +1546,8 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m) {
     lm.updated = stx__span_lm_updated;
     lm.recompute = stx__span_lm_recompute;
     lm.key = stx__span_lm_key;
+    lm.layers = m->desc.layers;
+    lm.attention_map = stx__span_lm_attention_map;
     lm.state_create = stx__span_lm_state_create;
     lm.gen_create = stx__span_lm_gen_create;
     stx__span_lm_states(&lm);

@@ -687,6 +687,7 @@ typedef struct stx_comp {
                                                rank, and aux is scaled so that its mean
                                                over all ranks is the aux loss of the
                                                batch */
+    struct stx_comp_attended *attended;     /* [L], for stx_comp_attention_map */
 } stx_comp;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc and
@@ -842,6 +843,29 @@ STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll);
    Padding is not part of the key, so do not replay steps with padding. */
 STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets,
                               const stx_comp_state *s, uint64_t salt);
+
+/* What stx_comp_attention_map needs of a layer in the last forward pass. */
+typedef struct stx_comp_attended {
+    stx_attention_record call;
+    size_t c, M;                /* rows in the compressed memory; capacity of the memory */
+    size_t pushed_max;          /* the state's */
+    const size_t *pushed;       /* (B): the state's, before the segment entered the memory;
+                                   NULL without a state */
+} stx_comp_attended;
+
+/* Returns the attention weights of layer l in stream b, of the last forward pass of this
+   step (see stx_attention_map). The keys are the rows of the compressed memory and of
+   the memory, and the tokens of the segment. A compressed row stands for the tokens of
+   its group; a convolution with overlap or dilations also reads earlier ones. The tokens
+   are not known (`tokens` is 0) with STX_COMP_COMPRESS_USED, for rows of
+   stx_comp_state_set, and in a long text, if S does not divide M, for all but the newest
+   rows. Positions count padding. Rows of padded queries have no effect: the model sets
+   their attention output to 0 or, with STX_COMP_LITERAL_MASK, computes it from other
+   keys. Call it before the next stx_begin and before the parameters change. On a GPU, it
+   copies from the device, like stx_get. Returns NULL and sets an error if there was no
+   forward pass, if l or b is out of range, or if the layer is recomputed
+   (recompute_layers with STX_TRAIN). */
+STX_DEF const stx_attention_map *stx_comp_attention_map(const stx_comp *m, size_t l, size_t b);
 
 
 // >>api: generation
@@ -2449,7 +2473,9 @@ STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc) {
     m->params = stx_params_create(x);
     m->layer = (stx_comp_layer *)stx_persist(x, stx_bytes_of(d->layers, sizeof *m->layer, 1));
     m->aux = (stx_tensor **)stx_persist(x, stx_bytes_of(d->layers, 2 * sizeof *m->aux, 1));
-    if (!m->params || !m->layer || !m->aux) return NULL;
+    m->attended = (stx_comp_attended *)stx_persist(x, stx_bytes_of(d->layers,
+                                                                   sizeof *m->attended, 1));
+    if (!m->params || !m->layer || !m->aux || !m->attended) return NULL;
     m->rel_error = m->aux + d->layers;
     m->taps = stx__comp_taps(d);
     m->before = stx__comp_rows_before(d);
@@ -3623,6 +3649,7 @@ static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_layer_plan *plan
     if (!a.pe) return NULL;
     a.pad = plan->key_pad;
     a.args_out = attn_args;
+    a.record = &plan->m->attended[plan->l].call;
     y = stx__comp_zero_rows(x, stx_attention(x, &a, &d), plan->pad);
     if (!plan->segment_pad) return y;
 
@@ -3630,6 +3657,7 @@ static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_layer_plan *plan
        all keys of the segment with equal weight */
     a.pad = plan->segment_pad;
     a.args_out = NULL;
+    a.record = NULL;
     if (!(plan->n + plan->c)) {
         a.pe = a.content_bias = a.position_bias = NULL;
         a.pad = NULL;
@@ -3909,7 +3937,8 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
                                      const stx_comp_state *in, stx_comp_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
     const stx_comp_desc *d;
-    size_t l, B, T, rows;
+    const stx_comp_state *read;
+    size_t l, B, T, rows, *pushed = NULL;
     int push, rotated;
     if (!stx_ok(x) || !h || !stx__comp_segment_fits(m, h, pad, in, out)) return NULL;
     d = &m->desc;
@@ -3930,16 +3959,83 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     if (in && out && d->recurrence == STX_COMP_STORE_ROTATE) stx__comp_rotate(out);
 
     rows = stx__comp_rows_in_use(m, in);
+    read = in ? in : out;
+    if (read) {
+        pushed = (size_t *)stx_step_host_bytes(x, B * sizeof *pushed);
+        if (!pushed) return NULL;
+        memcpy(pushed, read->pushed, B * sizeof *pushed);
+    }
     for (l = 0; l < d->layers && h; l++) {
         const size_t from = rotated && m->layer[l].memory ? stx__comp_layer_above(m, l) : l;
         stx__comp_layer_plan *plan = (stx__comp_layer_plan *)stx_step_host_bytes(x, sizeof *plan);
-        if (!plan || !stx__comp_plan(m, l, in ? in : out, from, B, T, pad, push, plan)) return NULL;
+        if (!plan || !stx__comp_plan(m, l, read, from, B, T, pad, push, plan)) return NULL;
         plan->table_rows = rows;
+        m->attended[l].c = plan->c;
+        m->attended[l].M = plan->M;
+        m->attended[l].pushed = pushed;
+        m->attended[l].pushed_max = read ? read->pushed_max : 0;
         h = stx__comp_run_layer(plan, h, in, from, out);
     }
     if (!h) return NULL;
     if (push) stx__comp_count_segment(out);
     return d->final_norm ? stx_layernorm(x, h, m->final_gain, m->final_shift, 1e-5) : h;
+}
+
+/* Sets the tokens of the compressed rows key[0 .. c), from the newest to the oldest. The
+   last n tokens before the segment are in the memory. The k-th last full segment found
+   min(pushed - k S, M) rows there, where `pushed` counts the rows of the stream. At
+   pushed_max, the count has stopped, but if S divides M, every eviction was of S rows. */
+static void stx__comp_map_tokens(const stx_comp *m, const stx_comp_attended *seen, size_t b,
+                                 size_t n, stx_attention_key *key) {
+    const stx_comp_desc *d = &m->desc;
+    const size_t S = d->segment, M = seen->M, pushed = seen->pushed[b];
+    const int stopped = pushed == seen->pushed_max;
+    ptrdiff_t end = -(ptrdiff_t)n;      /* the token after the evicted ones */
+    size_t left = seen->c, k, g;
+    if (d->compress == STX_COMP_COMPRESS_USED) return;
+    for (k = 1; left; k++) {
+        const int counted = pushed >= k * S + (stopped ? M : 0);
+        const size_t before = counted ? STX_MIN(pushed - k * S, M) : M;
+        const size_t e = stx__comp_evicted(before, S, M);
+        const size_t zeros = d->literal & STX_COMP_LITERAL_PAD ? e % d->ratio : 0;
+        if (!e || (!counted && (!stopped || M % S))) return;
+        for (g = stx__comp_new_rows(d, e); g-- > 0 && left;) {
+            const size_t to = STX_MIN((g + 1) * d->ratio - zeros, e);
+            const size_t from = g ? g * d->ratio - zeros : 0;
+            left--;
+            if (key[left].missing) continue;    /* from before the stream began, or padding */
+            key[left].first = end - (ptrdiff_t)(e - from);
+            key[left].tokens = to - from;
+        }
+        end -= (ptrdiff_t)e;
+    }
+}
+
+STX_DEF const stx_attention_map *stx_comp_attention_map(const stx_comp *m, size_t l, size_t b) {
+    const stx_comp_attended *seen;
+    stx_attention_map *map;
+    stx_attention_key *key;
+    size_t j;
+    if (!m || !stx_ok(m->ctx)) return NULL;
+    if (l >= m->desc.layers) {
+        stx_fail(m->ctx, STX_ERR_ARG,
+                 "stx_comp_attention_map: expected a layer below %zu, got %zu", m->desc.layers, l);
+        return NULL;
+    }
+    seen = &m->attended[l];
+    map = stx_attention_map_of(m->ctx, "stx_comp_attention_map", &seen->call, b);
+    if (!map || !seen->c) return map;
+
+    key = (stx_attention_key *)(uintptr_t)map->key;
+    map->count[STX_KEY_COMPRESSED] = seen->c;
+    map->count[STX_KEY_MEMORY] -= seen->c;
+    for (j = 0; j < seen->c; j++) {
+        key[j].kind = STX_KEY_COMPRESSED;
+        key[j].first = 0;
+        key[j].tokens = 0;
+    }
+    stx__comp_map_tokens(m, seen, b, map->count[STX_KEY_MEMORY], key);
+    return map;
 }
 
 /* Returns 1 if the model has a vocabulary. Otherwise, sets an error and returns 0. */
@@ -4547,6 +4643,10 @@ static int stx__comp_lm_window_ok(stx_comp *m, const char *op, size_t window) {
     return !window;
 }
 
+static const stx_attention_map *stx__comp_lm_attention_map(const void *m, size_t l, size_t b) {
+    return stx_comp_attention_map((const stx_comp *)m, l, b);
+}
+
 static void *stx__comp_lm_state_create(void *m, size_t B, size_t window) {
     if (!stx__comp_lm_window_ok((stx_comp *)m, "stx_lm.state_create", window)) return NULL;
     return stx_comp_state_create((stx_comp *)m, B);
@@ -4572,6 +4672,8 @@ STX_DEF stx_lm stx_comp_as_lm(stx_comp *m) {
     lm.updated = stx__comp_lm_updated;
     lm.recompute = stx__comp_lm_recompute;
     lm.key = stx__comp_lm_key;
+    lm.layers = m->desc.layers;
+    lm.attention_map = stx__comp_lm_attention_map;
     lm.state_create = stx__comp_lm_state_create;
     lm.gen_create = stx__comp_lm_gen_create;
     stx__comp_lm_states(&lm);

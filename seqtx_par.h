@@ -673,6 +673,7 @@ typedef struct stx_par {
     stx_tensor    *latency;             /* (1), total latency of all blocks in the last forward
                                            pass, valid until the next stx_begin; or
                                            NULL */
+    stx_attention_record *attended;     /* [L], for stx_par_attention_map */
 } stx_par;
 
 /* Copies `from` to `to`, fills in the defaults and checks the result. The pattern
@@ -823,6 +824,16 @@ STX_DEF stx_tensor *stx_par_total(stx_par *m, stx_tensor *nll);
    evaluation depends on them, so a replayed step could run the wrong branches. */
 STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids *targets,
                              const stx_par_state *s, uint64_t salt);
+
+/* Returns the attention weights of block l in stream b, of the last forward pass of this
+   step (see stx_attention_map). The keys are the rows of the memory and the tokens of
+   the segment. In a mixture, the gate multiplies what these weights give. Rows of padded
+   queries have no effect: the model sets their attention output to 0. Call it before the
+   next stx_begin and before the parameters change. On a GPU, it copies from the device,
+   like stx_get. Returns NULL without an error if the block runs no attention in this
+   step. Returns NULL and sets an error if there was no forward pass, if l or b is out of
+   range, or if the block is recomputed (recompute_layers with STX_TRAIN). */
+STX_DEF const stx_attention_map *stx_par_attention_map(const stx_par *m, size_t l, size_t b);
 
 
 // >>api: search
@@ -2748,8 +2759,9 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
     m->params = stx_params_create(x);
     m->block = (stx_par_block *)stx_persist(x, stx_bytes_of(d->blocks, sizeof *m->block, 1));
     m->w = (stx_tensor **)stx_persist(x, stx_bytes_of(d->blocks, sizeof *m->w, 1));
+    m->attended = (stx_attention_record *)stx_persist(x, d->blocks * sizeof *m->attended);
     kind = (char *)stx_persist(x, d->blocks + 1);
-    if (!m->params || !m->block || !m->w || !kind) return NULL;
+    if (!m->params || !m->block || !m->w || !m->attended || !kind) return NULL;
     stx__par_kinds(d, kind);
     if (d->pattern) m->pattern = kind;
     d->pattern = NULL;
@@ -3352,6 +3364,7 @@ static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *job, stx_t
         if (block->rel_bias) y = stx__par_narrow_heads(x, d, y);
     } else {
         a.pe = stx__par_relative(x, job->m, job->l, job->pos, job->sines, job->n + h->dim[1]);
+        a.record = &job->m->attended[job->l];
         if (a.pe) y = stx_attention(x, &a, &settings);
     }
     if (job->keep) y = stx_mul(x, y, job->keep);
@@ -3681,6 +3694,17 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
     }
     if (m->final_gain) h = stx_layernorm(x, h, m->final_gain, m->final_shift, d->norm_eps);
     return stx_dropout(x, h, d->final_dropout);
+}
+
+STX_DEF const stx_attention_map *stx_par_attention_map(const stx_par *m, size_t l, size_t b) {
+    if (!m || !stx_ok(m->ctx)) return NULL;
+    if (l >= m->desc.blocks) {
+        stx_fail(m->ctx, STX_ERR_ARG,
+                 "stx_par_attention_map: expected a block below %zu, got %zu", m->desc.blocks, l);
+        return NULL;
+    }
+    if (!stx__par_attends(stx__par_kind(m, l))) return NULL;
+    return stx_attention_map_of(m->ctx, "stx_par_attention_map", &m->attended[l], b);
 }
 
 /* Checks that the model has an embedding and an output head. */
@@ -4111,6 +4135,10 @@ static uint64_t stx__par_lm_key(const void *m, const stx_ids *ids, const stx_ids
     return stx_par_key((const stx_par *)m, ids, targets, (const stx_par_state *)s, salt);
 }
 
+static const stx_attention_map *stx__par_lm_attention_map(const void *m, size_t l, size_t b) {
+    return stx_par_attention_map((const stx_par *)m, l, b);
+}
+
 static void *stx__par_lm_state_create(void *m, size_t B, size_t window) {
     if (window) return stx_par_state_create_sized((stx_par *)m, B, window);
     return stx_par_state_create((stx_par *)m, B);
@@ -4136,6 +4164,8 @@ STX_DEF stx_lm stx_par_as_lm(stx_par *m) {
     lm.updated = stx__par_lm_updated;
     lm.recompute = stx__par_lm_recompute;
     lm.key = stx__par_lm_key;
+    lm.layers = m->desc.blocks;
+    lm.attention_map = stx__par_lm_attention_map;
     lm.state_create = stx__par_lm_state_create;
     lm.gen_create = stx__par_lm_gen_create;
     stx__par_lm_states(&lm);

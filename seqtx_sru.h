@@ -517,6 +517,7 @@ typedef struct stx_sru {
     size_t         O;
     stx_tensor    *w_input;     /* (O,input): the matrix of input_first, or NULL if there is none */
     stx_sru_layer *layer;       /* [layers] */
+    stx_attention_record *attended; /* [layers], for stx_sru_attention_map */
 } stx_sru;
 
 /* Creates a stack and adds its parameters to params, with names that begin with prefix
@@ -610,6 +611,13 @@ STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state 
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix);
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix);
 
+/* Copies layer l to host memory: its states c (B,O), and the rows (B,rows,Ci) of its
+   memory, oldest first, with rows = s->memory->layer[l].count, which is 0 in layers
+   without attention. Either pointer may be NULL. Returns 1, or sets an error and returns
+   0: l is out of range, or the memory is requested while a stream lacks rows (after
+   stx_sru_state_reset_stream or because of padding), which plain values cannot mark. */
+STX_DEF int stx_sru_state_get(const stx_sru_state *s, size_t l, stx_real *c, stx_real *memory);
+
 /* Copy the states c to or from host memory in the state shape of PyTorch's RNNs,
    (layers D, B, H), in which row l D + s is direction s of layer l. The state itself
    has the shape (layers, B, D H), which orders the elements differently if there are
@@ -630,6 +638,16 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
    model or its B differs from the B of x. */
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *x, const stx_ids *pad,
                                     const stx_sru_state *in, stx_sru_state *out);
+
+/* Returns the attention weights of layer l in stream b, of the last forward pass of this
+   step (see stx_attention_map). The keys are the rows of the memory and the time steps
+   of the segment. alpha_attn of the layer multiplies what these weights give. Rows of
+   padded queries have no effect. Call it before the next stx_begin and before the
+   parameters change. On a GPU, it copies from the device, like stx_get. Returns NULL
+   without an error if the layer has no attention. Returns NULL and sets an error if
+   there was no forward pass, if l or b is out of range, or if the layer is recomputed
+   (recompute_layers with STX_TRAIN). */
+STX_DEF const stx_attention_map *stx_sru_attention_map(const stx_sru *m, size_t l, size_t b);
 
 
 // >>api: language model
@@ -2276,6 +2294,7 @@ STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const st
     m->ctx = x;
     m->O = stx__sru_columns(d);
     m->layer = (stx_sru_layer *)stx_persist(x, d->layers * sizeof *m->layer);
+    m->attended = (stx_attention_record *)stx_persist(x, d->layers * sizeof *m->attended);
     if (d->projs) {
         size_t *projs = (size_t *)stx_persist(x, d->layers * sizeof *projs);
         if (projs) memcpy(projs, d->projs, d->layers * sizeof *projs);
@@ -2341,7 +2360,7 @@ static stx_tensor *stx__sru_zero_rows(stx_ctx *x, stx_tensor *h, const unsigned 
 /* query (B,T,P), kv (B,M+T,2P) -> attention output (B,T,P). If all keys that a query
    sees are padding, its output is 0. Such a query is padding too, because it sees
    itself. The recurrence does not read U at padding, so the value has no effect. */
-static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *query, stx_tensor *kv,
+static stx_tensor *stx__sru_attend(stx_sru *m, size_t l, stx_tensor *query, stx_tensor *kv,
                                    const stx_ids *pad, size_t window) {
     stx_attention_in a;
     stx_attention_desc d;
@@ -2351,6 +2370,7 @@ static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *query, stx_tensor *kv
     a.q = query;
     a.kv = kv;
     a.pad = pad;
+    a.record = &m->attended[l];
     d.heads = m->desc.heads;
     d.span = window;
     d.not_causal = m->desc.not_causal;
@@ -2399,7 +2419,7 @@ static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_t
     query = all;
     if (MT > T) query = norm_first ? stx_slice(x, all, MT - T, MT) : z;
     kv = stx_linear(x, all, p->w2, NULL, STX_ACT_NONE);
-    return stx__sru_after(m, p, z, stx__sru_attend(m, query, kv, pad, window));
+    return stx__sru_after(m, p, z, stx__sru_attend(m, l, query, kv, pad, window));
 }
 
 /* Returns the padding (B,M+T) of all keys: `before` (B,M), followed by `pad` (B,T).
@@ -2792,6 +2812,24 @@ static void stx__sru_nn(const stx_sru *m, size_t B, stx_real *nn, stx_real *own,
             }
 }
 
+STX_DEF int stx_sru_state_get(const stx_sru_state *s, size_t l, stx_real *c, stx_real *memory) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    if (!stx_ok(x)) return 0;
+    if (l >= s->model->desc.layers) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_state_get: expected a layer below %zu, got %zu",
+                 s->model->desc.layers, l);
+        return 0;
+    }
+    if (memory && s->memory->layer[l].masked) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_sru_state_get: some streams lack rows in layer %zu, because they were reset "
+                 "or padded; use stx_sru_state_save or stx_sru_state_copy instead", l);
+        return 0;
+    }
+    if (c && !stx_memory_get(s->states, l, c)) return 0;
+    return !memory || !s->memory->layer[l].count || stx_memory_get(s->memory, l, memory);
+}
+
 STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out) {
     stx_ctx *x = s ? s->model->ctx : NULL;
     stx_real *own;
@@ -2831,6 +2869,17 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
     stx_upload(x, s->c, own, n);
     stx_block_free(x, own);
     return stx_ok(x);
+}
+
+STX_DEF const stx_attention_map *stx_sru_attention_map(const stx_sru *m, size_t l, size_t b) {
+    if (!m || !stx_ok(m->ctx)) return NULL;
+    if (l >= m->desc.layers) {
+        stx_fail(m->ctx, STX_ERR_ARG,
+                 "stx_sru_attention_map: expected a layer below %zu, got %zu", m->desc.layers, l);
+        return NULL;
+    }
+    if (!m->layer[l].attends) return NULL;
+    return stx_attention_map_of(m->ctx, "stx_sru_attention_map", &m->attended[l], b);
 }
 
 
@@ -3149,6 +3198,10 @@ static uint64_t stx__sru_lm_key(const void *m, const stx_ids *ids, const stx_ids
     return stx_sru_lm_key((const stx_sru_lm *)m, ids, targets, (const stx_sru_state *)s, salt);
 }
 
+static const stx_attention_map *stx__sru_lm_attention_map(const void *m, size_t l, size_t b) {
+    return stx_sru_attention_map(((const stx_sru_lm *)m)->sru, l, b);
+}
+
 static void *stx__sru_lm_state_create(void *m, size_t B, size_t window) {
     stx_sru_state *s = m ? stx_sru_state_create(((stx_sru_lm *)m)->sru, B) : NULL;
     if (s) s->keep = s->window = window;
@@ -3174,6 +3227,8 @@ STX_DEF stx_lm stx_sru_as_lm(stx_sru_lm *m) {
     lm.updated = stx__sru_lm_updated;
     lm.recompute = stx__sru_lm_recompute;
     lm.key = stx__sru_lm_key;
+    lm.layers = m->sru->desc.layers;
+    lm.attention_map = stx__sru_lm_attention_map;
     lm.state_create = stx__sru_lm_state_create;
     lm.gen_create = stx__sru_lm_gen_create;
     stx__sru_lm_states(&lm);

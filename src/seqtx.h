@@ -339,6 +339,7 @@ STX_STRICT_ON
 #include "ops/mse.h"
 #include "ops/attention.h"
 #include "ops/attention_plain.h"
+#include "ops/attention_map.h"
 #include "ops/attention_tiles.h"
 #include "ops/attention_fwd.h"
 #include "ops/attention_few.h"

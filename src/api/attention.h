@@ -56,6 +56,13 @@ typedef struct stx_attention_desc {
                                zero values are added at positions first_key to -1 */
 } stx_attention_desc;
 
+/* Receives what stx_attention_map_of needs of a call of stx_attention. Zeros: no call. */
+typedef struct stx_attention_record {
+    const struct stx_attention_args *args;  /* valid until the next stx_begin */
+    uint64_t step;          /* counts the calls of stx_begin */
+    int      recomputed;    /* 1: the call was inside stx_recompute: `args` is not valid */
+} stx_attention_record;
+
 /* Inputs of stx_attention. Unused ones are NULL. Queries, keys and values are given in
    one of three ways:
        q, k, v     separate tensors
@@ -90,6 +97,8 @@ typedef struct stx_attention_in {
                                            ops that need the attention weights. Valid
                                            until the next stx_begin (inside stx_recompute,
                                            until fn returns) */
+    stx_attention_record *record;       /* if not NULL, receives this call for
+                                           stx_attention_map_of */
 } stx_attention_in;
 
 /* Attention -> (B,T,C). Differentiable in all inputs except pad. Returns NULL after an
@@ -207,6 +216,64 @@ STX_DEF size_t stx_attention_keys(const stx_attention_args *a);
 STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i,
                                    double *w, double *raw_m);
 STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work);
+
+
+// >>api: attention maps
+
+/* The fused kernels never store the weights of an attention. The functions here compute
+   those of one row of a batch again, for pictures and analysis. The model families have
+   functions for their layers, such as stx_span_attention_map. */
+
+/* Kinds of keys, in the order in which a map lists them. */
+enum {
+    STX_KEY_ZERO,           /* a key of zeros, before all rows that were written */
+    STX_KEY_COMPRESSED,     /* a row of the compressed memory */
+    STX_KEY_MEMORY,         /* a row of the memory */
+    STX_KEY_SEGMENT,        /* a token of the segment */
+    STX_KEY_PERSISTENT,     /* a persistent vector */
+    STX_KEY_KINDS           /* the number of kinds */
+};
+
+typedef struct stx_attention_key {
+    int       kind;         /* STX_KEY_ZERO .. STX_KEY_PERSISTENT */
+    int       missing;      /* 1: the stream has no such row; its weights are 0 */
+    ptrdiff_t first;        /* position of the first token that the key stands for: 0 is the
+                               first token of the segment, -1 the token before it */
+    size_t    tokens;       /* number of these tokens: 1, or up to `ratio` in compressed rows;
+                               0: none (zero keys, persistent vectors), or not known */
+} stx_attention_key;
+
+/* The weights of one attention in one row of a batch. Query i is token i of the segment.
+   The attention output of a head is y_i = sum_j weight_ij v_j, with the values of the
+   kernel: sqrt(N) persistent_v for persistent vectors, and 0 for zero keys. The weights
+   of a query sum to 1, or to 0 if it sees no key, with these exceptions: with no_renorm
+   or eps > 0 the sum is smaller, and in a training step with dropout the weights include
+   the dropout, so that the sum is 1 only on average. */
+typedef struct stx_attention_map {
+    size_t heads, queries, keys;            /* H, T, K */
+    size_t count[STX_KEY_KINDS];            /* number of keys of each kind; the sum is K */
+    const stx_attention_key *key;           /* [K] */
+    const double *weight;                   /* (H,T,K) */
+    const double *span;                     /* [H]: learned spans in tokens, without the ramp;
+                                               NULL: none */
+    double ramp;                            /* width of the ramp in tokens, with `span` */
+} stx_attention_map;
+
+/* Returns the arguments of an attention for row b alone (B = 1), with q, k, v, y and all
+   other inputs in host memory, for stx_attention_weights and stx_attention_plain. On a
+   GPU, copies them, like stx_get. row_max, inv_sum, gradients and work are NULL. The
+   result is valid as long as *a. Returns NULL after an error. */
+STX_DEF const stx_attention_args *stx_attention_host(stx_ctx *x, const stx_attention_args *a,
+                                                     size_t b);
+
+/* For model families: computes the map of row b from the record of a layer's attention
+   in this step. All rows before those of the segment have the kind STX_KEY_MEMORY. Error
+   texts begin with `op`. The parameters must not have changed since the call. The result
+   is valid until the next stx_begin. Returns NULL and sets an error if the layer has not
+   attended in this step or was recomputed, if b is out of range, or if memory runs out.
+   In a dry run, all weights are 0. */
+STX_DEF stx_attention_map *stx_attention_map_of(stx_ctx *x, const char *op,
+                                                const stx_attention_record *record, size_t b);
 
 
 // >>api: adaptive input and output

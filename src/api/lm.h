@@ -382,6 +382,12 @@ typedef struct stx_lm {
     uint64_t    (*key)(const void *model, const stx_ids *ids, const stx_ids *targets,
                        const void *state, uint64_t salt);
 
+    /* The attention weights of layer l < layers in stream b, of the last forward pass of
+       this step: see stx_attention_map and stx_span_attention_map. NULL without an error
+       if the layer runs no attention. */
+    size_t      layers;
+    const stx_attention_map *(*attention_map)(const void *model, size_t l, size_t b);
+
     /* The memory of B streams. `window` is the reach of attention in tokens for
        evaluation; 0: as in training. state_copy copies streams c .. c+n-1 of `from` to
        streams b .. b+n-1 of `to` (see stx_memory_copy). */

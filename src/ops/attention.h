@@ -16,6 +16,7 @@
 /* The sections on attention are in this order:
        op                    checks, arguments, node: stx_attention, stx__attention_back
        plain definition      the formulas, and stx_attention_plain, which evaluates them
+       maps                  the weights of one row of a batch: stx_attention_map_of
        tiles                 overview of the kernels; buffers, packing
        scores and weights    one tile: bounds, q . k + qv . pe, running softmax
        forward               stx__attn_fwd_unit
@@ -600,6 +601,14 @@ static void stx__attention_record(stx_ctx *x, stx_tensor *y, const stx_attention
     if (node) node->save = a;
 }
 
+/* Fills in the record of a call. The first run of stx_recompute records no nodes. */
+static void stx__attention_note(const stx_ctx *x, const stx_attention_args *a,
+                                stx_attention_record *r) {
+    r->args = a;
+    r->step = x->tape.steps_begun;
+    r->recomputed = stx_training(x) && (!x->tape.recording || x->tape.recompute_mark);
+}
+
 /* kv_batch_stride is the number of elements between the batch rows of k, v or kv if these
    are views of the longer buffers of stx_cache_attention, and 0 in all other calls. */
 static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
@@ -636,6 +645,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     stx__attention_record(x, y, in, &s, a);
     if (!stx_ok(x)) return NULL;
     if (in->args_out) *in->args_out = a;
+    if (in->record) stx__attention_note(x, a, in->record);
     return y;
 }
 

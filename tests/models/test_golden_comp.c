@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include "../../seqtx_compressive.h"
 #include "../golden/golden.h"
+#include "maps.h"
 
 #ifdef SEQTX_DOUBLE
 static const double TOL = 1e-10, CURVE = 1e-9;
@@ -205,6 +206,14 @@ static void aux_losses(stx_comp *m, const stx_file *f, const char *name, size_t 
     }
 }
 
+/* Checks the attention maps of the last forward pass. */
+static void maps(stx_comp *m, const char *name, size_t B) {
+    size_t l, b;
+    for (l = 0; l < m->desc.layers && (!m->desc.recompute_layers || !stx_training(m->ctx)); l++)
+        for (b = 0; b < B; b++)
+            check_map(m->ctx, name, l, b, &m->attended[l].call, stx_comp_attention_map(m, l, b));
+}
+
 /* Runs segment i, which reads state s and writes state o, and compares its results.
    Returns whether the segment was computed. */
 static int segment(stx_comp *m, const stx_file *f, const char *name, size_t i, int eval,
@@ -226,6 +235,7 @@ static int segment(stx_comp *m, const stx_file *f, const char *name, size_t i, i
     if (!y) return 0;
     snprintf(key, sizeof key, "logits.%zu", i);
     same_as(x, f, name, key, y->data, y->size, TOL, 1e-7);
+    maps(m, name, B);
     nll = stx_comp_nll(m, h, targets, m->desc.literal & STX_COMP_LITERAL_MASK ? NULL : pad);
     total = stx_comp_total(m, nll);
     number(f, name, "nll", i, 0, stx_item(x, nll));

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include "../../seqtx_par.h"
 #include "../golden/golden.h"
+#include "maps.h"
 
 #ifdef SEQTX_DOUBLE
 static const double TOL = 1e-10, CURVE = 1e-9;
@@ -258,6 +259,17 @@ static void set_noise(stx_par *m, const stx_file *f, size_t s, stx_real **u) {
     stx_par_set_uniforms(m, *u, n);
 }
 
+/* Checks the attention maps of the last forward pass. */
+static void maps(stx_par *m, const char *name, size_t B) {
+    size_t l, b;
+    for (l = 0; l < m->desc.blocks && (!m->desc.recompute_layers || !stx_training(m->ctx)); l++)
+        for (b = 0; b < B; b++) {
+            const stx_attention_map *map = stx_par_attention_map(m, l, b);
+            if (map || m->block[l].kind == 's')
+                check_map(m->ctx, name, l, b, &m->attended[l], map);
+        }
+}
+
 /* Compares an evaluation of a search in the given mode, or of a fixed network. */
 static void evaluate(stx_par *m, const stx_file *f, const char *file, const char *mode, size_t B,
                      size_t steps) {
@@ -284,6 +296,7 @@ static void evaluate(stx_par *m, const stx_file *f, const char *file, const char
         reset(f, i, s);
         pad = other ? NULL : step_ids(x, f, "mask", i, B, 1);
         h = stx_par_segment(m, stx_par_embed(m, ids), pad, s, s);
+        maps(m, file, B);
         nll = stx_par_nll(m, h, targets, &rows);
         snprintf(key, sizeof key, "eval.%s.loss", mode);
         tensor_is(x, f, file, key, i, nll);
@@ -368,6 +381,7 @@ static stx_tensor *train_step(stx_par *m, const stx_file *f, const char *name, s
     targets = step_ids(x, f, "targets", i, B, 0);
     h = stx_par_segment(m, stx_par_embed(m, ids), step_ids(x, f, "mask", i, B, 1), s, o);
     tensor_is(x, f, name, "hidden", i, h);
+    maps(m, name, B);
     nll = stx_par_nll(m, h, targets, &rows);
     total = stx_par_total(m, nll);
     tensor_is(x, f, name, "loss", i, total);

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include "../../seqtx_attn_span.h"
 #include "../golden/golden.h"
+#include "maps.h"
 
 #ifdef SEQTX_DOUBLE
 static const double TOL = 1e-10, CURVE = 1e-9;
@@ -115,6 +116,14 @@ static void windows(stx_span *m, const stx_span_state *s, const block_data *b, c
     }
 }
 
+/* Checks the attention maps of the last forward pass. */
+static void maps(stx_span *m, const char *name, size_t B) {
+    size_t l, b;
+    for (l = 0; l < m->desc.layers; l++)
+        for (b = 0; b < B; b++)
+            check_map(m->ctx, name, l, b, &m->attended[l], stx_span_attention_map(m, l, b));
+}
+
 /* Compares log p of the last block, in an evaluation that does not write the memory. */
 static void last_logits(stx_span *m, stx_span_state *s, const stx_file *f, const block_data *b,
                         const char *name, double tol) {
@@ -126,6 +135,7 @@ static void last_logits(stx_span *m, stx_span_state *s, const stx_file *f, const
     logp = stx_span_log_probs(m, stx_span_forward(m, in, s, NULL));
     CHECK(logp != NULL, "%s: %s", name, stx_error(x));
     if (logp) same_as(x, f, name, "logits", logp->data, logp->size, tol, 1e-7);
+    maps(m, name, b->B);
 }
 
 /* Compares the training step of block k. For the last block, the step includes a
@@ -145,6 +155,7 @@ static void train_block(stx_span *m, stx_span_state *s, const block_data *b, con
           name, k, stx_item(x, loss), b->nll[k], stx_error(x));
     CHECK(CLOSE(stx_item(x, sum), b->total[k], tol), "%s block %zu: total %.12g, expected %.12g",
           name, k, stx_item(x, sum), b->total[k]);
+    if (!m->desc.recompute_layers) maps(m, name, b->B);
     if (k == b->blocks - 1) stx_backward(x, sum);
     for (l = 0; b->window[3] && l < m->desc.layers; l++)
         CHECK(s->memory->layer[l].logical_count == (size_t)b->window[3][k * m->desc.layers + l],

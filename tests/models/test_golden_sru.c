@@ -7,6 +7,7 @@
 #include "../../seqtx_sru.h"
 #include "../inner/inner.h"
 #include "../golden/golden.h"
+#include "maps.h"
 
 #ifdef SEQTX_DOUBLE
 static const double TOL = 1e-10;
@@ -368,6 +369,14 @@ static void state_gradients(stx_ctx *x, const stx_file *f, const char *name, stx
     free(all);
 }
 
+/* Checks the attention maps of the last forward pass. */
+static void maps(const stx_sru *m, const char *name, size_t B) {
+    size_t l, b;
+    for (l = 0; l < m->desc.layers; l++)
+        for (b = 0; m->layer[l].attends && b < B; b++)
+            check_map(m->ctx, name, l, b, &m->attended[l], stx_sru_attention_map(m, l, b));
+}
+
 /* Runs the last segment through stx_sru_forward with variables as states, so that all
    gradients can be compared. */
 static void last_segment(stx_sru *m, const stx_sru_state *s, const stx_file *f, const char *name,
@@ -429,6 +438,7 @@ static int segment(stx_sru *m, stx_sru_state *s, const stx_file *f, const char *
     h = stx_sru_segment(m, in, pad, s, s);
     CHECK(h != NULL, "%s: %s", name, stx_error(x));
     if (!h) return 0;
+    maps(m, name, q->B);
     out = host_of(x, h->data, h->size);
     for (b = 0; b < q->B; b++)
         memcpy(q->all + (b * q->n + t0) * O, out + b * T * O, T * O * sizeof *out);
@@ -550,6 +560,7 @@ static void lm_segments(stx_sru_lm *m, const stx_file *f, const char *name, size
         in = token_block(x, tok, B, n, t0, seg[i]);
         out = token_block(x, tok, B, n, t0 + 1, seg[i]);
         loss = stx_sru_lm_loss(m, in, out, s, s);
+        if (!m->sru->desc.recompute_layers) maps(m->sru, name, B);
         CHECK(CLOSE(stx_item(x, loss), nll[i], TOL), "%s segment %zu: nll %.12g, expected %.12g %s",
               name, i, stx_item(x, loss), nll[i], stx_error(x));
         stx_backward(x, loss);
