@@ -655,6 +655,15 @@ typedef struct stx_comp_layer {
                            to unfreeze wkv */
 } stx_comp_layer;
 
+/* What stx_comp_attention_map needs of a layer in the last forward pass. */
+typedef struct stx_comp_attended {
+    stx_attention_record call;
+    size_t c, M;                /* rows in the compressed memory; capacity of the memory */
+    size_t pushed_max;          /* the state's */
+    const size_t *pushed;       /* (B): the state's, before the segment entered the memory;
+                                   NULL without a state */
+} stx_comp_attended;
+
 /* A model. The context owns it and its parameters. */
 typedef struct stx_comp {
     stx_ctx        *ctx;
@@ -687,7 +696,7 @@ typedef struct stx_comp {
                                                rank, and aux is scaled so that its mean
                                                over all ranks is the aux loss of the
                                                batch */
-    struct stx_comp_attended *attended;     /* [L], for stx_comp_attention_map */
+    stx_comp_attended *attended;            /* [L], for stx_comp_attention_map */
 } stx_comp;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc and
@@ -843,15 +852,6 @@ STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll);
    Padding is not part of the key, so do not replay steps with padding. */
 STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets,
                               const stx_comp_state *s, uint64_t salt);
-
-/* What stx_comp_attention_map needs of a layer in the last forward pass. */
-typedef struct stx_comp_attended {
-    stx_attention_record call;
-    size_t c, M;                /* rows in the compressed memory; capacity of the memory */
-    size_t pushed_max;          /* the state's */
-    const size_t *pushed;       /* (B): the state's, before the segment entered the memory;
-                                   NULL without a state */
-} stx_comp_attended;
 
 /* Returns the attention weights of layer l in stream b, of the last forward pass of this
    step (see stx_attention_map). The keys are the rows of the compressed memory and of

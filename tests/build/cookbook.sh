@@ -46,7 +46,7 @@ mkdir "$work/tree" "$work/tree/build" "$work/bin" "$work/home"
 tree=$work/tree
 cp -R Makefile LICENSE seqtx*.h seqtx_cuda.cu README.md examples package tools "$tree"
 chmod -R u+w "$tree"
-for program in "$build"/train_* "$build/plot"; do
+for program in "$build"/train_* "$build/plot" "$build/attention_map"; do
     [ -x "$program" ] || continue
     case ${program##*/} in
     *.*) ;;
@@ -110,7 +110,7 @@ check "$page has only $last blocks" [ "$last" -ge 18 ]
 
 # files that the commands write
 for f in runs/first/log.svg runs/first/model.best.safetensors runs/tuned/model.safetensors \
-    scores.jsonl answer.txt build/memory.safetensors; do
+    scores.jsonl answer.txt build/memory.safetensors spans.svg map.svg map.tsv; do
     check "there is no $f" [ -s "$tree/$f" ]
 done
 check "the run did not resume" grep -q '"event":"resume","step":20' "$tree/runs/first/log.jsonl"

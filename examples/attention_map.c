@@ -1,0 +1,454 @@
+/* attention_map.c - trains a small model of any family on a text for a few seconds, and
+   draws where its heads look while it reads the beginning of the text.
+
+       cc -O2 attention_map.c -lm -pthread -o attention_map
+       ./attention_map -o map.svg ../docs/design.md
+       ./attention_map -m compressive -w weights.tsv -o map.svg ../docs/design.md
+
+   The options, before the file to train on:
+   -m span|compressive|par|sru     the family (default: span)
+   -l 1                            the layer, counted from 1 (default: the last one that
+                                   has attention)
+   -t TEXT                         the text to read (default: the first bytes of the file)
+   -s 600                          the number of training steps
+   -w FILE                         also writes all weights, as tab-separated values
+   -o FILE                         the picture, an SVG; -: standard output
+
+   The text is read in segments, with memory; the picture shows the last segment. Each row
+   is a query, each column a key. To draw a trained model, create it with its own sizes in
+   model_of and read its weights there (stx_params_load). */
+#include "svg.h"
+#define SEQTX_IMPLEMENTATION
+#include "../seqtx_attn_span.h"
+#include "../seqtx_compressive.h"
+#include "../seqtx_par.h"
+#include "../seqtx_sru.h"
+#include "../seqtx_text.h"
+
+enum { B = 8, T = 24, CELL = 12 }; /* B: streams; T: tokens per segment; CELL: in pixels */
+
+#define SMALLEST 0.002 /* smaller weights are not drawn */
+
+typedef struct settings {
+    const char *family, *text, *weights, *picture, *file;
+    int layer, steps;
+} settings;
+
+
+// >>model
+
+static stx_lm model_of(stx_ctx *x, const char *family) {
+    stx_lm none = {0};
+    if (!strcmp(family, "span")) {
+        stx_span_desc d = {0};
+        d.vocab = 256;
+        d.layers = 2;
+        d.dim = 64;
+        d.span = 64;
+        d.ramp = 8;
+        d.adapt_span = 1;
+        d.span_init = 0.5;
+        d.span_loss = 1e-4;
+        return stx_span_as_lm(stx_span_create(x, &d));
+    }
+    if (!strcmp(family, "compressive")) {
+        stx_comp_desc d = {0};
+        d.vocab = 256;
+        d.layers = 2;
+        d.dim = 64;
+        d.heads = 4;
+        d.segment = d.mem = T;
+        d.cmem = 12;
+        d.ratio = 4;
+        return stx_comp_as_lm(stx_comp_create(x, &d));
+    }
+    if (!strcmp(family, "par")) {
+        stx_par_desc d = {0};
+        d.vocab = 256;
+        d.dim = 64;
+        d.heads = 4;
+        d.head_dim = 16;
+        d.inner = 256;
+        d.pattern = "sfsf";
+        d.segment = d.mem = T;
+        return stx_par_as_lm(stx_par_create(x, &d));
+    }
+    if (!strcmp(family, "sru")) {
+        stx_sru_lm_desc d = {0};
+        d.vocab = 256;
+        d.dim = 128;
+        d.sru.layers = 2;
+        d.sru.proj = 64;
+        d.sru.heads = 4;
+        d.sru.transform = STX_SRU_ATTENTION;
+        return stx_sru_as_lm(stx_sru_lm_create(x, &d));
+    }
+    stx_fail(x, STX_ERR_ARG, "-m %s: expected span, compressive, par or sru", family);
+    return none;
+}
+
+static void train(const stx_lm *lm, const char *path, int steps) {
+    static int32_t in[B * T], next[B * T];
+    stx_ctx *x = lm->ctx;
+    stx_vocab *bytes = stx_vocab_build(x, NULL, NULL, 0, 0);
+    stx_corpus *text = stx_corpus_open(x, bytes, path, 0, 0);
+    stx_batches_desc bd = {0};
+    bd.B = B;
+    bd.T = T;
+    stx_batches *batches = stx_batches_create(x, text, &bd);
+    stx_optim *optim = stx_optim_create(lm->params, NULL);
+    void *memory = lm->state_create(lm->model, B, 0);
+    for (int step = 1; step <= steps && stx_ok(x); step++) {
+        if (stx_batches_next(batches, in, next) == STX_BATCH_FRESH) lm->state_reset(memory);
+        stx_begin(x, STX_TRAIN);
+        stx_tensor *nll = lm->loss(lm->model, stx_tokens(x, in, B, T), stx_tokens(x, next, B, T),
+                                   memory, memory);
+        stx_backward(x, lm->total(lm->model, nll));
+        if (step % 100 == 0)
+            fprintf(stderr, "step %d: %.3f bits per byte\n", step, stx_item(x, nll) / 0.6931);
+        if (stx_optim_step(optim, 0.003)) lm->updated(lm->model);
+    }
+    stx_batches_free(batches);
+    stx_corpus_close(text);
+    stx_vocab_free(bytes);
+}
+
+/* Reads the text in segments. Returns the position of the last one, whose weights the
+   maps of this step describe. */
+static size_t read_text(const stx_lm *lm, const unsigned char *text, size_t n) {
+    stx_ctx *x = lm->ctx;
+    void *memory = lm->state_create(lm->model, 1, 0);
+    size_t at = 0, i;
+    for (;; at += T) {
+        int32_t ids[T + 1];
+        const size_t count = n - at < T ? n - at : T;
+        for (i = 0; i <= count; i++) ids[i] = text[at + i]; /* the text ends with a zero */
+        stx_begin(x, STX_EVAL);
+        lm->loss(lm->model, stx_tokens(x, ids, 1, count), stx_tokens(x, ids + 1, 1, count), memory,
+                 memory);
+        if (at + T >= n || !stx_ok(x)) return at;
+    }
+}
+
+
+// >>picture
+
+/* What is drawn: keys first .. map->keys - 1 of a map, while the model reads text[now
+   ..]. Lengths are in pixels. */
+typedef struct panel {
+    const stx_attention_map *map;
+    const unsigned char *text;
+    size_t n, now, first;
+    double x, y, width, height;
+} panel;
+
+static const char *const style =
+    "<style>.ink{fill:#08306b}.seen{fill:#eef1f5}.axis{font-family:'DejaVu Sans Mono',Menlo,"
+    "Consolas,monospace;font-size:10.5px;text-anchor:middle;fill:#555}.edge{stroke:#555;fill:none}"
+    ".span{stroke:#d55e00;stroke-width:1.5;fill:none}.faint{fill:#777}"
+    "@media (prefers-color-scheme:dark){svg{fill:#ddd}svg>rect{fill:#14171c}.ink{fill:#9fd3ff}"
+    ".seen{fill:#242932}.axis,.faint{fill:#aaa}.edge{stroke:#aaa}.span{stroke:#ff9d45}}</style>\n";
+
+/* Opacity grows with the square root of the weight, so that small ones are visible. */
+static double opacity(double weight) {
+    return sqrt(weight > 1 ? 1 : weight);
+}
+
+/* Writes how byte i of the text is shown: a whole character at its first byte. */
+static const char *shown(char out[8], const panel *p, ptrdiff_t i) {
+    const size_t bytes = i >= 0 && (size_t)i < p->n ? tr_utf8(p->text + i) : 0;
+    if (i < 0 || (size_t)i >= p->n) return "";
+    if (p->text[i] == ' ') return "\342\220\243";
+    if (p->text[i] == '\n') return "\342\206\265";
+    if (p->text[i] == '\t') return "\342\207\245";
+    if (!bytes || p->text[i] < 0x20 || p->text[i] == 0x7F) return "\302\267";
+    memcpy(out, p->text + i, bytes);
+    out[bytes] = 0;
+    return out;
+}
+
+static double key_x(const panel *p, size_t j) {
+    return p->x + CELL * ((double)j - (double)p->first);
+}
+
+/* The x coordinate of the token at a distance from the beginning of the segment. */
+static double token_x(const panel *p, double position) {
+    const size_t *count = p->map->count;
+    const size_t before = count[STX_KEY_ZERO] + count[STX_KEY_COMPRESSED] + count[STX_KEY_MEMORY];
+    return key_x(p, before) + CELL * position;
+}
+
+/* Appends the characters along both axes. The tokens of a compressed row are stacked. */
+static void characters(tr_buf *b, const panel *p) {
+    char out[8];
+    svg_add(b, "<g class=\"axis\">\n");
+    for (size_t j = p->first; j < p->map->keys; j++) {
+        const stx_attention_key *k = &p->map->key[j];
+        for (size_t t = 0; t < k->tokens && !k->missing; t++)
+            svg_text(b, key_x(p, j) + CELL / 2, p->y - 4 - CELL * (double)(k->tokens - 1 - t), "",
+                     shown(out, p, (ptrdiff_t)p->now + k->first + (ptrdiff_t)t));
+    }
+    for (size_t i = 0; i < p->map->queries; i++)
+        svg_text(b, p->x - 8, p->y + CELL * ((double)i + 0.8), "",
+                 shown(out, p, (ptrdiff_t)(p->now + i)));
+    svg_add(b, "</g>\n");
+}
+
+/* Appends the names of the kinds of keys and the lines between them. `above`: space that
+   the characters take above the panel. */
+static void kinds(tr_buf *b, const panel *p, double above) {
+    static const char *const name[STX_KEY_KINDS] = {"not written", "compressed memory", "memory",
+                                                    "segment", "persistent vectors"};
+    size_t end = 0;
+    for (int k = 0; k < STX_KEY_KINDS; k++) {
+        size_t begin = end > p->first ? end : p->first;
+        end += p->map->count[k];
+        if (end <= begin) continue;
+        double x0 = key_x(p, begin), x1 = key_x(p, end);
+        svg_add(b, "<path class=\"edge\" d=\"M%n %nv-4H%nv4\"/>\n", x0 + 1, p->y - above, x1 - 1);
+        svg_text(b, x0 + 1, p->y - above - 8, " class=\"faint\"", x1 - x0 > 50 ? name[k] : "");
+        if (begin > p->first)
+            svg_add(b, "<path class=\"edge\" d=\"M%n %nV%n\"/>\n", x0, p->y, p->y + p->height);
+    }
+}
+
+/* Appends the background of the keys that each query may see. */
+static void seen(tr_buf *b, const panel *p) {
+    const size_t persistent = p->map->keys - p->map->count[STX_KEY_PERSISTENT];
+    svg_add(b, "<path class=\"seen\" d=\"");
+    for (size_t i = 0; i < p->map->queries; i++) {
+        double to = token_x(p, (double)(i + 1)), y = p->y + CELL * (double)i;
+        svg_add(b, "M%n %nH%nv%nH%nz", p->x, y, to, (double)CELL, p->x);
+        if (persistent < p->map->keys)
+            svg_add(b, "M%n %nH%nv%nH%nz", key_x(p, persistent), y, p->x + p->width, (double)CELL,
+                    key_x(p, persistent));
+    }
+    svg_add(b, "\"/>\n");
+}
+
+/* Appends the weights of a head. A viewer shows the title of the cell that the mouse
+   points at. */
+static void cells(tr_buf *b, const panel *p, size_t head) {
+    char query[8], key[8], title[96];
+    svg_add(b, "<g class=\"ink\">\n");
+    for (size_t i = 0; i < p->map->queries; i++)
+        for (size_t j = p->first; j < p->map->keys; j++) {
+            const stx_attention_key *k = &p->map->key[j];
+            double w = p->map->weight[(head * p->map->queries + i) * p->map->keys + j];
+            if (w < SMALLEST) continue;
+            snprintf(title, sizeof title, "%s to %s, distance %ld: %.4f",
+                     shown(query, p, (ptrdiff_t)(p->now + i)),
+                     k->tokens ? shown(key, p, (ptrdiff_t)p->now + k->first) : "key",
+                     (long)((ptrdiff_t)i - k->first), w);
+            svg_add(b, "<rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\" fill-opacity=\"%n\">"
+                    "<title>%t</title></rect>\n", key_x(p, j), p->y + CELL * (double)i,
+                    (double)CELL, (double)CELL, opacity(w), title);
+        }
+    svg_add(b, "</g>\n");
+}
+
+/* Appends a staircase at this distance before each query. */
+static void staircase(tr_buf *b, const panel *p, double distance, const char *look) {
+    int on = 0;
+    svg_add(b, "<path class=\"span\"%s d=\"", look);
+    for (size_t i = 0; i < p->map->queries; i++) {
+        double x = token_x(p, (double)i - distance), y = p->y + CELL * (double)i;
+        if (x < p->x) continue;
+        svg_add(b, on ? "H%n" : "M%n", x);
+        if (!on) svg_add(b, " %n", y);
+        svg_add(b, "V%n", y + CELL);
+        on = 1;
+    }
+    svg_add(b, "%s\"/>\n", on ? "" : "M0 0");
+}
+
+static void draw_head(tr_buf *b, const panel *p, size_t head, double above) {
+    const stx_attention_map *map = p->map;
+    char title[96];
+    int n = snprintf(title, sizeof title, "head %u", (unsigned)head + 1);
+    if (map->span)
+        snprintf(title + n, sizeof title - (size_t)n, ": span %.1f tokens, ramp %.0f",
+                 map->span[head], map->ramp);
+    svg_text(b, p->x, p->y - above - 24, " font-size=\"12\" font-weight=\"bold\"", title);
+    characters(b, p);
+    seen(b, p);
+    cells(b, p, head);
+    kinds(b, p, above);
+    if (map->span) { /* the mask is 1 up to distance span + 1, and 0 from span + 1 + ramp */
+        staircase(b, p, map->span[head] + 1, "");
+        staircase(b, p, map->span[head] + 1 + map->ramp, " stroke-dasharray=\"3 3\"");
+    }
+}
+
+/* Appends the scale of the weights, and the meaning of the lines. */
+static void legend(tr_buf *b, double x, double y, int spans) {
+    static const double tick[] = {0, 0.01, 0.1, 0.25, 0.5, 1};
+    enum { WIDTH = 240, STEPS = 48 };
+    char text[32];
+    svg_text(b, x, y + 9, "", "weight");
+    x += 48;
+    svg_add(b, "<rect class=\"seen\" x=\"%n\" y=\"%n\" width=\"%n\" height=\"12\"/>"
+            "<g class=\"ink\">\n", x, y, (double)WIDTH);
+    for (int i = 0; i < STEPS; i++)
+        svg_add(b, "<rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"12\" fill-opacity=\"%n\"/>\n",
+                x + i * (double)WIDTH / STEPS, y, (double)WIDTH / STEPS, (i + 0.5) / STEPS);
+    svg_add(b, "</g>\n<g class=\"axis\">\n");
+    for (size_t i = 0; i < sizeof tick / sizeof *tick; i++)
+        svg_text(b, x + WIDTH * opacity(tick[i]), y + 23, "", svg_number(text, tick[i], 2));
+    svg_add(b, "</g>\n");
+    if (!spans) return;
+    x += WIDTH + 30;
+    svg_add(b, "<path class=\"span\" d=\"M%n %nh24\"/>\n", x, y + 6);
+    svg_text(b, x + 30, y + 10, "", "learned span");
+    svg_add(b, "<path class=\"span\" stroke-dasharray=\"3 3\" d=\"M%n %nh24\"/>\n", x + 120, y + 6);
+    svg_text(b, x + 150, y + 10, "", "end of its ramp");
+}
+
+/* Returns the first key that some query of some head attends to. */
+static size_t first_key(const stx_attention_map *map) {
+    size_t first = map->keys, r, j;
+    for (r = 0; r < map->heads * map->queries; r++)
+        for (j = 0; j < first; j++)
+            if (map->weight[r * map->keys + j] >= SMALLEST) first = j;
+    return first;
+}
+
+static int draw(const settings *o, panel *p, int layer, size_t layers) {
+    const stx_attention_map *map = p->map;
+    const double left = 26, top = 62, gap = 34;
+    tr_buf b;
+    size_t h, columns, stacked = 1, j;
+    double above, step_x, step_y;
+    char title[128], err[512];
+    memset(&b, 0, sizeof b);
+    p->first = first_key(map);
+    for (j = p->first; j < map->keys; j++)
+        if (map->key[j].tokens > stacked) stacked = map->key[j].tokens;
+    above = 4 + CELL * (double)stacked;
+    p->width = CELL * (double)(map->keys - p->first);
+    p->height = CELL * (double)map->queries;
+    step_x = p->width + left + gap;
+    step_y = p->height + above + 24 + gap;
+    columns = step_x < 640 && map->heads > 1 ? 2 : 1;
+
+    snprintf(title, sizeof title, "attention of layer %d of %u (%s)", layer, (unsigned)layers,
+             o->family);
+    svg_add(&b, "%s", style);
+    svg_text(&b, left, 24, " font-size=\"15\" font-weight=\"bold\"", title);
+    svg_text(&b, left, 42, " class=\"faint\"",
+             "Each row is a token of the segment; the columns are the keys that it attends to.");
+    for (h = 0; h < map->heads; h++) {
+        p->x = left + (double)(h % columns) * step_x;
+        p->y = top + above + 28 + (double)(h / columns) * step_y;
+        draw_head(&b, p, h, above);
+    }
+    double bottom = top + (double)((map->heads + columns - 1) / columns) * step_y;
+    double width = left + (double)columns * step_x;
+    legend(&b, left, bottom, map->span != NULL);
+    int ok = svg_save(o->picture, title, width < 640 ? 640 : width, bottom + 40, &b, err,
+                      sizeof err);
+    if (!ok) fprintf(stderr, "attention_map: %s\n", err);
+    tr_buf_free(&b);
+    return ok;
+}
+
+
+// >>numbers
+
+/* Prints, for each head, its span, how far back it looks on average, and the share of its
+   weight outside the segment. */
+static void summary(const stx_attention_map *map) {
+    fprintf(stderr, "head\tspan\tmean distance\tin memory\n");
+    for (size_t h = 0; h < map->heads; h++) {
+        double distance = 0, memory = 0, all = 0;
+        for (size_t i = 0; i < map->queries; i++)
+            for (size_t j = 0; j < map->keys; j++) {
+                const stx_attention_key *k = &map->key[j];
+                double w = map->weight[(h * map->queries + i) * map->keys + j];
+                if (!k->tokens) continue;
+                all += w;
+                distance += w * (double)((ptrdiff_t)i - k->first);
+                if (k->kind != STX_KEY_SEGMENT) memory += w;
+            }
+        fprintf(stderr, "%u\t%.1f\t%.1f\t%.0f %%\n", (unsigned)h + 1, map->span ? map->span[h] : 0,
+                all > 0 ? distance / all : 0, all > 0 ? 100 * memory / all : 0);
+    }
+}
+
+static int write_weights(const char *path, const stx_attention_map *map) {
+    static const char *const kind[STX_KEY_KINDS] = {"zero", "compressed", "memory", "segment",
+                                                    "persistent"};
+    FILE *f = fopen(path, "w");
+    if (f) fprintf(f, "head\tquery\tkey\tkind\tfirst\ttokens\tweight\n");
+    for (size_t r = 0; f && r < map->heads * map->queries; r++)
+        for (size_t j = 0; j < map->keys; j++)
+            fprintf(f, "%u\t%u\t%u\t%s\t%ld\t%u\t%.9f\n", (unsigned)(r / map->queries) + 1,
+                    (unsigned)(r % map->queries), (unsigned)j, kind[map->key[j].kind],
+                    (long)map->key[j].first, (unsigned)map->key[j].tokens,
+                    map->weight[r * map->keys + j]);
+    int ok = f && !ferror(f);
+    if (f && fclose(f)) ok = 0;
+    if (!ok) fprintf(stderr, "attention_map: %s: cannot write: %s\n", path, strerror(errno));
+    return ok;
+}
+
+
+// >>program
+
+/* Reads the options. Returns 0 if they are not valid. */
+static int options(int argc, char **argv, settings *o) {
+    int c;
+    o->family = "span";
+    o->picture = "attention.svg";
+    o->steps = 600;
+    while ((c = getopt(argc, argv, "m:l:t:s:w:o:")) != -1)
+        switch (c) {
+        case 'm': o->family = optarg; break;
+        case 'l': o->layer = atoi(optarg); break;
+        case 't': o->text = optarg; break;
+        case 's': o->steps = atoi(optarg); break;
+        case 'w': o->weights = optarg; break;
+        case 'o': o->picture = optarg; break;
+        default: return 0;
+        }
+    o->file = argv[optind];
+    return o->file != NULL && o->steps >= 0;
+}
+
+int main(int argc, char **argv) {
+    static unsigned char first[4 * T + 1];
+    settings o = {0};
+    panel p = {0};
+    if (!options(argc, argv, &o)) {
+        fprintf(stderr, "usage: attention_map [-m span|compressive|par|sru] [-l LAYER] [-t TEXT] "
+                        "[-s STEPS] [-w WEIGHTS.tsv] [-o PICTURE.svg] FILE\n");
+        return 2;
+    }
+    p.text = (const unsigned char *)o.text;
+    if (!o.text) {
+        FILE *f = fopen(o.file, "rb");
+        if (f) first[fread(first, 1, sizeof first - 1, f)] = 0;
+        if (f) fclose(f);
+        p.text = first;
+    }
+    p.n = strlen((const char *)p.text);
+
+    stx_ctx *x = stx_create(NULL);
+    stx_lm lm = model_of(x, o.family);
+    int layer = o.layer, ok = 0;
+    if (stx_ok(x)) train(&lm, o.file, o.steps);
+    if (stx_ok(x) && p.n) p.now = read_text(&lm, p.text, p.n);
+    if (stx_ok(x) && layer > 0) p.map = lm.attention_map(lm.model, (size_t)layer - 1, 0);
+    if (stx_ok(x) && !layer)
+        for (layer = (int)lm.layers + 1; !p.map && layer-- > 1;)
+            p.map = lm.attention_map(lm.model, (size_t)layer - 1, 0);
+    if (p.map) {
+        summary(p.map);
+        ok = draw(&o, &p, layer, lm.layers) && (!o.weights || write_weights(o.weights, p.map));
+    } else {
+        fprintf(stderr, "attention_map: %s\n",
+                stx_ok(x) ? "this layer has no attention, or there is no text" : stx_error(x));
+    }
+    stx_destroy(x);
+    return !ok;
+}

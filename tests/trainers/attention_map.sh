@@ -1,0 +1,112 @@
+#!/bin/sh
+# attention_map.sh - tests build/attention_map with all families: the picture is well-formed
+# XML; its cells have the weights that -w writes, at their places and with the right
+# opacity; special characters; the learned spans; bad input. Ends with "N passed, N failed".
+here=$(cd "$(dirname "$0")" && pwd)
+build=${BUILD:-$here/../../build}
+case $build in /*) ;; *) build=$PWD/$build ;; esac
+LC_ALL=C; export LC_ALL
+T=$(mktemp -d) || exit 1
+trap 'cd / && rm -rf "$T"' EXIT
+cd "$T" || exit 1
+passed=0 failed=0
+check() { # WHAT COMMAND...
+    what=$1; shift
+    if "$@" >/dev/null 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED $what: $*"
+    fi
+}
+if command -v xmllint >/dev/null; then xml() { xmllint --noout "$1"; }
+elif command -v python3 >/dev/null; then xml() { python3 \
+    -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$1"; }
+else xml() { [ "$(head -c 5 "$1")" = '<svg ' ] && [ "$(tail -n 1 "$1")" = '</svg>' ] &&
+    [ "$(grep -c '<g[ >]' "$1")" -eq "$(grep -c '</g>' "$1")" ]; }
+fi
+awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and ran" }' > t.txt
+text=$(printf 'the dog & the cat sat <on> a "mat" and ran to the dog; caf\303\251')
+text=$text$(printf ' and the \001\377 end. The cat sat.')
+
+# Compares the cells of a picture with the weights. Panels begin with the first key that has
+# a weight of 0.002 or more; a cell has 12 pixels.
+compare() { # PICTURE WEIGHTS
+    awk -F'\t' '
+        FNR == NR {
+            if (FNR == 1) next
+            w[$1, $2, $3] = $7; sum[$1, $2] += $7
+            if ($7 >= 0.002) { expected++; if (first == "" || $3 < first) first = $3 + 0 }
+            next
+        }
+        /^<g class="ink">/ { panel++ }
+        /<title>.*distance/ {
+            split($0, a, "\"")      # x, y, width, height, opacity
+            cell[++cells] = panel " " a[2] " " a[4] " " a[10]
+            match($0, /: [0-9.]*<\/title>/)
+            value[cells] = substr($0, RSTART + 2, RLENGTH - 10) + 0
+        }
+        # the panel: its upper left corner is that of the background
+        /^<path class="seen"/ {
+            match($0, /M[0-9. ]*/); split(substr($0, RSTART + 1, RLENGTH), b, " ")
+            x0[panel + 1] = b[1]; y0[panel + 1] = b[2]
+        }
+        END {
+            for (i = 1; i <= cells; i++) {
+                split(cell[i], c, " ")
+                key = (c[2] - x0[c[1]]) / 12 + first; query = (c[3] - y0[c[1]]) / 12
+                v = w[c[1], query, key]
+                if (v == "" || v < 0.002 || v - value[i] > 6e-5 || value[i] - v > 6e-5) bad++
+                o = c[4] - sqrt(v); if (o > 0.006 || o < -0.006) bad++
+            }
+            for (r in sum) if (sum[r] > 1e-6 && (sum[r] > 1.00001 || sum[r] < 0.99999)) bad++
+            print cells + 0, expected + 0, bad + 0
+            exit cells < 100 || cells != expected || bad
+        }' "$2" "$1"
+}
+kind() { awk -F'\t' -v kind="$2" '$4 == kind { n++ } END { exit !n }' "$1"; }
+
+for family in span compressive par sru; do
+    "$build/attention_map" -m $family -s 30 -t "$text" -w $family.tsv -o $family.svg t.txt 2> err
+    check "$family: drawn: $(cat err)" [ $? -eq 0 ]
+    check "$family: well-formed" xml $family.svg
+    check "$family: cells and weights: $(compare $family.svg $family.tsv)" \
+        compare $family.svg $family.tsv
+    check "$family: four heads" [ "$(grep -c '>head [1-4]' $family.svg)" -eq 4 ]
+    check "$family: memory and segment" grep -q 'class="faint">memory<' $family.svg
+    check "$family: the kinds of keys" kind $family.tsv memory
+done
+check "compressive: compressed rows of four tokens" awk -F'\t' '
+    $4 == "compressed" && $6 != 4 { bad = 1 } $4 == "compressed" { n++ }
+    END { exit bad || !n }' compressive.tsv
+check "compressive: their tokens are consecutive" awk -F'\t' '
+    $2 || $1 > 1 || NR == 1 { next } NR > 2 && $5 != last { bad = 1 } { last = $5 + $6 }
+    END { exit bad }' compressive.tsv
+check "the learned spans" \
+    [ "$(grep -c '>head [1-4]: span [0-9.]* tokens, ramp 8<' span.svg)" -eq 4 ]
+check "a line for each span and each ramp" [ "$(grep -c '<path class="span"' span.svg)" -ge 8 ]
+check "no span in other families" [ "$(grep -c '<path class="span"' par.svg)" -eq 0 ]
+check "characters are escaped" grep -q '>&lt;<' compressive.svg
+check "a character of two bytes" grep -q ">$(printf '\303\251')<" compressive.svg
+check "dark backgrounds" grep -q 'prefers-color-scheme:dark' span.svg
+
+# refused
+"$build/attention_map" -m gru -o no.svg t.txt 2> err
+check "an unknown family" [ $? -eq 1 -a ! -e no.svg ]
+check "its message" grep -q 'expected span, compressive, par or sru' err
+"$build/attention_map" -o no.svg 2> err
+check "no file" [ $? -eq 2 -a ! -e no.svg ]
+"$build/attention_map" -m par -l 2 -s 1 -o no.svg t.txt 2> err
+check "a block without attention" [ $? -eq 1 -a ! -e no.svg ]
+check "its message" grep -q 'no attention' err
+"$build/attention_map" -l 3 -s 1 -o no.svg t.txt 2> err
+check "a layer that does not exist" [ $? -eq 1 -a ! -e no.svg ]
+check "its message" grep -q 'expected a layer below 2, got 2' err
+"$build/attention_map" -s 1 -o no.svg missing.txt 2> err
+check "no text" [ $? -eq 1 -a ! -e no.svg ]
+"$build/attention_map" -s 1 -o none/no.svg t.txt 2> err
+check "no directory" [ $? -eq 1 ]
+check "its message" grep -q 'none/no.svg' err
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
