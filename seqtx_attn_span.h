@@ -544,6 +544,15 @@ typedef struct stx_span {
    runs out. */
 STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc);
 
+/* stx_span_open creates the model in a file of stx_span_save or in a checkpoint of
+   train_attn_span, in context x, which owns it. Returns NULL after an error.
+   stx_span_save writes the model to a file, atomically; returns 1, or 0 after an error.
+   stx_span_family is for files that contain more than a model, and for programs that
+   accept any family. See stx_model_open, stx_model_write and stx_lm_open in seqtx.h. */
+STX_DEF stx_span *stx_span_open(stx_ctx *x, const char *path);
+STX_DEF int stx_span_save(stx_span *m, const char *path);
+STX_DEF const stx_family *stx_span_family(void);
+
 /* The model's parameters, owned by the context; NULL if m is NULL. */
 STX_DEF stx_params *stx_span_params(stx_span *m);
 
@@ -1539,6 +1548,7 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m) {
     if (!m) return lm;
     lm.model = m;
     lm.ctx = m->ctx;
+    lm.family = stx_span_family();
     lm.params = m->params;
     lm.vocab_io = m->vocab_io;
     lm.loss = stx__span_lm_loss;
@@ -1552,6 +1562,69 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m) {
     lm.gen_create = stx__span_lm_gen_create;
     stx__span_lm_states(&lm);
     return lm;
+}
+
+
+// >>files
+
+static void *stx__span_family_create(stx_ctx *x, const void *desc) {
+    return stx_span_create(x, (const stx_span_desc *)desc);
+}
+
+static const void *stx__span_family_desc(const void *m) {
+    return &((const stx_span *)m)->desc;
+}
+
+static stx_params *stx__span_family_params(void *m, int k) {
+    return k ? NULL : ((stx_span *)m)->params;
+}
+
+static stx_lm stx__span_family_as_lm(void *m) {
+    return stx_span_as_lm((stx_span *)m);
+}
+
+STX_DEF const stx_family *stx_span_family(void) {
+    static const stx_field field[] = {
+        STX_FIELD(stx_span_desc, SIZE, vocab),
+        STX_FIELD(stx_span_desc, SIZE, layers),
+        STX_FIELD(stx_span_desc, SIZE, dim),
+        STX_FIELD(stx_span_desc, SIZE, heads),
+        STX_FIELD(stx_span_desc, SIZE, inner),
+        STX_FIELD(stx_span_desc, SIZE, span),
+        STX_FIELD(stx_span_desc, INT, adapt_span),
+        STX_FIELD(stx_span_desc, INT, full_cache),
+        STX_FIELD(stx_span_desc, REAL, ramp),
+        STX_FIELD(stx_span_desc, REAL, span_init),
+        STX_FIELD(stx_span_desc, REAL, span_loss),
+        STX_FIELD(stx_span_desc, INT, span_per_layer),
+        STX_FIELD(stx_span_desc, INT, no_renorm),
+        STX_FIELD(stx_span_desc, INT, fairseq_init),
+        STX_FIELD(stx_span_desc, UNSIGNED, literal),
+        STX_FIELD(stx_span_desc, SIZE, pers),
+        STX_FIELD(stx_span_desc, INT, adapt_io),
+        STX_FIELD(stx_span_desc, INT, adapt_io_tied),
+        STX_FIELD(stx_span_desc, REAL, divval),
+        STX_FIELD_ARRAY(stx_span_desc, SIZE, cutoff),
+        STX_FIELD(stx_span_desc, SIZE, cutoffs),
+        STX_FIELD(stx_span_desc, INT, forward_columns),
+        STX_FIELD(stx_span_desc, REAL, dropout),
+        STX_FIELD(stx_span_desc, REAL, emb_dropout),
+        STX_FIELD(stx_span_desc, SETTING, recompute_layers)
+    };
+    static const stx_family family = {
+        "attn_span", sizeof(stx_span_desc), field, sizeof field / sizeof *field,
+        stx__span_family_create, stx__span_family_desc, stx__span_family_params,
+        stx__span_family_as_lm
+    };
+    return &family;
+}
+
+STX_DEF stx_span *stx_span_open(stx_ctx *x, const char *path) {
+    return (stx_span *)stx_model_open(x, stx_span_family(), path);
+}
+
+STX_DEF int stx_span_save(stx_span *m, const char *path) {
+    return stx_model_save(stx_span_family(), m, path);
 }
 
 #endif /* SEQTX_ATTN_SPAN_IMPLEMENTATION */

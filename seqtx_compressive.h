@@ -667,8 +667,8 @@ typedef struct stx_comp_attended {
 /* A model. The context owns it and its parameters. */
 typedef struct stx_comp {
     stx_ctx        *ctx;
-    stx_comp_desc   desc;                   /* with the defaults filled in; its pointers are
-                                               NULL */
+    stx_comp_desc   desc;                   /* with the defaults filled in; its lists are
+                                               copies */
     stx_params     *params;
     stx_vocab_io   *vocab_io;               /* embedding and output head, E wide; NULL
                                                without vocab */
@@ -703,6 +703,15 @@ typedef struct stx_comp {
    its lists are copied. Returns NULL and sets an error if the desc is NULL or invalid, or
    if memory runs out. */
 STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc);
+
+/* stx_comp_open creates the model in a file of stx_comp_save or in a checkpoint of
+   train_compressive, in context x, which owns it. Returns NULL after an error.
+   stx_comp_save writes the model to a file, atomically; returns 1, or 0 after an error.
+   stx_comp_family is for files that contain more than a model, and for programs that
+   accept any family. See stx_model_open, stx_model_write and stx_lm_open in seqtx.h. */
+STX_DEF stx_comp *stx_comp_open(stx_ctx *x, const char *path);
+STX_DEF int stx_comp_save(stx_comp *m, const char *path);
+STX_DEF const stx_family *stx_comp_family(void);
 
 /* The model's parameters, owned by the context; NULL if m is NULL. */
 STX_DEF stx_params *stx_comp_params(stx_comp *m);
@@ -2453,6 +2462,13 @@ static void stx__comp_model_params(stx_comp *m, const stx_vocab_io_desc *vocab_d
     }
 }
 
+/* Returns a copy of a list, which may be NULL. The context owns the copy. */
+static const size_t *stx__comp_copy(stx_ctx *x, const size_t *list, size_t n) {
+    size_t *copy = list ? (size_t *)stx_persist(x, n * sizeof *copy) : NULL;
+    if (copy) memcpy(copy, list, n * sizeof *copy);
+    return copy;
+}
+
 /* Weights and biases are initialised as in PyTorch's modules, uniform in
    [-1/sqrt(columns), 1/sqrt(columns)]. u, vb and key_pe start at 0. */
 STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc) {
@@ -2483,7 +2499,10 @@ STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc) {
         m->layer[l].memory = stx__comp_sizes(d, l, &m->layer[l].M, &m->layer[l].C);
         m->A += m->layer[l].C > 0;
     }
-    d->memory_layers = d->mems = d->cmems = NULL;
+    d->memory_layers = stx__comp_copy(x, d->memory_layers, d->memory_count);
+    d->mems = stx__comp_copy(x, d->mems, d->layers);
+    d->cmems = stx__comp_copy(x, d->cmems, d->layers);
+    if (!stx_ok(x)) return NULL;
 
     stx__comp_model_params(m, &vocab_desc);
     for (l = 0; l < d->layers && stx_ok(x); l++) {
@@ -4665,6 +4684,7 @@ STX_DEF stx_lm stx_comp_as_lm(stx_comp *m) {
     if (!m || !m->vocab_io) return lm;
     lm.model = m;
     lm.ctx = m->ctx;
+    lm.family = stx_comp_family();
     lm.params = m->params;
     lm.vocab_io = m->vocab_io;
     lm.loss = stx__comp_lm_loss;
@@ -4678,6 +4698,85 @@ STX_DEF stx_lm stx_comp_as_lm(stx_comp *m) {
     lm.gen_create = stx__comp_lm_gen_create;
     stx__comp_lm_states(&lm);
     return lm;
+}
+
+
+// >>files
+
+static void *stx__comp_family_create(stx_ctx *x, const void *desc) {
+    return stx_comp_create(x, (const stx_comp_desc *)desc);
+}
+
+static const void *stx__comp_family_desc(const void *m) {
+    return &((const stx_comp *)m)->desc;
+}
+
+static stx_params *stx__comp_family_params(void *m, int k) {
+    return k ? NULL : ((stx_comp *)m)->params;
+}
+
+static stx_lm stx__comp_family_as_lm(void *m) {
+    return stx_comp_as_lm((stx_comp *)m);
+}
+
+STX_DEF const stx_family *stx_comp_family(void) {
+    static const stx_field field[] = {
+        STX_FIELD(stx_comp_desc, SIZE, vocab),
+        STX_FIELD(stx_comp_desc, SIZE, dim),
+        STX_FIELD(stx_comp_desc, SIZE, emb),
+        STX_FIELD(stx_comp_desc, SIZE, layers),
+        STX_FIELD(stx_comp_desc, SIZE, heads),
+        STX_FIELD(stx_comp_desc, SIZE, kv_heads),
+        STX_FIELD(stx_comp_desc, SIZE, inner),
+        STX_FIELD(stx_comp_desc, SIZE, segment),
+        STX_FIELD(stx_comp_desc, SIZE, memory_count),
+        STX_FIELD_LIST_OF(stx_comp_desc, memory_layers, memory_count),
+        STX_FIELD(stx_comp_desc, INT, no_memory),
+        STX_FIELD(stx_comp_desc, SIZE, mem),
+        STX_FIELD(stx_comp_desc, SIZE, cmem),
+        STX_FIELD_LIST_OF(stx_comp_desc, mems, layers),
+        STX_FIELD_LIST_OF(stx_comp_desc, cmems, layers),
+        STX_FIELD(stx_comp_desc, SIZE, ratio),
+        STX_FIELD(stx_comp_desc, INT, compress),
+        STX_FIELD(stx_comp_desc, SIZE, overlap),
+        STX_FIELD(stx_comp_desc, INT, conv_no_bias),
+        STX_FIELD_ARRAY(stx_comp_desc, SIZE, dilation),
+        STX_FIELD(stx_comp_desc, SIZE, dilations),
+        STX_FIELD(stx_comp_desc, INT, aux),
+        STX_FIELD(stx_comp_desc, REAL, aux_weight),
+        STX_FIELD(stx_comp_desc, SIZE, bptt),
+        STX_FIELD(stx_comp_desc, INT, positions),
+        STX_FIELD(stx_comp_desc, INT, norm_after),
+        STX_FIELD(stx_comp_desc, INT, final_norm),
+        STX_FIELD(stx_comp_desc, INT, glu),
+        STX_FIELD(stx_comp_desc, INT, tied),
+        STX_FIELD(stx_comp_desc, INT, gate),
+        STX_FIELD(stx_comp_desc, INT, gate_relu),
+        STX_FIELD(stx_comp_desc, REAL, gate_bias),
+        STX_FIELD(stx_comp_desc, INT, zero_gate_bias),
+        STX_FIELD(stx_comp_desc, INT, mogrify),
+        STX_FIELD(stx_comp_desc, INT, recurrence),
+        STX_FIELD(stx_comp_desc, REAL, attn_dropout),
+        STX_FIELD(stx_comp_desc, REAL, out_dropout),
+        STX_FIELD(stx_comp_desc, REAL, ff_dropout),
+        STX_FIELD(stx_comp_desc, REAL, aux_dropout),
+        STX_FIELD(stx_comp_desc, UNSIGNED, literal),
+        STX_FIELD(stx_comp_desc, SETTING, recompute_layers)
+    };
+    static const stx_family family = {
+        "compressive", sizeof(stx_comp_desc), field, sizeof field / sizeof *field,
+        stx__comp_family_create, stx__comp_family_desc, stx__comp_family_params,
+        stx__comp_family_as_lm
+    };
+    return &family;
+}
+
+STX_DEF stx_comp *stx_comp_open(stx_ctx *x, const char *path) {
+    return (stx_comp *)stx_model_open(x, stx_comp_family(), path);
+}
+
+STX_DEF int stx_comp_save(stx_comp *m, const char *path) {
+    return stx_model_save(stx_comp_family(), m, path);
 }
 
 STX_STRICT_OFF

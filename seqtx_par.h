@@ -641,7 +641,8 @@ typedef struct stx_par_positions {
 /* A model. The context owns it and its parameters. */
 typedef struct stx_par {
     stx_ctx       *ctx;
-    stx_par_desc   desc;                /* with the defaults filled in; pattern is NULL.
+    stx_par_desc   desc;                /* with the defaults filled in; desc.pattern is
+                                           `pattern`. tau and cost are the current values.
                                            `gate` and gate_eval may be changed between
                                            steps */
     char          *pattern;             /* L letters, or NULL for a supernet */
@@ -685,6 +686,16 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
    copied. Returns NULL and sets an error if the desc is NULL or invalid, or if memory
    runs out. */
 STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *d);
+
+/* stx_par_open creates the model in a file of stx_par_save or in a checkpoint of
+   train_par, in context x, which owns it. Returns NULL after an error. stx_par_save
+   writes the model to a file, atomically; returns 1, or 0 after an error. The gates of
+   a supernet are included. stx_par_family is for files that contain more than a model,
+   and for programs that accept any family. See stx_model_open, stx_model_write and
+   stx_lm_open in seqtx.h. */
+STX_DEF stx_par *stx_par_open(stx_ctx *x, const char *path);
+STX_DEF int stx_par_save(stx_par *m, const char *path);
+STX_DEF const stx_family *stx_par_family(void);
 
 /* The model's weights, owned by the context; NULL if m is NULL. */
 STX_DEF stx_params *stx_par_params(stx_par *m);
@@ -2764,7 +2775,7 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
     if (!m->params || !m->block || !m->w || !m->attended || !kind) return NULL;
     stx__par_kinds(d, kind);
     if (d->pattern) m->pattern = kind;
-    d->pattern = NULL;
+    d->pattern = m->pattern;
 
     if (d->vocab) {
         stx__par_vocab_desc(d, &vocab);
@@ -2827,6 +2838,7 @@ STX_DEF void stx_par_set_tau(stx_par *m, double tau) {
         stx_bad_value(m->ctx, "stx_par_set_tau", "tau", tau, "at least 1e-30 and below 1e30");
         return;
     }
+    m->desc.tau = tau;
     stx_scalar_set(m->ctx, m->tau, tau);
 }
 
@@ -4157,6 +4169,7 @@ STX_DEF stx_lm stx_par_as_lm(stx_par *m) {
     if (!m || !m->vocab_io) return lm;
     lm.model = m;
     lm.ctx = m->ctx;
+    lm.family = stx_par_family();
     lm.params = m->params;
     lm.vocab_io = m->vocab_io;
     lm.loss = stx__par_lm_loss;
@@ -4170,6 +4183,103 @@ STX_DEF stx_lm stx_par_as_lm(stx_par *m) {
     lm.gen_create = stx__par_lm_gen_create;
     stx__par_lm_states(&lm);
     return lm;
+}
+
+
+// >>files
+
+static void *stx__par_family_create(stx_ctx *x, const void *desc) {
+    return stx_par_create(x, (const stx_par_desc *)desc);
+}
+
+static const void *stx__par_family_desc(const void *m) {
+    return &((const stx_par *)m)->desc;
+}
+
+static stx_params *stx__par_family_params(void *m, int k) {
+    if (!k) return ((stx_par *)m)->params;
+    return k == 1 ? ((stx_par *)m)->gates : NULL;
+}
+
+static stx_lm stx__par_family_as_lm(void *m) {
+    return stx_par_as_lm((stx_par *)m);
+}
+
+STX_DEF const stx_family *stx_par_family(void) {
+    static const stx_field field[] = {
+        STX_FIELD(stx_par_desc, SIZE, vocab),
+        STX_FIELD(stx_par_desc, SIZE, dim),
+        STX_FIELD(stx_par_desc, SIZE, heads),
+        STX_FIELD(stx_par_desc, SIZE, head_dim),
+        STX_FIELD(stx_par_desc, SIZE, inner),
+        STX_FIELD(stx_par_desc, SIZE, blocks),
+        STX_FIELD(stx_par_desc, TEXT, pattern),
+        STX_FIELD(stx_par_desc, SIZE, segment),
+        STX_FIELD(stx_par_desc, SIZE, mem),
+        STX_FIELD(stx_par_desc, INT, positions),
+        STX_FIELD(stx_par_desc, INT, sines),
+        STX_FIELD(stx_par_desc, INT, pos_mode),
+        STX_FIELD(stx_par_desc, SIZE, clamp_len),
+        STX_FIELD(stx_par_desc, INT, same_length),
+        STX_FIELD(stx_par_desc, INT, full_scale),
+        STX_FIELD(stx_par_desc, INT, attn_relu),
+        STX_FIELD(stx_par_desc, INT, biases),
+        STX_FIELD(stx_par_desc, INT, own_uv),
+        STX_FIELD(stx_par_desc, INT, pre_norm),
+        STX_FIELD(stx_par_desc, INT, no_final_norm),
+        STX_FIELD(stx_par_desc, REAL, norm_eps),
+        STX_FIELD(stx_par_desc, REAL, dropout),
+        STX_FIELD(stx_par_desc, REAL, attn_dropout),
+        STX_FIELD(stx_par_desc, REAL, inner_dropout),
+        STX_FIELD(stx_par_desc, REAL, pos_dropout),
+        STX_FIELD(stx_par_desc, REAL, final_dropout),
+        STX_FIELD(stx_par_desc, INT, gate_form),
+        STX_FIELD_ARRAY(stx_par_desc, REAL, pi0),
+        STX_FIELD(stx_par_desc, INT, gate),
+        STX_FIELD(stx_par_desc, INT, gate_eval),
+        STX_FIELD(stx_par_desc, INT, noise),
+        STX_FIELD(stx_par_desc, SIZE, noise_tokens),
+        STX_FIELD(stx_par_desc, REAL, tau),
+        STX_FIELD(stx_par_desc, INT, adaptive_in),
+        STX_FIELD(stx_par_desc, INT, words_out),
+        STX_FIELD(stx_par_desc, REAL, emb_scale),
+        STX_FIELD(stx_par_desc, SIZE, emb),
+        STX_FIELD_ARRAY(stx_par_desc, SIZE, cutoff),
+        STX_FIELD(stx_par_desc, SIZE, cutoffs),
+        STX_FIELD(stx_par_desc, REAL, div_val),
+        STX_FIELD(stx_par_desc, REAL, proj_factor),
+        STX_FIELD_ARRAY(stx_par_desc, SIZE, proj_dims),
+        STX_FIELD(stx_par_desc, INT, tie_words),
+        STX_FIELD(stx_par_desc, INT, tie_projs),
+        STX_FIELD(stx_par_desc, INT, one_proj),
+        STX_FIELD(stx_par_desc, INT, pads),
+        STX_FIELD(stx_par_desc, INT32, pad_id),
+        STX_FIELD(stx_par_desc, INT, divide_all),
+        STX_FIELD(stx_par_desc, INT, latency),
+        STX_FIELD(stx_par_desc, INT, latency_w),
+        STX_FIELD_ARRAY(stx_par_desc, REAL, cost),
+        STX_FIELD(stx_par_desc, REAL, latency_weight),
+        STX_FIELD(stx_par_desc, REAL, latency_target),
+        STX_FIELD(stx_par_desc, REAL, latency_power),
+        STX_FIELD(stx_par_desc, INT, init),
+        STX_FIELD(stx_par_desc, REAL, init_std),
+        STX_FIELD(stx_par_desc, REAL, proj_std),
+        STX_FIELD(stx_par_desc, SETTING, recompute_layers)
+    };
+    static const stx_family family = {
+        "par", sizeof(stx_par_desc), field, sizeof field / sizeof *field,
+        stx__par_family_create, stx__par_family_desc, stx__par_family_params,
+        stx__par_family_as_lm
+    };
+    return &family;
+}
+
+STX_DEF stx_par *stx_par_open(stx_ctx *x, const char *path) {
+    return (stx_par *)stx_model_open(x, stx_par_family(), path);
+}
+
+STX_DEF int stx_par_save(stx_par *m, const char *path) {
+    return stx_model_save(stx_par_family(), m, path);
 }
 
 STX_STRICT_OFF

@@ -696,6 +696,16 @@ typedef struct stx_sru_lm {
    runs out. */
 STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *d);
 
+/* stx_sru_lm_open creates the model in a file of stx_sru_lm_save or in a checkpoint of
+   train_sru, in context x, which owns it. Returns NULL after an error. stx_sru_lm_save
+   writes the model to a file, atomically; returns 1, or 0 after an error. A model with
+   a custom transform cannot be saved. stx_sru_family is for files that contain more
+   than a model, and for programs that accept any family. See stx_model_open,
+   stx_model_write and stx_lm_open in seqtx.h. */
+STX_DEF stx_sru_lm *stx_sru_lm_open(stx_ctx *x, const char *path);
+STX_DEF int stx_sru_lm_save(stx_sru_lm *m, const char *path);
+STX_DEF const stx_family *stx_sru_family(void);
+
 /* The model's parameters, owned by the context; NULL if m is NULL. */
 STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m);
 
@@ -3220,6 +3230,7 @@ STX_DEF stx_lm stx_sru_as_lm(stx_sru_lm *m) {
     if (!m) return lm;
     lm.model = m;
     lm.ctx = m->ctx;
+    lm.family = stx_sru_family();
     lm.params = m->params;
     lm.vocab_io = m->vocab_io;
     lm.loss = stx__sru_lm_loss;
@@ -3233,6 +3244,90 @@ STX_DEF stx_lm stx_sru_as_lm(stx_sru_lm *m) {
     lm.gen_create = stx__sru_lm_gen_create;
     stx__sru_lm_states(&lm);
     return lm;
+}
+
+
+// >>files
+
+static void *stx__sru_family_create(stx_ctx *x, const void *desc) {
+    return stx_sru_lm_create(x, (const stx_sru_lm_desc *)desc);
+}
+
+static const void *stx__sru_family_desc(const void *m) {
+    return &((const stx_sru_lm *)m)->desc;
+}
+
+static stx_params *stx__sru_family_params(void *m, int k) {
+    return k ? NULL : ((stx_sru_lm *)m)->params;
+}
+
+static stx_lm stx__sru_family_as_lm(void *m) {
+    return stx_sru_as_lm((stx_sru_lm *)m);
+}
+
+STX_DEF const stx_family *stx_sru_family(void) {
+    static const stx_field field[] = {
+        STX_FIELD(stx_sru_lm_desc, SIZE, vocab),
+        STX_FIELD(stx_sru_lm_desc, SIZE, dim),
+        STX_FIELD(stx_sru_lm_desc, SIZE, emb),
+        STX_FIELD(stx_sru_lm_desc, SIZE, sru.input),
+        STX_FIELD(stx_sru_lm_desc, SIZE, sru.hidden),
+        STX_FIELD(stx_sru_lm_desc, SIZE, sru.layers),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.bidirectional),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.transform),
+        STX_FIELD(stx_sru_lm_desc, SIZE, sru.proj),
+        STX_FIELD_LIST_OF(stx_sru_lm_desc, sru.projs, sru.layers),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.tanh),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.no_skip),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.rescale),
+        STX_FIELD(stx_sru_lm_desc, REAL, sru.highway_bias),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.v1),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.norm),
+        STX_FIELD(stx_sru_lm_desc, REAL, sru.dropout),
+        STX_FIELD(stx_sru_lm_desc, REAL, sru.rnn_dropout),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.input_first),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.init_xavier),
+        STX_FIELD(stx_sru_lm_desc, REAL, sru.v_init),
+        STX_FIELD(stx_sru_lm_desc, CODE, sru.custom),
+        STX_FIELD(stx_sru_lm_desc, CODE, sru.user),
+        STX_FIELD(stx_sru_lm_desc, SETTING, sru.recompute_layers),
+        STX_FIELD(stx_sru_lm_desc, SIZE, sru.heads),
+        STX_FIELD(stx_sru_lm_desc, REAL, sru.attn_dropout),
+        STX_FIELD(stx_sru_lm_desc, SIZE, sru.attention_every),
+        STX_FIELD(stx_sru_lm_desc, SIZE, sru.attention_last),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.no_attention),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.no_attn_norm),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.attn_norm_first),
+        STX_FIELD(stx_sru_lm_desc, REAL, sru.alpha_init),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.not_causal),
+        STX_FIELD(stx_sru_lm_desc, UNSIGNED, sru.literal),
+        STX_FIELD(stx_sru_lm_desc, INT, sru.zero_pads),
+        STX_FIELD(stx_sru_lm_desc, REAL, dropout),
+        STX_FIELD(stx_sru_lm_desc, REAL, io_dropout),
+        STX_FIELD(stx_sru_lm_desc, REAL, emb_dropout),
+        STX_FIELD(stx_sru_lm_desc, INT, tied),
+        STX_FIELD(stx_sru_lm_desc, INT, adapt_io),
+        STX_FIELD(stx_sru_lm_desc, SIZE, emb_adaptive),
+        STX_FIELD(stx_sru_lm_desc, REAL, divval),
+        STX_FIELD_ARRAY(stx_sru_lm_desc, SIZE, cutoff),
+        STX_FIELD(stx_sru_lm_desc, SIZE, cutoffs),
+        STX_FIELD(stx_sru_lm_desc, INT, separate_projs),
+        STX_FIELD(stx_sru_lm_desc, INT, forward_columns)
+    };
+    static const stx_family family = {
+        "sru", sizeof(stx_sru_lm_desc), field, sizeof field / sizeof *field,
+        stx__sru_family_create, stx__sru_family_desc, stx__sru_family_params,
+        stx__sru_family_as_lm
+    };
+    return &family;
+}
+
+STX_DEF stx_sru_lm *stx_sru_lm_open(stx_ctx *x, const char *path) {
+    return (stx_sru_lm *)stx_model_open(x, stx_sru_family(), path);
+}
+
+STX_DEF int stx_sru_lm_save(stx_sru_lm *m, const char *path) {
+    return stx_model_save(stx_sru_family(), m, path);
 }
 
 STX_STRICT_OFF

@@ -269,6 +269,7 @@ extern "C" {
 #include "api/cuda.h"
 #include "api/files.h"
 #include "api/lm.h"
+#include "api/models.h"
 
 #ifdef __cplusplus
 }
@@ -374,8 +375,9 @@ STX_STRICT_ON
 #include "lm/memory_streams.h"
 #include "lm/cache.h"
 
-/* creates a context from the above */
+/* creates a context from the above, and models from files */
 #include "create.h"
+#include "models.h"
 
 STX_STRICT_OFF
 

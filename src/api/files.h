@@ -72,6 +72,9 @@ STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i);
 STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name);
 STX_DEF const char *stx_file_meta(const stx_file *f, const char *key);
 
+/* Returns the path of the file, or the name of the bytes in memory; NULL if f is NULL. */
+STX_DEF const char *stx_file_path(const stx_file *f);
+
 /* Copy an entry of n elements to out and convert it:
 
        from                              to f32      to f64      to i64
@@ -102,6 +105,10 @@ STX_DEF stx_writer *stx_writer_create(stx_ctx *x);
 STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim,
                            const void *data);
 STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value);
+
+/* Like stx_writer_add, but copies the data. */
+STX_DEF int stx_writer_add_copy(stx_writer *w, const char *name, int dtype, int ndim,
+                                const size_t *dim, const void *data);
 
 /* Writes the file and frees w, even after an error. Returns 1. On failure, sets an error
    (STX_ERR_IO), leaves the old file unchanged and returns 0.

@@ -356,9 +356,12 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, cons
    `in` is the state to read (NULL: empty), and `out` is the state to write (NULL: none);
    they may be the same. Functions that return int return 1, or set an error and return
    0. */
+typedef struct stx_family stx_family;
+
 typedef struct stx_lm {
     void            *model;
     stx_ctx         *ctx;
+    const stx_family *family;   /* for stx_model_save and stx_model_write */
     stx_params      *params;
     const stx_vocab_io *vocab_io;
 

@@ -112,6 +112,20 @@ static stx_real *stx__host_copy_new(stx_writer *w, size_t n) {
     return c->data;
 }
 
+STX_DEF int stx_writer_add_copy(stx_writer *w, const char *name, int dtype, int ndim,
+                                const size_t *dim, const void *data) {
+    size_t bytes;
+    stx_real *copy;
+    if (!stx_writer_add(w, name, dtype, ndim, dim, data)) return 0;
+    bytes = w->item[w->count - 1].bytes;
+    if (!bytes) return 1;
+    copy = stx__host_copy_new(w, (bytes - 1) / sizeof *copy + 1);
+    if (!copy) return 0;
+    memcpy(copy, data, bytes);
+    w->item[w->count - 1].data = copy;
+    return 1;
+}
+
 STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, const size_t *dim,
                                   const stx_real *data) {
     stx_real *copy;

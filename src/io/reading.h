@@ -96,6 +96,10 @@ STX_DEF const char *stx_file_meta(const stx_file *f, const char *key) {
     return NULL;
 }
 
+STX_DEF const char *stx_file_path(const stx_file *f) {
+    return f ? f->path : NULL;
+}
+
 static uint32_t stx__le16(const unsigned char *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8;
 }

@@ -22,11 +22,11 @@ cxx="$CXX -std=c++17 -w -I. -DSEQTX_CUDA -DSEQTX_NCCL -DCUDA_HOST"
 passed=0 failed=0
 
 # Which folders each folder may use, besides api.
-may="core: gemm:core ops:gemm,core train:ops,gemm,core io:train,core lm:ops,io,core top:gemm,core"
+may="core: gemm:core ops:gemm,core train:ops,gemm,core io:train,core lm:ops,io,core top:io,gemm,core"
 
 # The parts in the order in which the root includes them. $1: a directory with src/.
 parts() {
-    sed -n 's|^#include "\(.*/.*\.h\)"$|src/\1|p; s|^#include "\(create.h\)"$|src/\1|p' \
+    sed -n 's|^#include "\(.*/.*\.h\)"$|src/\1|p; s|^#include "\([a-z]*\.h\)"$|src/\1|p' \
         "$1/src/seqtx.h"
 }
 cuda_parts() {
@@ -117,13 +117,13 @@ if [ "${1:-}" = --graph ]; then
     { sizes . | sed 's/^/lines /'; facts .; } | awk -v own="$(own_folders | tr '\n' ' ')" '
         function folder(part,    piece) {
             if (part ~ /^examples/) return substr(part, 1, match(part, /\/[^\/]*$/) - 1)
-            return split(part, piece, "/") > 2 ? piece[2] : "create.h"
+            return split(part, piece, "/") > 2 ? piece[2] : "top"
         }
         $1 == "lines" { f = folder($3); lines[f] += $2; count[f]++ }
         $1 == "lines" && $2 > largest[f] { largest[f] = $2 }
         $1 == "edge" && folder($2) != folder($3) { edges[folder($2), folder($3)]++ }
         END {
-            n = split("api core gemm ops train io lm create.h cuda examples/train " own, name, " ")
+            n = split("api core gemm ops train io lm top cuda examples/train " own, name, " ")
             for (i = 1; i <= n; i++) {
                 f = name[i]
                 printf "%-18s %2d parts, %5d lines, at most %3d;  includes", f, count[f],

@@ -83,4 +83,115 @@ static inline stx_ctx *limited_context(int *left) {
     d.threads = 1;
     return stx_create(&d);
 }
+
+/* Checks that two descs are equal, field by field, except for settings. */
+static inline int same_desc(const stx_family *f, const void *a, const void *b) {
+    const char *p = (const char *)a, *q = (const char *)b;
+    size_t i;
+    int same = 1;
+    for (i = 0; i < f->fields; i++) {
+        const stx_field *d = &f->field[i];
+        const void *u = p + d->offset, *v = q + d->offset;
+        size_t size = sizeof(size_t), n = d->count;
+        if (d->kind == STX_FIELD_SETTING || d->kind == STX_FIELD_CODE) continue;
+        if (d->kind == STX_FIELD_INT || d->kind == STX_FIELD_UNSIGNED) size = sizeof(int);
+        if (d->kind == STX_FIELD_INT32) size = sizeof(int32_t);
+        if (d->kind == STX_FIELD_REAL) size = sizeof(double);
+        if (d->kind == STX_FIELD_TEXT || d->kind == STX_FIELD_LIST) {
+            u = *(const void *const *)u;
+            v = *(const void *const *)v;
+            if (d->kind == STX_FIELD_LIST) n = *(const size_t *)(const void *)(p + d->length);
+            if (d->kind == STX_FIELD_TEXT && u) {
+                size = 1;
+                n = strlen((const char *)u) + 1;
+            }
+        }
+        if (!u != !v || (u && memcmp(u, v, n * size))) {
+            printf("%s: %s differs\n", f->name, d->name);
+            same = 0;
+        }
+    }
+    return same;
+}
+
+static inline int equal_params(stx_ctx *x, const stx_params *p, stx_ctx *y, const stx_params *q) {
+    size_t i;
+    int same = p && q && p->count == q->count;
+    for (i = 0; same && i < p->count; i++) {
+        const size_t n = p->tensor[i]->size;
+        stx_real *u = (stx_real *)malloc(2 * n * sizeof *u);
+        stx_get(x, p->tensor[i], u);
+        stx_get(y, q->tensor[i], u + n);
+        same = !strcmp(p->name[i], q->name[i]) && q->tensor[i]->size == n
+               && !memcmp(u, u + n, n * sizeof *u);
+        free(u);
+    }
+    return same && stx_ok(x) && stx_ok(y);
+}
+
+/* Computes the losses of three segments of 2 streams with a memory, and scores (V) after
+   9 tokens by generation. Returns 1 if the model can generate. */
+static inline int model_outputs(const stx_lm *lm, int vocab, double loss[3], stx_real *scores) {
+    stx_ctx *x = lm->ctx;
+    int32_t *t = ordered_tokens(2, 19, vocab, 5);
+    void *state = lm->state_create(lm->model, 2, 0), *gen;
+    const stx_real *p = NULL;
+    int k;
+    for (k = 0; k < 3; k++) {
+        stx_begin(x, STX_EVAL);
+        loss[k] = stx_item(x, lm->loss(lm->model, token_block(x, t, 2, 19, 6 * (size_t)k, 6),
+                                       token_block(x, t, 2, 19, 6 * (size_t)k + 1, 6), state,
+                                       state));
+    }
+    if (state) lm->state_free(state);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    gen = lm->gen_create(lm->model, 1, 0);
+    if (gen) p = lm->gen_feed(gen, t, 9);
+    if (p) memcpy(scores, p, (size_t)vocab * sizeof *p);
+    if (gen) lm->gen_free(gen);
+    stx_clear_error(x);     /* not all models can generate */
+    free(t);
+    return p != NULL;
+}
+
+/* Saves a model to a file and opens it in another context: the same desc, parameters,
+   losses and scores, bit for bit. */
+static inline void saved_and_opened(const stx_family *f, void *model, const char *name) {
+    stx_ctx *x = f->params(model, 0)->ctx;
+    stx_ctx *y = context(stx_threads(x), stx_ctx_desc(x)->seed);
+    char path[600];
+    void *opened;
+    stx_lm a, b;
+    int k;
+    test_path(path, sizeof path, "opened");
+    stx_param(stx_params_create(y), STX_NORMAL, 1, "other", 3, 0, 0, 0);
+    CHECK(stx_model_save(f, model, path), "%s: %s", name, stx_error(x));
+    opened = stx_model_open(y, f, path);
+    remove(path);
+    CHECK(opened != NULL, "%s: %s", name, stx_error(y));
+    if (opened) {
+        CHECK(same_desc(f, f->desc(model), f->desc(opened)), "%s", name);
+        for (k = 0; f->params(model, k); k++)
+            CHECK(equal_params(x, f->params(model, k), y, f->params(opened, k)), "%s: list %d",
+                  name, k);
+        CHECK(!f->params(opened, k), "%s: more than %d lists", name, k);
+        a = f->as_lm(model);
+        b = f->as_lm(opened);
+        CHECK(!a.model == !b.model && a.family == b.family, "%s", name);
+        if (a.model) {
+            const int V_ = (int)a.vocab_io->desc.vocab;
+            stx_real *p = (stx_real *)calloc(2 * (size_t)V_, sizeof *p);
+            double u[3], v[3];
+            int generates;
+            stx_set_step_index(y, stx_step_index(x));
+            generates = model_outputs(&a, V_, u, p);
+            CHECK(generates == model_outputs(&b, V_, v, p + V_), "%s", name);
+            for (k = 0; k < 3; k++)
+                CHECK(u[k] == v[k], "%s: loss %d: %.17g, then %.17g", name, k, u[k], v[k]);
+            CHECK(!memcmp(p, p + V_, (size_t)V_ * sizeof *p), "%s: scores", name);
+            free(p);
+        }
+    }
+    stx_destroy(y);
+}
 #endif

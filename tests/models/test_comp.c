@@ -2086,6 +2086,19 @@ static void memory_errors(void) {
     stx_destroy(x);
 }
 
+static void opened(void) {
+    int k;
+    for (k = 0; k < VARIANTS; k++) {
+        const char *name;
+        stx_comp_desc d = variant(k, &name);
+        stx_ctx *x = context(1, 7);
+        stx_comp *m = stx_comp_create(x, &d);
+        perturb(x, m->params);
+        saved_and_opened(stx_comp_family(), m, name);
+        stx_destroy(x);
+    }
+}
+
 int main(void) {
     memory_errors();
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -2119,5 +2132,6 @@ int main(void) {
     precisions();
 #endif
     no_memory();
+    opened();
     return test_end();
 }

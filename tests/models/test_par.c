@@ -2437,6 +2437,23 @@ static void memory_errors(void) {
     stx_destroy(x);
 }
 
+static void opened(void) {
+    static const double cost[2] = {0.7, 1.3};
+    int k;
+    for (k = 0; k < VARIANTS; k++) {
+        const char *name;
+        stx_par_desc d = variant(k, &name);
+        stx_ctx *x = context(1, 7);
+        stx_par *m = stx_par_create(x, &d);
+        perturb(x, m->params);
+        perturb(x, m->gates);
+        stx_par_set_tau(m, 0.3);
+        stx_par_set_cost(m, cost);
+        saved_and_opened(stx_par_family(), m, name);
+        stx_destroy(x);
+    }
+}
+
 int main(void) {
     memory_errors();
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -2460,5 +2477,6 @@ int main(void) {
     first_values();
     learned();
     no_memory();
+    opened();
     return test_end();
 }

@@ -1690,6 +1690,20 @@ static void copies_between_models(void) {
     stx_destroy(x);
 }
 
+static void opened(void) {
+    int k;
+    for (k = 0; k < VARIANTS; k++) {
+        const char *name;
+        stx_span_desc d = variant(k, &name);
+        stx_ctx *x = context(1, 7);
+        stx_span *m = stx_span_create(x, &d);
+        perturb(x, m->params);
+        if (d.adapt_span) set_spans(m);
+        saved_and_opened(stx_span_family(), m, name);
+        stx_destroy(x);
+    }
+}
+
 int main(void) {
     memory_errors();
     failed_creations();
@@ -1712,5 +1726,6 @@ int main(void) {
     learns();
     resume();
     errors();
+    opened();
     return test_end();
 }

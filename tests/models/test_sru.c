@@ -2611,6 +2611,46 @@ static void failed_creations(void) {
     }
 }
 
+/* Language models with each stack, with adaptive words and with separate projections
+   per layer. */
+static void opened(void) {
+    static const size_t projs[3] = {0, 5, 4};
+    int k;
+    for (k = 0; k < STACKS + 4; k++) {
+        const char *name = "words";
+        stx_ctx *x = context(1, 7);
+        stx_sru_lm_desc d;
+        stx_sru_lm *m;
+        memset(&d, 0, sizeof d);
+        if (k < STACKS) d.sru = stack(k, &name);
+        d.vocab = 29;
+        d.dim = 12;
+        d.dropout = 0.1;
+        d.sru.layers = 3;
+        if (k == 1) d.emb = 7;
+        if (k == 2) d.io_dropout = -1;
+        if (k == 3) d.tied = 1;
+        if (k >= STACKS) {
+            d.adapt_io = k > STACKS;
+            d.separate_projs = k == STACKS + 2;
+            d.forward_columns = k == STACKS + 3;
+            d.emb_adaptive = d.adapt_io ? 8 : 0;
+            d.divval = d.adapt_io ? 2.5 : 0;
+            d.cutoffs = d.adapt_io ? 2 : 0;
+            d.cutoff[0] = 5;
+            d.cutoff[1] = 11;
+            d.sru.projs = projs;
+        }
+        m = stx_sru_lm_create(x, &d);
+        CHECK(m != NULL, "%s", stx_error(x));
+        if (m) {
+            perturb(x, m->params);
+            saved_and_opened(stx_sru_family(), m, name);
+        }
+        stx_destroy(x);
+    }
+}
+
 int main(void) {
     failed_creations();
     by_hand();
@@ -2638,5 +2678,6 @@ int main(void) {
     errors();
     files();
     memory();
+    opened();
     return test_end();
 }
