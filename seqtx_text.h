@@ -232,6 +232,15 @@ STX_DEF const char *stx_text_encoding(const void *text, size_t n);
 STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap);
 STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len);
 
+/* stx_vocab_write adds a vocabulary to a file, as the U8 tensor "vocab", for example to
+   the file of a model (stx_model_write). stx_vocab_read restores it, and stx_vocab_open
+   restores that of the file at path, such as a trainer's checkpoint; the checksum is not
+   verified. stx_vocab_write returns 1, and the others a vocabulary for stx_vocab_free.
+   After an error, all three return 0 or NULL. */
+STX_DEF int stx_vocab_write(stx_writer *w, const stx_vocab *v);
+STX_DEF stx_vocab *stx_vocab_read(stx_ctx *x, const stx_file *f);
+STX_DEF stx_vocab *stx_vocab_open(stx_ctx *x, const char *path);
+
 
 // >>corpus
 
@@ -1542,6 +1551,47 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
         stx_vocab_free(v);
         v = NULL;
     }
+    return v;
+}
+
+STX_DEF int stx_vocab_write(stx_writer *w, const stx_vocab *v) {
+    size_t n = stx_vocab_save(v, NULL, 0);
+    void *bytes = w && v ? stx_block(v->x, n) : NULL;
+    int ok = 0;
+    if (bytes) {
+        stx_vocab_save(v, bytes, n);
+        ok = stx_writer_add_copy(w, "vocab", STX_U8, 1, &n, bytes);
+        stx_block_free(v->x, bytes);
+    }
+    return ok;
+}
+
+STX_DEF stx_vocab *stx_vocab_read(stx_ctx *x, const stx_file *f) {
+    const stx_entry *e = stx_file_find(f, "vocab");
+    stx_vocab *v;
+    char text[512];
+    if (!stx_ok(x) || !f) return NULL;
+    if (!e || e->dtype != STX_U8) {
+        stx_fail(x, STX_ERR_FORMAT,
+                 "%s: expected a vocabulary, the tensor \"vocab\" of type U8, got %s: give a "
+                 "trainer's checkpoint, or a file with stx_vocab_write",
+                 stx_file_path(f), e ? e->kind : "none");
+        return NULL;
+    }
+    v = stx_vocab_load(x, e->data, e->bytes);
+    if (!v && stx_error_code(x) == STX_ERR_FORMAT) { /* says in which file */
+        strncpy(text, stx_error(x), sizeof text - 1);
+        text[sizeof text - 1] = 0;
+        stx_clear_error(x);
+        stx_fail(x, STX_ERR_FORMAT, "%s: %s", stx_file_path(f), text);
+    }
+    return v;
+}
+
+STX_DEF stx_vocab *stx_vocab_open(stx_ctx *x, const char *path) {
+    stx_file *f = stx_file_open(x, path);
+    stx_vocab *v = stx_vocab_read(x, f);
+    stx_file_close(f);
     return v;
 }
 
