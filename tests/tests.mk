@@ -138,7 +138,8 @@ TRAINER = $(BUILD)/train_$(1)
 define RUN_TRAINER
 $(call RUN,cuda_$(1),$(call TRAINER,$(2))_shim,\
 	sh tests/trainers/trainer_cuda.sh $(2) $(call TRAINER,$(2))_shim)
-$(call RUN,$(1),$(call TRAINER,$(2)) $(3),sh tests/trainers/trainer.sh $(2) $(call TRAINER,$(2)))
+$(call RUN,$(1),$(call TRAINER,$(2)) $(BUILD)/generate $(3),\
+	sh tests/trainers/trainer.sh $(2) $(call TRAINER,$(2)))
 endef
 $(call RUN_TRAINER,trainer_par,par,$(BUILD)/cuts $(if $(SPM),$(BUILD)/spm_train))
 $(call RUN_TRAINER,trainer,attn_span)

@@ -34,13 +34,12 @@ TR_DEF int save_gate_text(run *r, stx_writer *w) {
     return 1;
 }
 
-/* Saves the entries that train.h does not save: the gates, their optimiser, the
+/* Saves the entries that train.h does not save: the optimiser of the gates, the
    temperature and the gates' text. */
 TR_DEF int save_more(tr_lm *t, stx_writer *w) {
     run *r = (run *)t;
     char tau[64];
     if (w) {
-        if (!stx_params_save(w, r->model->gates, "")) return 0;
         if (r->arch && !stx_optim_save_as(w, r->arch, "arch.")) return 0;
         tr_number(tau, r->tau);
         if (!stx_writer_meta(w, "tau", tau)) return 0;

@@ -29,7 +29,7 @@ enum { TR_BY_FILE, TR_BY_LINES, TR_BY_TEXTS, TR_BY_TOKENS };        /* tr_lm_opt
 /* Options that all trainers share. The rows of some of them differ: each trainer's table
    contains its own rows of the options below "in the trainer's words". */
 typedef struct {
-    const char *data, *pieces, *checkpoint, *init_from, *score, *best;
+    const char *data, *pieces, *checkpoint, *init_from, *score, *best, *export_to;
     const char *log, *tensorboard, *out, *prompt, *stop, *plan;
     int         tokens, join_lines, reading, unit, score_by;
     int         eval_only, no_train, threads, precision, weights, device, tf32, no_graph, tune;
@@ -141,6 +141,10 @@ typedef struct {
         "checkpoint's vocabulary lacks. Their rows in the embedding and the output start afresh; " \
         "all other weights are kept. New ones that occur less often than --min-count (of the " \
         "checkpoint, unless it is given) become <unk>"), \
+    TR_TEXT("export", TR_LOCAL, &(o).export_to, \
+        "at the end, also write the model and its vocabulary to this file, without the state of " \
+        "training; with --no-train, those of --checkpoint. Programs read it like a checkpoint " \
+        "(stx_lm_open), and so do --no-train, --eval-only and --init-from"), \
     TR_SIZE("save-every", TR_FREE, &(o).save_every, 0, TR_INF, \
         "steps between saves; 0: " zero), \
     TR_TEXT("best", TR_LOCAL, &(o).best, \

@@ -106,7 +106,7 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
         ok = stx_writer_meta(w, "log.sum", text);
         ok = ok && stx_writer_meta_u64(w, "log.steps", t->logged);
     }
-    ok = ok && stx_params_save(w, t->lm.params, "") && stx_optim_save(w, t->optim);
+    ok = ok && stx_model_write(w, t->lm.family, t->lm.model) && stx_optim_save(w, t->optim);
     if (ok && tr_lm_pending(t)) {
         ok = stx_writer_meta_u64(w, "grads.pending", tr_lm_pending(t));
         ok = ok && stx_writer_meta_u64(w, "grads.every", t->opt->update_every);
@@ -274,10 +274,9 @@ TR_DEF int tr_lm_average_grads(tr_lm *t) {
 /* Writes the checkpoint to path, completely or not at all. If path is NULL, does
    nothing. Collective; rank 0 writes. */
 TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
-    size_t len = stx_vocab_save(t->vocab, NULL, 0), part;
     stx_writer *w = NULL;
     char prefix[64];
-    void *vocab;
+    size_t part;
     int ok;
     if (!path) return 1;
     if (!tr_lm_ranks_are_equal(t) || !tr_lm_average_grads(t)) return 0;
@@ -292,21 +291,32 @@ TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
     if (ok && t->save_more) ok = t->save_more(t, w);
     if (stx_rank(t->x)) return ok;
 
-    vocab = malloc(len + 1);
-    ok = ok && vocab && stx_vocab_save(t->vocab, vocab, len) == len
-         && stx_writer_add(w, "vocab", STX_U8, 1, &len, vocab) && stx_writer_checksum(w);
-    if (!vocab) stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot save the vocabulary");
+    ok = ok && stx_vocab_write(w, t->vocab) && stx_writer_checksum(w);
     if (ok) ok = stx_writer_finish(w, path);
     else stx_writer_free(w);
     while (t->gathered_count) t->lm.state_free(t->gathered[--t->gathered_count]);
-    free(vocab);
     return ok;
+}
+
+/* Writes the model, its options and its vocabulary to --export, without the state of
+   training. */
+TR_DEF int tr_lm_export(tr_lm *t) {
+    stx_writer *w = stx_writer_create(t->x);
+    stx_writer_meta(w, "format", t->kind->format);
+    stx_writer_meta(w, "config", t->config);
+    stx_writer_meta(w, "exported", "1");
+    stx_writer_meta_u64(w, "step", t->step);
+    stx_model_write(w, t->lm.family, t->lm.model);
+    stx_vocab_write(w, t->vocab);
+    stx_writer_checksum(w);
+    return stx_writer_finish(w, t->opt->export_to);     /* writes nothing after an error */
 }
 
 /* Checks that the file is a checkpoint of this program and that this run can use it. */
 TR_DEF int tr_lm_check_format(tr_lm *t, const stx_file *f, const char *path) {
     const char *format = stx_file_meta(f, "format"), *config = stx_file_meta(f, "config");
     const stx_entry *vocab = stx_file_find(f, "vocab");
+    const char *why;
     const int ours = format && !strcmp(format, t->kind->format);
     if (format && !ours && !strncmp(format, "seqtx.", 6) && config && vocab)
         return tr_fail(t->err, TR_ERR, "%.700s is a checkpoint of train_%.*s: use that program",
@@ -316,10 +326,12 @@ TR_DEF int tr_lm_check_format(tr_lm *t, const stx_file *f, const char *path) {
                        "%s is a safetensors file, but not a checkpoint that this "
                        "program wrote", path);
     if (!stx_file_verify(f)) return tr_lm_why(t);
-    if (t->training && !t->opt->init_from && stx_file_meta(f, "converted.from"))
-        return tr_fail(t->err, TR_ERR, "%.400s was converted from another program and has no "
-                       "optimiser state, so it cannot be resumed: --init-from %.400s starts a new "
-                       "run with its weights", path, path);
+    why = stx_file_meta(f, "exported") ? "was written by --export" : NULL;
+    if (stx_file_meta(f, "converted.from")) why = "was converted from another program";
+    if (why && t->training && !t->opt->init_from)
+        return tr_fail(t->err, TR_ERR, "%.400s %s and has no optimiser state, so it cannot be "
+                       "resumed: --init-from %.400s starts a new run with its weights", path, why,
+                       path);
     return 1;
 }
 

@@ -148,7 +148,7 @@ TR_DEF int tr_is_lock_of(const char *file, const char *path) {
    other files. If not, sets t->err and returns 0. */
 TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
     static const char *const other[] = {
-        "data", "checkpoint", "best", "log", "pieces", "inherit", "init-from", "score"
+        "data", "checkpoint", "best", "log", "pieces", "inherit", "init-from", "score", "export"
     };
     static const char *const part[3] = {"train.txt", "valid.txt", "test.txt"};
     char text[4096];
@@ -198,6 +198,7 @@ TR_DEF int tr_lm_check_useful(tr_lm *t) {
         {"eval-batch-sz", !o->score, "training and evaluation, not to --score"},
         {"eval-blocks", !o->score, "training and evaluation, not to --score"},
         {"no-train", !o->score, "--generate, not to --score, which never trains"},
+        {"export", logs, "training, --no-train and --eval-only"},
         {"keep-best", t->training, "training"},
         {"best", t->training, "training"},
         {"sample-prime", o->sample_every > 0, "--sample-every"},
@@ -242,6 +243,7 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     if (o->score && strcmp(o->score, "-") && access(o->score, R_OK))
         return tr_fail(t->err, TR_ERR, "--score %s: %s", o->score, strerror(errno));
     if (t->training && !tr_lm_own_file(t, "best", o->best)) return 0;
+    if (!tr_lm_own_file(t, "export", o->export_to)) return 0;
     if (t->training && !tr_lm_own_file(t, "checkpoint", o->checkpoint)) return 0;
     return t->kind->check(t);
 }
@@ -629,6 +631,7 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
         ok = tr_lm_run_evaluation(t);
     tr_term_close(&t->term);
     ok = ok && tr_lm_print_results(t);
+    if (ok && !tr_lm_stop(t) && o->export_to && !stx_rank(t->x)) ok = tr_lm_export(t);
     if (ok && !tr_lm_stop(t) && o->generate && !stx_rank(t->x)) ok = tr_lm_generate(t);
     if (!ok) return tr_lm_failed(t);
 

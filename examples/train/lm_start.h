@@ -100,6 +100,7 @@ TR_DEF int tr_lm_open(tr_lm *t) {
         if (o->checkpoint && !tr_can_write("checkpoint", o->checkpoint, 0, err, TR_ERR)) return 0;
         if (o->best && !tr_can_write("best", o->best, 0, err, TR_ERR)) return 0;
     }
+    if (o->export_to && !tr_can_write("export", o->export_to, 0, err, TR_ERR)) return 0;
     if (o->log && strncmp(o->log, "/dev/", 5)) {
         if (!tr_can_write("log", o->log, 1, err, TR_ERR)) return 0;
         if (!tr_log_here(o->log, err, TR_ERR)) return 0;

@@ -488,6 +488,43 @@ check "with the options it contains" \
 check "to the same loss as in the first version" \
     awk -v got="$(events old/log.jsonl eval | tail -n 1 | field loss)" \
     -v want="$old_loss" 'BEGIN { e = got - want; exit !(e < 0.01 && -e < 0.01) }'
+# A program opens a checkpoint (examples/generate.c): the same text as --generate, whose
+# first token is the end of a line. It cannot open a checkpoint of the first version, but
+# says how to convert it: --export writes a file that it can, with the same weights.
+opens() { "$(dirname "$bin")/generate" "$1" '
+' 40 7 >out 2>err; }
+sampled() { # WHAT CHECKPOINT FILE: the program with FILE, the trainer with CHECKPOINT
+    good "$1: the trainer generates" old --checkpoint "$2" --no-train --generate 40 --seed 7 \
+        --threads 1
+    cp out want
+    check "$1: it opens: $(opens "old/$3"; cat err)" opens "old/$3"
+    check "$1: the program generates the same" [ "$(cat out)" = "
+$(cat want)" ]
+}
+sampled "a resumed checkpoint" run.st run.st
+cp "$here/old/$family.safetensors" old/first.st
+opens old/first.st
+check "a checkpoint of the first version cannot be opened: $(cat err)" [ $? -ne 0 -a ! -s out ]
+check "the message says what to do: $(cat err)" grep -q \
+    "^generate: old/first.st: .*: train_$family --checkpoint OLD --no-train --export NEW writes" err
+good "--export" old --checkpoint first.st --no-train --export new.st --threads 1
+sampled "an exported model" first.st new.st
+sampled "an exported model, in the trainer" new.st new.st
+check "it is smaller" [ "$(wc -c <old/new.st)" -lt "$(wc -c <old/first.st)" ]
+good "--export again" old --checkpoint new.st --no-train --export again.st --threads 1
+check "changes nothing" cmp old/new.st old/again.st
+good "--export, --init-from" old --init-from new.st --data t.txt --steps 2 --batch-sz 2 \
+    --block-sz 8 --export tuned.st --threads 1
+sampled "exported after training" tuned.st tuned.st
+cd old
+refused "new.st was written by --export and has no optimiser state, so it cannot be resumed" \
+    --checkpoint new.st --data t.txt --steps 60
+refused "--export and --checkpoint are the same file" --checkpoint new.st --no-train \
+    --export new.st
+refused "--export no/new.st: .*No such file" --checkpoint new.st --no-train --export no/new.st
+refused "--export has no effect" --checkpoint new.st --score t.txt --export x.st
+cd ..
+
 # A checkpoint without some of them (old_given lists them; some families have none) does
 # not train with defaults.
 if [ -n "$old_given" ]; then
