@@ -515,14 +515,15 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
    accessed directly; on a GPU, only kernels may access them. */
 typedef struct stx_tensor {
     stx_real *data;         /* `size` elements */
-    stx_real *grad;         /* gradient, same shape, or NULL. A parameter always has one;
-                               a variable keeps it until the next stx_begin. The result of
-                               an op has one only during the backward pass, until the
-                               backward function of the op has run */
+    stx_real *grad;         /* gradient, same shape, or NULL. A parameter has one unless
+                               it is frozen; a variable keeps it until the next stx_begin.
+                               The result of an op has one only during the backward pass,
+                               until the backward function of the op has run */
     int       ndim;
     size_t    dim[STX_MAX_DIM];
     size_t    size;         /* product of the dimensions */
-    int       needs_grad;   /* 1: stx_backward computes its gradient */
+    int       needs_grad;   /* 1: stx_backward computes its gradient. 0 for a frozen
+                               parameter (stx_param_rule) */
     int       is_param;     /* 1: made by stx_param */
     int       is_leaf;      /* 1: a parameter, a view of one, or a variable */
     int       is_f32;       /* 1: float even in STX_PREC_BF16 on a GPU, like parameters,
@@ -614,14 +615,23 @@ enum {
                            Standard deviation of the result: 0.87962566103423978 a */
 };
 
+/* How a parameter is trained; see stx_params_set_rule. Zero means the default. */
+typedef struct stx_param_rule {
+    int    freeze;          /* 1: the parameter is frozen, that is, not trained. -1: it is
+                               trained, for parameters that an earlier call froze */
+    double lr;              /* factor of the learning rate; 0: 1 */
+    double weight_decay;    /* in place of stx_optim_desc.weight_decay; -1: none */
+} stx_param_rule;
+
 /* A list of named parameters, for optimisers and checkpoints. Programs may read ctx,
-   count, tensor and name; the other fields are private. */
+   count, tensor, name and rule; the other fields are private. */
 typedef struct stx_params {
     stx_ctx     *ctx;
     size_t       count, capacity;       /* count: number of parameters; capacity: slots in
-                                           `tensor` and `name` */
+                                           `tensor`, `name` and `rule` */
     stx_tensor **tensor;                /* [count] */
     const char **name;                  /* [count] */
+    stx_param_rule *rule;               /* [count] */
     stx_real    *grads;                 /* block returned by stx_params_grads, or NULL */
     size_t       grads_size, grads_count;
     struct stx__arena *grads_arena;     /* arena that contains the gradients */
@@ -672,11 +682,40 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
    STX_MUON then updates it with AdamW. Call it before stx_optim_create for embeddings
    and output matrices, whose rows belong to separate tokens, for the first and last
    projection of a model, and for sets of vectors such as position tables. The models of
-   this library have done so. Returns param, which can be NULL. */
+   this library have done so. See also stx_optim_desc.decay_matrices. Returns param, which
+   can be NULL. */
 STX_DEF stx_tensor *stx_param_elementwise(stx_tensor *param);
+
+/* Parameter groups. Sets the rule of the parameters that `patterns` selects, which is a
+   list of patterns for names, separated by commas:
+       *         any characters, also dots, or none
+       ?         any character
+       [2-11]    a number from 2 to 11
+       !         at the beginning of a pattern: its parameters are not selected, although
+                 an earlier pattern selects them
+   All other characters match themselves. For example, to train the output of a model and
+   its layers from 8 on, the latter with a tenth of the learning rate:
+
+       stx_param_rule frozen = {0}, slow = {0};
+       frozen.freeze = 1;
+       slow.lr = 0.1;
+       stx_params_set_rule(p, "*,!layers.[8-99].*,!out.*", &frozen);
+       stx_params_set_rule(p, "layers.*", &slow);
+
+   Fields of the rule that are 0 leave the parameters as they are, so several calls can
+   set different fields. Call it after the last stx_param and before stx_optim_create. It
+   returns the number of selected parameters; or sets an error, changes nothing and
+   returns 0, also if one of the patterns matches no parameter.
+
+   A frozen parameter is a constant. No gradient is computed for it, and the backward pass
+   ends at the first op that depends on a parameter which is trained. It does not
+   contribute to the norm of the gradient. stx_optim_create and stx_params_grads free its
+   gradient, an optimiser has no state for it, and ranks do not exchange its gradient. */
+STX_DEF size_t stx_params_set_rule(stx_params *p, const char *patterns, const stx_param_rule *rule);
 
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name); /* NULL: not found */
 STX_DEF size_t stx_params_size(const stx_params *p);    /* total number of elements */
+STX_DEF size_t stx_params_trained_size(const stx_params *p);    /* without frozen ones */
 STX_DEF void stx_params_zero_grad(stx_params *p);
 
 /* Packs the weights for generation, which reads all weights for every token. Matrices
@@ -699,10 +738,11 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind);
 
 /* Returns all gradients of the list as one block of *n floats in device memory, for a
    norm or an all-reduce. They are in list order, each aligned to 64 elements, with
-   zeros in between. The first call moves the gradients into the block: call it after
-   the last stx_param and before stx_optim_create. A call after another stx_param
-   allocates a new block and frees the old one. A call that moves gradients ends a
-   reservation made by stx_params_make_contiguous. Returns NULL after an error. */
+   zeros in between; frozen parameters have none. The first call moves the gradients into
+   the block: call it after the last stx_param and before stx_optim_create. A call after
+   another stx_param, or after a change of the frozen parameters, allocates a new block
+   and frees the old one. A call that moves gradients ends a reservation made by
+   stx_params_make_contiguous. Returns NULL after an error. */
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
 
 
@@ -1851,6 +1891,11 @@ enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB, STX_M
    serve both kinds of parameters. A matrix that stacks several maps of one input, such
    as the gates of SRU, or keys and values, is orthogonalised as a whole.
 
+   Groups. stx_params_set_rule gives parameters a factor of lr, a weight_decay, or none,
+   and freezes parameters. In the formulas, lr is then the product with the factor.
+   decay_matrices is the usual rule for Transformers: no decay of biases and gains, as in
+   GPT (Radford et al. 2018, section 4.1), nor of embeddings and other sets of vectors.
+
    Clipping. clip_value limits each element of the gradient; clip then limits a norm. For
    Adagrad, this is the norm of each tensor, and the factor scales the step but not the
    accumulated squares, as in the authors' code of 1905.07799. (A factor in both would
@@ -1867,7 +1912,8 @@ typedef struct stx_optim_desc {
                                divide by 0 where all gradients were 0. Use a very small
                                value */
     double weight_decay;    /* SGD, Adam: added to the gradient as weight_decay theta.
-                               AdamW, RAdam, LAMB, Muon: as above. Adagrad: must be 0 */
+                               AdamW, RAdam, LAMB, Muon: as above. Adagrad: must be 0.
+                               A parameter's stx_param_rule.weight_decay replaces it */
     double clip;            /* largest norm of the gradient; 0: no limit */
     int    radam_skip;      /* RAdam with rho < 5. 1: update m and v only, without weight
                                decay, as in the authors' package since July 2021. 0: the
@@ -1879,6 +1925,10 @@ typedef struct stx_optim_desc {
     double trust_max;       /* LAMB: limit on |theta| in phi, 10 in NVIDIA's code; 0: no limit */
     int    no_correction;   /* LAMB. 1: do not divide by 1 - beta^t, as in NVIDIA's
                                Transformer-XL */
+    int    decay_matrices;  /* 1: weight_decay applies to the matrices that Muon would
+                               orthogonalise, and to no other parameters: not to biases,
+                               normalisation, recurrent vectors, embeddings, output
+                               matrices and position tables */
 } stx_optim_desc;
 
 /* A chunk of at most 4096 elements of a parameter. The kernels process parameters in
@@ -1887,7 +1937,9 @@ typedef struct stx_optim_chunk {
     stx_real *p, *g;        /* (n): parameter and gradient */
     stx_real *s[2];         /* (n): state, see stx_optim.state; NULL if unused */
     size_t    n, tensor;    /* n: number of elements; tensor: index of the parameter in the list */
-    stx_real  lr;
+    stx_real  lr_factor;    /* see stx_param_rule */
+    stx_real  decay;        /* weight decay */
+    stx_real  lr;           /* learning rate of this update, including all factors */
 } stx_optim_chunk;
 
 /* The state of an optimiser's updates, in device memory. The device decides whether to
@@ -1912,16 +1964,18 @@ typedef struct stx_optim {
     stx_optim_desc desc;        /* with the defaults filled in */
     size_t         count;       /* number of parameters */
     stx_tensor   **state[2];    /* [count]: momentum (SGD), sum of squares (Adagrad), or
-                                   m and v; NULL where unused. Muon: momentum and NULL for
-                                   a matrix. With stx_group_desc.shard, each tensor (n)
-                                   contains only this rank's share, or is NULL if the rank
-                                   has none */
+                                   m and v; NULL where unused and for frozen parameters.
+                                   Muon: momentum and NULL for a matrix. With
+                                   stx_group_desc.shard, each tensor (n) contains only
+                                   this rank's share, or is NULL if the rank has none */
     uint8_t       *is_matrix;   /* [count]: 1: STX_MUON orthogonalises the update of this
                                    parameter; NULL for other optimisers */
     uint64_t       step;        /* updates applied */
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */
     double         grad_norm;   /* L2 norm of the last gradient, before clipping */
     size_t         chunks;      /* total number of chunks of all parameters */
+    size_t        *first;       /* [count + 1]: index of each parameter's first chunk; the
+                                   last entry is `chunks`. A frozen parameter has none */
     stx_optim_chunk *chunk;     /* [chunks], in parameter order, on the device. With
                                    stx_group_desc.shard, chunks of other ranks have
                                    n = 0 */
@@ -1935,9 +1989,10 @@ typedef struct stx_optim {
     double         lr;          /* learning rate that was set most recently */
 } stx_optim;
 
-/* Creates an optimiser for all parameters of the list, valid until stx_destroy. The desc
-   is copied; NULL means Adam with defaults. If parameters are added later, stx_optim_step
-   fails. Returns NULL and sets an error if the desc is invalid or memory runs out. */
+/* Creates an optimiser for the parameters of the list that are not frozen, valid until
+   stx_destroy. The desc is copied; NULL means Adam with defaults. If parameters are added
+   later, stx_optim_step fails. Returns NULL and sets an error if the desc is invalid, all
+   parameters are frozen, or memory runs out. */
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
 
 /* Updates the parameters from their gradients with learning rate lr >= 0, then zeroes the
@@ -1959,9 +2014,9 @@ STX_DEF int stx_optim_sync(stx_optim *o);
        stx_clip_values      limits g to [-c, c]; only with clip_value
        stx_sum_squares      out (count) = sum of g^2 of each chunk
        stx_optim_prepare    computes the fields of u from `squares`, and `lr` of each
-                            chunk. For Adagrad, `lr` includes the clipping factor of the
-                            tensor, whose chunks are contiguous; `lr` is 0 if radam_skip
-                            applies
+                            chunk, which includes lr_factor. For Adagrad, `lr` also
+                            includes the clipping factor of the tensor, whose chunks are
+                            contiguous; `lr` is 0 if radam_skip applies
        stx_.._update        updates p and the state if u->ok is 1; always zeroes g
 
    LAMB and Muon run other kernels before their update, see below. */
@@ -1970,7 +2025,7 @@ STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_optim_chunk *chu
 STX_KERNEL(stx_optim_prepare, (stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, size_t count,
                                const double *squares, const stx_optim_desc *d))
 STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
-                            size_t count, stx_real momentum, stx_real decay))
+                            size_t count, stx_real momentum))
 STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                                 size_t count, stx_real eps))
 
@@ -1980,8 +2035,9 @@ typedef struct stx_adam_args {
                                has a relative error of 1e-5 */
     stx_real beta2, rest2;  /* rest2 = 1 - beta2 */
     stx_real eps;
-    stx_real decay;         /* weight decay, added to the gradient (Adam) or to u (LAMB) */
-    stx_real decoupled;     /* weight decay of the parameter (AdamW, RAdam, Muon) */
+    int      decoupled;     /* 1: the weight decay acts on the parameter (AdamW, RAdam,
+                               Muon); 0: it is added to the gradient (Adam) or to u
+                               (LAMB) */
 } stx_adam_args;
 
 /* Update kernel of Adam, AdamW and RAdam. */
@@ -2005,8 +2061,8 @@ STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *c
                             the sums of its chunks
        stx_muon_symmetric   a GEMM whose result C (n,n) is symmetric
        stx_muon_polynomial  B (n,n) = a I + b A; A (n,n)
-       stx_muon_update      p -= lr (g + decoupled p) for matrices, whose g is now the
-                            orthogonalised and scaled direction; Adam for other chunks */
+       stx_muon_update      p -= lr (g + decay p) for matrices, whose g is now the
+                            orthogonalised and scaled direction; AdamW for other chunks */
 STX_KERNEL(stx_muon_direction, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                                 size_t count, double *squares, stx_real momentum))
 STX_KERNEL(stx_muon_normalise, (stx_ctx *x, stx_real *X, const stx_real *u, size_t n,
@@ -4030,8 +4086,8 @@ struct stx_ctx {
         /* in the backward pass of stx_recompute: positions in the step arenas before
            the second run; otherwise NULL */
         const struct stx__mark *recompute_mark;
-        /* in the first run of stx_recompute, with several ranks: the gradients to which
-           the recomputed function will add; otherwise NULL */
+        /* in the first run of stx_recompute: the gradients that the function requires;
+           otherwise NULL */
         struct stx__uses *uses;
     } tape;
 
@@ -5240,20 +5296,26 @@ static stx_real *stx__grads_alloc(stx_ctx *x, stx__arena *a, size_t n) {
     return g;
 }
 
-/* Moves all gradients of a parameter list to one contiguous buffer. */
+/* Moves all gradients of a parameter list to one contiguous buffer. Frees the gradients
+   of frozen parameters. */
 static int stx__grads_join(stx_params *p) {
     stx_ctx *x = p->ctx;
     stx__arena joined, *a = p->grads_arena;
     stx_real *g;
     size_t i, total = 0;
     stx__grads_arena_init(x, &joined);
-    for (i = 0; i < p->count; i++) total += stx__grad_padded(p->tensor[i]);
+    for (i = 0; i < p->count; i++)
+        if (p->tensor[i]->needs_grad) total += stx__grad_padded(p->tensor[i]);
     g = stx__grads_alloc(x, &joined, total);
     if (!g) return 0;
 
     p->grads = g;
     for (i = 0; i < p->count; i++) {
         stx_tensor *t = p->tensor[i];
+        if (!t->needs_grad) {
+            t->grad = NULL;
+            continue;
+        }
         stx__move(x, g, t->grad, t->size, 1);
         t->grad = g;
         g += stx__grad_padded(t);
@@ -5267,6 +5329,19 @@ static int stx__grads_join(stx_params *p) {
     return 1;
 }
 
+STX_DEF size_t stx_params_size(const stx_params *p) {
+    size_t i, n = 0;
+    for (i = 0; p && i < p->count; i++) n += p->tensor[i]->size;
+    return n;
+}
+
+STX_DEF size_t stx_params_trained_size(const stx_params *p) {
+    size_t i, n = 0;
+    for (i = 0; p && i < p->count; i++)
+        if (p->tensor[i]->needs_grad) n += p->tensor[i]->size;
+    return n;
+}
+
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
     stx_ctx *x = p ? p->ctx : NULL;
     if (n) *n = 0;
@@ -5274,6 +5349,9 @@ STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
     STX__NEED(x, p->count, STX_ERR_ARG,
               "stx_params_grads: expected at least one parameter, got an empty list: call "
               "stx_params_grads after the last stx_param");
+    STX__NEED(x, stx_params_trained_size(p), STX_ERR_ARG,
+              "expected at least one parameter that is trained, but all %zu are frozen: call "
+              "stx_params_set_rule with fewer patterns", p->count);
     if (!p->grads || p->grads_count != p->count) {
         STX__NEED(x, !p->in_use, STX_ERR_ARG,
                   "stx_params_grads: the gradients cannot be moved, because an optimiser already "
@@ -5292,12 +5370,6 @@ STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name) {
     return NULL;
 }
 
-STX_DEF size_t stx_params_size(const stx_params *p) {
-    size_t i, n = 0;
-    for (i = 0; p && i < p->count; i++) n += p->tensor[i]->size;
-    return n;
-}
-
 /* Returns 1 if no gradients are being sent to other ranks. Otherwise, sets an error and
    returns 0, because the gradients must not change until the transfer ends. */
 static int stx__grads_at_rest(stx_ctx *x, const char *op) {
@@ -5312,7 +5384,8 @@ STX_DEF void stx_params_zero_grad(stx_params *p) {
     size_t i;
     if (p && !stx__grads_at_rest(p->ctx, "stx_params_zero_grad")) return;
     for (i = 0; p && stx_ok(p->ctx) && i < p->count; i++)
-        STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
+        if (p->tensor[i]->needs_grad)
+            STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
 }
 
 /* Draws the initial value of element i of a parameter: uniform in [-a,a], or normal
@@ -5402,16 +5475,20 @@ static int stx__params_grow(stx_params *p) {
     const size_t capacity = p->capacity ? 2 * p->capacity : 64;
     stx_tensor **tensor;
     const char **name;
+    stx_param_rule *rule;
     if (p->count < p->capacity) return 1;
     tensor = (stx_tensor **)stx_persist(x, capacity * sizeof *tensor);
     name = (const char **)stx_persist(x, capacity * sizeof *name);
-    if (!tensor || !name) return 0;
+    rule = (stx_param_rule *)stx_persist(x, capacity * sizeof *rule);
+    if (!tensor || !name || !rule) return 0;
     if (p->count) {
         memcpy(tensor, p->tensor, p->count * sizeof *tensor);
         memcpy(name, p->name, p->count * sizeof *name);
+        memcpy(rule, p->rule, p->count * sizeof *rule);
     }
     p->tensor = tensor;
     p->name = name;
+    p->rule = rule;
     p->capacity = capacity;
     return 1;
 }
@@ -5555,14 +5632,149 @@ STX_DEF stx_tensor *stx_param_elementwise(stx_tensor *param) {
 }
 
 
+/* ---- src/core/rules.h ---- */
+// >>parameter groups
+
+/* Reads decimal digits at *s, before `end`, and advances *s past them. Returns the
+   number, or SIZE_MAX if there is none or it has more than 9 digits. */
+static size_t stx__pattern_number(const char **s, const char *end) {
+    const char *p = *s;
+    size_t n = 0;
+    for (; p < end && *p >= '0' && *p <= '9' && p - *s < 10; p++) n = 10 * n + (size_t)(*p - '0');
+    if (p == *s || p - *s == 10) return SIZE_MAX;
+    *s = p;
+    return n;
+}
+
+/* Matches "[A-B]" at *p with the number at *name. `begin` is the beginning of the name: a
+   number does not begin in the middle of its digits. Advances both and returns 1, or
+   returns 0. */
+static int stx__match_range(const char **p, const char *end, const char *begin,
+                            const char **name) {
+    const char *q = *p + 1, *digits = *name;
+    size_t low, high, n;
+    if (**p != '[') return 0;
+    low = stx__pattern_number(&q, end);
+    if (low == SIZE_MAX || q == end || *q != '-') return 0;
+    q++;
+    high = stx__pattern_number(&q, end);
+    if (high == SIZE_MAX || q == end || *q != ']') return 0;
+    if (digits > begin && digits[-1] >= '0' && digits[-1] <= '9') return 0;
+    n = stx__pattern_number(&digits, digits + strlen(digits));
+    if (n == SIZE_MAX || n < low || n > high) return 0;
+    *p = q + 1;
+    *name = digits;
+    return 1;
+}
+
+/* Returns 1 if the pattern [p, end) of stx_params_set_rule matches the whole name. */
+static int stx__pattern_matches(const char *p, const char *end, const char *name) {
+    const char *begin = name, *star = NULL, *retry = NULL;
+    for (;;) {
+        if (p < end && *p == '*') {
+            star = ++p;
+            retry = name;
+        } else if (p == end && !*name) {
+            return 1;
+        } else if (p < end && *name && stx__match_range(&p, end, begin, &name)) {
+            continue;
+        } else if (p < end && *name && (*p == '?' || *p == *name)) {
+            p++;
+            name++;
+        } else {
+            if (!star || !*retry) return 0;
+            p = star; /* the star takes another character */
+            name = ++retry;
+        }
+    }
+}
+
+/* Sets selected[i] for the parameters that `patterns` selects. Returns 1, or sets an
+   error and returns 0 if a pattern matches no parameter. */
+static int stx__params_select(const stx_params *p, const char *patterns, uint8_t *selected) {
+    const char *at = patterns, *end;
+    size_t i, found;
+    memset(selected, 0, p->count);
+    for (;; at = end + 1) {
+        const int excludes = *at == '!';
+        end = at + strcspn(at, ",");
+        for (i = found = 0; i < p->count; i++) {
+            if (!stx__pattern_matches(at + excludes, end, p->name[i])) continue;
+            selected[i] = !excludes;
+            found++;
+        }
+        if (!found) {
+            stx_fail(p->ctx, STX_ERR_ARG,
+                     "stx_params_set_rule: pattern \"%.*s\": expected the name of a parameter, "
+                     "such as \"%.80s\", or a pattern that matches one; none of the %zu names "
+                     "matches",
+                     (int)STX_MIN(end - at, 80), at, p->name[0], p->count);
+            return 0;
+        }
+        if (!*end) return 1;
+    }
+}
+
+/* Adds the fields of `rule` that are not 0 to the rule of parameter i. */
+static int stx__param_set_rule(stx_params *p, size_t i, const stx_param_rule *rule) {
+    stx_tensor *t = p->tensor[i];
+    if (rule->lr > 0) p->rule[i].lr = rule->lr;
+    if (rule->weight_decay != 0) p->rule[i].weight_decay = rule->weight_decay;
+    if (!rule->freeze || t->needs_grad == (rule->freeze < 0)) return 1;
+    p->rule[i].freeze = rule->freeze;
+    t->needs_grad = rule->freeze < 0;
+    p->grads_count = 0; /* stx_params_grads makes a new block */
+    if (t->needs_grad && !t->grad) t->grad = stx__grads_alloc(p->ctx, p->grads_arena, t->size);
+    return !t->needs_grad || t->grad;
+}
+
+STX_DEF size_t stx_params_set_rule(stx_params *p, const char *patterns,
+                                   const stx_param_rule *rule) {
+    static const char op[] = "stx_params_set_rule";
+    stx_ctx *x = p ? p->ctx : NULL;
+    uint8_t *selected;
+    size_t i, n = 0;
+    int ok;
+    if (!stx_ok(x)) return 0;
+    if (!patterns || !rule || !p->count) {
+        stx_fail(x, STX_ERR_ARG, "%s: expected a list with parameters, patterns and a rule, got %s",
+                 op, p->count ? "NULL" : "an empty list");
+        return 0;
+    }
+    if (p->in_use) {
+        stx_fail(x, STX_ERR_ARG,
+                 "%s: an optimiser already uses the parameters: call %s before stx_optim_create",
+                 op, op);
+        return 0;
+    }
+    if (rule->freeze < -1 || rule->freeze > 1)
+        return (size_t)stx_bad_value(x, op, "freeze", rule->freeze, "0, 1 or -1");
+    if (!(rule->lr >= 0 && stx__finite(rule->lr)))
+        return (size_t)stx_bad_value(x, op, "lr", rule->lr, "a finite factor of 0 or more");
+    if (!((rule->weight_decay >= 0 && stx__finite(rule->weight_decay)) || rule->weight_decay == -1))
+        return (size_t)stx_bad_value(x, op, "weight_decay", rule->weight_decay,
+                                     "a finite value of 0 or more, or -1 for none");
+
+    selected = (uint8_t *)stx_block(x, p->count);
+    ok = selected && stx__params_select(p, patterns, selected);
+    for (i = 0; ok && i < p->count; i++) {
+        if (!selected[i]) continue;
+        ok = stx__param_set_rule(p, i, rule);
+        n++;
+    }
+    stx_block_free(x, selected);
+    stx__forget_steps(x);
+    return ok ? n : 0;
+}
+
+
 /* ---- src/core/tape.h ---- */
 // >>tape
 
 /* A node (stx__node, >>context) records one op on the tape: its outputs `y` and `more`,
    its inputs, and its backward function `back`. x->tape.last is the newest node;
    stx_begin empties the tape. An op records a node only if one of its inputs has
-   needs_grad. stx_recompute is the exception: it always records one, because its function
-   can read parameters that are not inputs.
+   needs_grad. For stx_recompute, this is an input of any op in its function (stx__uses).
 
    stx__run_backward sets x->tape.recording to 0. It then pops the nodes, newest first,
    and calls `back` if an output of the node has a gradient. This gradient is complete:
@@ -5590,17 +5802,21 @@ static stx_real *stx__param_grad(const stx_ctx *x, const stx_tensor *t) {
     return t->view_of ? stx_offset_ptr(x, t->view_of->grad, t->view_offset) : t->grad;
 }
 
-/* The smallest address range that contains all parameter gradients to which a
-   recomputed function (stx_recompute) will add. backward_begin (>>group) needs it
-   before the function's second run. */
+/* What the first run of a recomputed function (stx_recompute) shows about its gradients:
+   whether there are any, and the smallest address range that contains all parameter
+   gradients to which it will add. backward_begin (>>group) needs the range before the
+   function's second run. */
 typedef struct stx__uses {
+    int any; /* 1: an input of an op requires a gradient */
     const stx_real *lo, *hi;
 } stx__uses;
 
 static void stx__add_uses(stx__uses *u, stx_tensor *const *in, int count) {
     int i;
     for (i = 0; i < count; i++) {
-        if (!in[i] || !stx__has_param_grad(in[i])) continue;
+        if (!in[i] || !in[i]->needs_grad) continue;
+        u->any = 1;
+        if (!stx__has_param_grad(in[i])) continue;
         if (!u->lo || in[i]->grad < u->lo) u->lo = in[i]->grad;
         if (in[i]->grad + in[i]->size > u->hi) u->hi = in[i]->grad + in[i]->size;
     }
@@ -6118,7 +6334,7 @@ static stx_real *stx__alloc_like(stx_ctx *x, const stx_tensor *t) {
 }
 
 /* Copies the result t into a new tensor that belongs to the outer tape. */
-static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
+static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t, int needs_grad) {
     stx_tensor *out = (stx_tensor *)stx__arena_alloc(x, &x->mem.step, sizeof *out);
     if (!out) return NULL;
     *out = *t;
@@ -6129,7 +6345,7 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
     out->data = stx__alloc_like(x, t);
     if (!out->data) return NULL;
     stx__move(x, out->data, t->data, t->size, t->is_f32);
-    out->needs_grad = 1;
+    out->needs_grad = needs_grad;
     return out;
 }
 
@@ -6145,7 +6361,8 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
    the results need, and their destinations would then overlap the copies. To prevent
    this, the first loop allocates, but does not use, as much memory as the destinations
    need. */
-static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, int count) {
+static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, int count,
+                             int needs_grad) {
     stx_tensor copy[1 + STX_MAX_MORE];
     const int copies = count > 1 || stx__on_gpu(x);
     int i;
@@ -6167,7 +6384,7 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, in
     stx__step_release(x, mark);
     for (i = 0; i < count; i++) {
         if (!result[i]) continue;
-        result[i] = stx__keep_result(x, &copy[i]);
+        result[i] = stx__keep_result(x, &copy[i], needs_grad);
         if (!result[i]) return 0;
     }
     return 1;
@@ -6215,10 +6432,11 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
     s->op = x->rng.op;
     s->count = count;
     s->more = more;
+    s->uses.any = 0;
     s->uses.lo = s->uses.hi = NULL;
 
     /* the first run, which records nothing */
-    x->tape.uses = x->group.ranks > 1 ? &s->uses : NULL;
+    x->tape.uses = &s->uses;
     mark = stx__step_mark(x);
     x->tape.recording = 0;
     result[0] = fn(x, user, in, result + 1);
@@ -6228,11 +6446,15 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
         stx_fail(x, STX_ERR_ARG, "stx_recompute: fn must return a tensor, but it returned NULL");
         return NULL;
     }
-    if (!stx__keep_results(x, mark, result, 1 + more)) return NULL;
+    for (i = 0; i <= more; i++) /* fn can return an input */
+        if (result[i]) s->uses.any |= result[i]->needs_grad;
+    if (!stx__keep_results(x, mark, result, 1 + more, s->uses.any)) return NULL;
+    for (i = 0; i < more; i++) out[i] = result[1 + i];
+    if (!s->uses.any) return result[0];
 
     memset(n, 0, sizeof *n);
     for (i = 0; i < count; i++) n->in[i] = in[i];
-    for (i = 0; i < more; i++) out[i] = n->more[i] = result[1 + i];
+    for (i = 0; i < more; i++) n->more[i] = out[i];
     n->save = s;
     n->y = result[0];
     n->back = stx__recompute_back;
@@ -12219,7 +12441,8 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
 }
 
 /* If `count` parameters of equal width are adjacent in memory, and so are their
-   gradients, returns a view of all of them as one tensor. Otherwise, returns NULL. */
+   gradients unless they are frozen, returns a view of all of them as one tensor.
+   Otherwise, returns NULL. */
 static stx_tensor *stx__adjacent(stx_ctx *x, stx_tensor *const *t, int count) {
     stx_tensor *y;
     size_t n = t[0]->size, rows = t[0]->dim[0];
@@ -12230,8 +12453,9 @@ static stx_tensor *stx__adjacent(stx_ctx *x, stx_tensor *const *t, int count) {
             || stx__packed_at(x, t[i]->data))
             return NULL;
         if (!i) continue;
-        if (t[i]->data != stx_offset_ptr(x, t[0]->data, n)
-            || stx__param_grad(x, t[i]) != stx_offset_ptr(x, stx__param_grad(x, t[0]), n))
+        if (t[i]->data != stx_offset_ptr(x, t[0]->data, n)) return NULL;
+        if (t[0]->needs_grad
+            && stx__param_grad(x, t[i]) != stx_offset_ptr(x, stx__param_grad(x, t[0]), n))
             return NULL;
         n += t[i]->size;
         rows += t[i]->dim[0];
@@ -17355,50 +17579,49 @@ STX_DEF int stx_ranks(const stx_ctx *x) {
 
 // >>group: shards of the optimiser state
 
-/* The parameters of a list, in order, are divided into chunks of STX__OPTIM_CHUNK
-   elements of one tensor; the last chunk of a tensor may be shorter. An update divides
-   the chunks among the threads. With stx_group_desc.shard, the chunks are first divided
-   among the ranks: of n chunks, rank r stores the optimiser state of chunks [n r /
-   ranks, n (r + 1) / ranks). A matrix of STX_MUON is not divided: it belongs to the last
-   rank whose chunks would begin in it, or to the rank that has all of it. */
+/* The parameters of a list that are not frozen, in order, are divided into chunks of
+   STX__OPTIM_CHUNK elements of one tensor; the last chunk of a tensor may be shorter. An
+   update divides the chunks among the threads. With stx_group_desc.shard, the chunks are
+   first divided among the ranks: of n chunks, rank r stores the optimiser state of chunks
+   [n r / ranks, n (r + 1) / ranks). A matrix of STX_MUON is not divided: it belongs to
+   the last rank whose chunks would begin in it, or to the rank that has all of it. */
 enum { STX__OPTIM_CHUNK = 4096 };
 
-static size_t stx__chunks_of(size_t n) {
-    return (n + STX__OPTIM_CHUNK - 1) / STX__OPTIM_CHUNK;
+static size_t stx__chunks_of(const stx_tensor *t) {
+    return t->needs_grad ? (t->size + STX__OPTIM_CHUNK - 1) / STX__OPTIM_CHUNK : 0;
 }
 
 /* The range [begin, end) of a tensor's elements for which a rank stores the optimiser
-   state. */
+   state. It is empty if the rank has none or the parameter is frozen. */
 typedef struct stx__shard {
     size_t begin, end;
 } stx__shard;
 
-/* Returns the first element of parameter i that belongs to `rank` or a higher rank.
-   `first` is the index of the parameter's first chunk. */
-static size_t stx__shard_begin(const stx_optim *o, size_t i, size_t first, size_t rank,
-                               size_t ranks) {
-    const size_t size = o->params->tensor[i]->size, chunk = o->chunks * rank / ranks;
+/* Returns the first element of parameter i that belongs to `rank` or a higher rank. */
+static size_t stx__shard_begin(const stx_optim *o, size_t i, size_t rank, size_t ranks) {
+    const size_t size = o->params->tensor[i]->size, first = o->first[i];
+    const size_t chunk = o->chunks * rank / ranks;
     size_t at;
+    if (o->first[i + 1] == first) return size; /* frozen */
     if (chunk <= first) return 0;
     at = STX_MIN(size, (chunk - first) * STX__OPTIM_CHUNK);
     return at < size && o->is_matrix && o->is_matrix[i] ? 0 : at;
 }
 
 /* Returns the shard of a rank in parameter i. */
-static stx__shard stx__shard_of(const stx_optim *o, size_t i, size_t first, size_t rank,
-                                size_t ranks) {
+static stx__shard stx__shard_of(const stx_optim *o, size_t i, size_t rank, size_t ranks) {
     stx__shard s;
-    s.begin = stx__shard_begin(o, i, first, rank, ranks);
-    s.end = stx__shard_begin(o, i, first, rank + 1, ranks);
+    s.begin = stx__shard_begin(o, i, rank, ranks);
+    s.end = stx__shard_begin(o, i, rank + 1, ranks);
     return s;
 }
 
 /* Returns the shard of this rank, which is the whole tensor unless the state is
    sharded. */
-static stx__shard stx__own_shard(const stx_optim *o, size_t i, size_t first) {
+static stx__shard stx__own_shard(const stx_optim *o, size_t i) {
     const stx_ctx *x = o->params->ctx;
-    if (!x->group.shard) return stx__shard_of(o, i, first, 0, 1);
-    return stx__shard_of(o, i, first, (size_t)x->group.rank, (size_t)x->group.ranks);
+    if (!x->group.shard) return stx__shard_of(o, i, 0, 1);
+    return stx__shard_of(o, i, (size_t)x->group.rank, (size_t)x->group.ranks);
 }
 
 /* Returns 0 and sets an error if the state is sharded and the context has left the
@@ -17428,11 +17651,10 @@ typedef struct stx__buckets {
 static size_t stx__shard_grad(const stx_optim *o, int r) {
     const stx_params *p = o->params;
     const size_t rank = (size_t)r, ranks = (size_t)p->ctx->group.ranks;
-    size_t i, first = 0;
+    size_t i;
     for (i = 0; i < p->count; i++) {
-        const size_t begin = stx__shard_begin(o, i, first, rank, ranks);
+        const size_t begin = stx__shard_begin(o, i, rank, ranks);
         if (begin < p->tensor[i]->size) return (size_t)(p->tensor[i]->grad - p->grads) + begin;
-        first += stx__chunks_of(p->tensor[i]->size);
     }
     return p->grads_size;
 }
@@ -17516,24 +17738,25 @@ static void stx__sum_over_shards(stx_ctx *x, double *sums, size_t n) {
 static void stx__spread_params(stx_optim *o) {
     stx_params *p = o->params;
     stx_ctx *x = p->ctx;
-    size_t i, first = 0;
+    size_t i;
     int r;
     if (!x->group.shard) return;
     for (i = 0; i < p->count; i++) {
         stx_tensor *t = p->tensor[i];
         for (r = 0; r < x->group.ranks && stx_ok(x); r++) {
-            stx__shard s = stx__shard_of(o, i, first, (size_t)r, (size_t)x->group.ranks);
+            stx__shard s = stx__shard_of(o, i, (size_t)r, (size_t)x->group.ranks);
             if (s.begin < s.end) x->group.ops->spread(x, t->data + s.begin, s.end - s.begin, r);
         }
-        first += stx__chunks_of(t->size);
     }
     x->group.ops->wait(x, NULL, 0);
 
     /* Kernels that write parameters also update the bf16 copies of these parameters, but
        a broadcast by the back end does not. Computing p = 1 * p updates the copies. Only
        a GPU stores bf16, and there the input of stx_axpy may be its output. */
-    for (i = 0; i < p->count && stx__stores_bf16(x); i++)
-        STX_RUN(x, stx_axpy, (x, p->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size, 1, 0));
+    for (i = 0; i < p->count && stx__stores_bf16(x); i++) {
+        const stx_tensor *t = p->tensor[i];
+        if (t->needs_grad) STX_RUN(x, stx_axpy, (x, t->data, t->data, t->size, 1, 0));
+    }
     STX_RUN(x, stx_fill, (x, p->grads, p->grads_size, 0));
 }
 
@@ -17575,7 +17798,7 @@ static size_t stx__backward_begin(stx_ctx *x) {
     for (node = x->tape.last, k = nodes; node; node = node->prev) {
         k--;
         for (i = 0; i < STX__INS; i++)
-            if (node->in[i] && stx__has_param_grad(node->in[i])) {
+            if (node->in[i] && node->in[i]->needs_grad && stx__has_param_grad(node->in[i])) {
                 const stx_real *g = stx__param_grad(x, node->in[i]);
                 stx__bucket_used(p, g, g + node->in[i]->size, k);
             }
@@ -18166,7 +18389,7 @@ typedef struct stx__chunks_job {
     const stx_optim_chunk *chunk;
     const stx_adam_args *adam;
     double *out;
-    stx_real momentum, decay, eps, lo, hi;
+    stx_real momentum, eps, lo, hi;
 } stx__chunks_job;
 
 /* Runs one parallel loop over the chunks of all parameters. A chunk is never split, so
@@ -18242,7 +18465,7 @@ STX_DEF void stx_optim_prepare(stx_ctx *x, stx_update *u, stx_optim_chunk *chunk
         for (end = k; end < count && chunk[end].tensor == chunk[k].tensor; end++)
             sum += squares[end];
         if (per_tensor && sqrt(sum) > clip) tensor_lr = lr * clip / (sqrt(sum) + 1e-10);
-        for (; k < end; k++) chunk[k].lr = (stx_real)tensor_lr;
+        for (; k < end; k++) chunk[k].lr = (stx_real)(tensor_lr * (double)chunk[k].lr_factor);
     }
 }
 
@@ -18296,20 +18519,19 @@ static void stx__sgd_part(const stx_share *s, const void *job) {
     stx__sgd k;
     k.factor = j->u->factor;
     k.momentum = j->momentum;
-    k.decay = j->decay;
     for (; c < end; c++) {
         k.lr = c->lr;
+        k.decay = c->decay;
         STX_CALL(s->x, stx__sgd_n, (c->p, c->s[0], c->g, c->n, &k));
     }
 }
 
 STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
-                            size_t count, stx_real momentum, stx_real decay) {
+                            size_t count, stx_real momentum) {
     stx__chunks_job j;
     if (stx__update_skipped(x, u, chunk, count)) return;
     j.u = u;
     j.momentum = momentum;
-    j.decay = decay;
     stx__each_chunk(x, chunk, count, stx__sgd_part, &j);
 }
 
@@ -18345,13 +18567,16 @@ STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_optim
     stx__each_chunk(x, chunk, count, stx__adagrad_part, &j);
 }
 
-/* Scalars of the inner loops of Adam and LAMB, from stx_adam_args and stx_update. */
+/* Scalars of the inner loops of Adam and LAMB for one chunk. decay is the weight decay
+   that is added to the gradient (or to the direction), decoupled that of the parameter;
+   one of them is 0. */
 typedef struct stx__adam {
     stx_real factor, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2;
     int plain;
 } stx__adam;
 
-static stx__adam stx__adam_of(const stx_adam_args *a, const stx_update *u) {
+static stx__adam stx__adam_of(const stx_adam_args *a, const stx_update *u,
+                              const stx_optim_chunk *c) {
     stx__adam k;
     k.factor = u->factor;
     k.beta1 = a->beta1;
@@ -18359,8 +18584,8 @@ static stx__adam stx__adam_of(const stx_adam_args *a, const stx_update *u) {
     k.beta2 = a->beta2;
     k.rest2 = a->rest2;
     k.eps = a->eps;
-    k.decay = a->decay;
-    k.decoupled = a->decoupled;
+    k.decay = a->decoupled ? 0 : c->decay;
+    k.decoupled = a->decoupled ? c->decay : 0;
     k.correction1 = u->correction1;
     k.correction2 = u->correction2;
     k.plain = u->plain;
@@ -18412,9 +18637,10 @@ STX_EACH_ISA(stx__adam_n,
 static void stx__adam_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
     const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
-    const stx__adam k = stx__adam_of(j->adam, j->u);
-    for (; c < end; c++)
+    for (; c < end; c++) {
+        const stx__adam k = stx__adam_of(j->adam, j->u, c);
         STX_CALL(s->x, stx__adam_n, (c->p, c->s[0], c->s[1], c->g, c->n, c->lr, &k));
+    }
 }
 
 STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
@@ -18458,10 +18684,10 @@ STX_EACH_ISA(stx__lamb_n,
    sum of p^2 and the sum of the squared direction. */
 static void stx__lamb_direction_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
-    const stx__adam k = stx__adam_of(j->adam, j->u);
     size_t i;
     for (i = s->begin; i < s->end; i++) {
         const stx_optim_chunk *c = j->chunk + i;
+        const stx__adam k = stx__adam_of(j->adam, j->u, c);
         STX_CALL(s->x, stx__lamb_n, (c->p, c->s[0], c->s[1], c->g, c->n, &k));
         STX_CALL(s->x, stx__squares_n, (j->out + 2 * i, c->p, c->n));
         STX_CALL(s->x, stx__squares_n, (j->out + 2 * i + 1, c->g, c->n));
@@ -18646,17 +18872,17 @@ STX_DEF void stx_muon_polynomial(stx_ctx *x, stx_real *B, const stx_real *A, siz
     stx_parallel(x, n, n * n, stx__muon_polynomial_part, &j);
 }
 
-/* Computes p = p - lr (g + decoupled p) and g = 0 for matrices, Adam for others. */
+/* Computes p = p - lr (g + decay p) and g = 0 for matrices, AdamW for others. */
 static void stx__muon_update_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
     const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
-    const stx__adam adam = stx__adam_of(j->adam, j->u);
     stx__sgd sgd;
     sgd.factor = 1;
     sgd.momentum = 0;
-    sgd.decay = j->adam->decoupled;
     for (; c < end; c++) {
+        const stx__adam adam = stx__adam_of(j->adam, j->u, c);
         sgd.lr = c->lr;
+        sgd.decay = c->decay;
         if (stx__muon_is_matrix(c))
             STX_CALL(s->x, stx__sgd_n, (c->p, NULL, c->g, c->n, &sgd));
         else
@@ -18750,14 +18976,13 @@ static void stx__muon_step(stx_optim *o, const stx_optim_desc *d, const stx_adam
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
     double *squares = o->squares + o->chunks;
-    size_t i, first = 0, count;
+    size_t i;
     STX_RUN(x, stx_muon_direction,
             (x, o->update, o->chunk, o->chunks, squares, (stx_real)d->momentum));
-    for (i = 0; i < p->count && (stx__on_gpu(x) || o->update->ok); i++, first += count) {
-        count = stx__chunks_of(p->tensor[i]->size);
+    for (i = 0; i < p->count && (stx__on_gpu(x) || o->update->ok); i++)
         if (o->is_matrix[i] && o->state[0][i])
-            stx__muon_orthogonalise(o, p->tensor[i], squares + first, count);
-    }
+            stx__muon_orthogonalise(o, p->tensor[i], squares + o->first[i],
+                                    o->first[i + 1] - o->first[i]);
     STX_RUN(x, stx_muon_update, (x, o->update, o->chunk, o->chunks, a));
 }
 
@@ -18861,32 +19086,67 @@ static int stx__optim_resolve(stx_ctx *x, stx_optim_desc *d) {
     return 1;
 }
 
-/* Finds the parameters that STX_MUON updates as matrices. */
-static int stx__optim_find_matrices(stx_optim *o) {
+/* Returns 1 if t is the matrix of a hidden layer, as far as its shape and
+   stx_param_elementwise say. */
+static int stx__is_hidden_matrix(const stx_tensor *t) {
+    return t->ndim == 2 && t->dim[0] > 1 && t->dim[1] > 1 && !t->elementwise;
+}
+
+/* Returns the weight decay of parameter i. */
+static double stx__optim_decay(const stx_optim *o, size_t i) {
+    const double own = o->params->rule[i].weight_decay;
+    if (own != 0) return own == -1 ? 0 : own;
+    if (o->desc.decay_matrices && !stx__is_hidden_matrix(o->params->tensor[i])) return 0;
+    return o->desc.weight_decay;
+}
+
+/* Returns 0 and sets an error if a parameter has a rule that the optimiser does not
+   support. */
+static int stx__optim_check_rules(const stx_optim *o) {
+    const stx_params *p = o->params;
+    size_t i;
+    for (i = 0; i < p->count; i++) {
+        if (o->desc.kind != STX_ADAGRAD || stx__optim_decay(o, i) == 0) continue;
+        stx_fail(p->ctx, STX_ERR_ARG,
+                 "stx_optim_create: weight_decay of \"%.100s\": STX_ADAGRAD has no weight decay: "
+                 "leave it out of stx_params_set_rule, or use STX_ADAMW", p->name[i]);
+        return 0;
+    }
+    return 1;
+}
+
+/* Numbers the chunks of the parameters, and finds the parameters that STX_MUON updates as
+   matrices. */
+static int stx__optim_number_chunks(stx_optim *o) {
     stx_params *p = o->params;
     size_t i;
+    o->first = (size_t *)stx_persist(p->ctx, (p->count + 1) * sizeof *o->first);
+    if (!o->first) return 0;
+    for (i = 0; i < p->count; i++) {
+        o->first[i] = o->chunks;
+        o->chunks += stx__chunks_of(p->tensor[i]);
+    }
+    o->first[i] = o->chunks;
     if (o->desc.kind != STX_MUON) return 1;
     o->is_matrix = (uint8_t *)stx_persist(p->ctx, p->count + 1);
-    for (i = 0; o->is_matrix && i < p->count; i++) {
-        const stx_tensor *t = p->tensor[i];
-        o->is_matrix[i] = t->ndim == 2 && t->dim[0] > 1 && t->dim[1] > 1 && !t->elementwise;
-    }
+    for (i = 0; o->is_matrix && i < p->count; i++)
+        o->is_matrix[i] = (uint8_t)stx__is_hidden_matrix(p->tensor[i]);
     return o->is_matrix != NULL;
 }
 
 /* Allocates state k of every parameter and fills it with zeros. Sharded state is
    one-dimensional and has only the elements of this rank's shard; it is NULL for a
-   parameter outside the shard. Matrices of STX_MUON have no state 1. */
+   parameter outside the shard. Frozen parameters have no state, and matrices of STX_MUON
+   have no state 1. */
 static int stx__optim_make_state(stx_optim *o, int k) {
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
-    size_t i, first = 0, size;
+    size_t i, size;
     o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
     if (!o->state[k]) return 0;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o, i, first);
-        first += stx__chunks_of(t->size);
+        stx__shard s = stx__own_shard(o, i);
         if (s.begin == s.end || (k == 1 && o->is_matrix && o->is_matrix[i])) continue;
         size = s.end - s.begin;
         o->state[k][i] = x->group.shard ? stx__tensor(x, STX__STATE, 1, &size)
@@ -18901,14 +19161,16 @@ static int stx__optim_make_state(stx_optim *o, int k) {
    another rank, the chunk's n stays 0. */
 static void stx__optim_fill_chunks(const stx_optim *o, stx_optim_chunk *chunk) {
     const stx_params *p = o->params;
-    size_t i, at, first = 0;
+    size_t i, at;
     int k;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o, i, first);
-        first += stx__chunks_of(t->size);
-        for (at = 0; at < t->size; at += STX__OPTIM_CHUNK, chunk++) {
+        const double lr = p->rule[i].lr;
+        stx__shard s = stx__own_shard(o, i);
+        for (at = 0; t->needs_grad && at < t->size; at += STX__OPTIM_CHUNK, chunk++) {
             chunk->tensor = i;
+            chunk->lr_factor = lr > 0 ? (stx_real)lr : 1;
+            chunk->decay = (stx_real)stx__optim_decay(o, i);
             if (at < s.begin || at >= s.end) continue;
             chunk->p = t->data + at;
             chunk->g = t->grad + at;
@@ -18950,7 +19212,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_optim *o;
     stx_optim_chunk *chunk;
-    size_t i, sums = 1;
+    size_t sums = 1;
     int k, states;
     if (!stx_ok(x)) return NULL;
     o = (stx_optim *)stx_persist(x, sizeof *o);
@@ -18960,8 +19222,9 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     states = stx__optim_states(&o->desc);
     o->params = p;
     o->count = p->count;
-    for (i = 0; i < p->count; i++) o->chunks += stx__chunks_of(p->tensor[i]->size);
-    if (!stx__optim_find_matrices(o)) return NULL;
+    if (!stx__optim_check_rules(o) || !stx__optim_number_chunks(o)) return NULL;
+    if (stx_params_trained_size(p) < stx_params_size(p) && !stx_params_grads(p, NULL))
+        return NULL;
     if (x->group.ranks > 1 && !stx__make_buckets(o)) return NULL;
     p->in_use = 1;
 
@@ -19036,15 +19299,13 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
    resolved (see stx__beta). */
 static stx_adam_args stx__adam_args_of(const stx_optim_desc *d) {
     STX__FP_SCOPE;
-    const int decoupled = d->kind == STX_ADAMW || d->kind == STX_RADAM || d->kind == STX_MUON;
     stx_adam_args a;
     a.beta1 = (stx_real)d->beta1;
     a.rest1 = (stx_real)(1 - d->beta1);
     a.beta2 = (stx_real)d->beta2;
     a.rest2 = (stx_real)(1 - d->beta2);
     a.eps = (stx_real)d->eps;
-    a.decay = (stx_real)(decoupled ? 0 : d->weight_decay);
-    a.decoupled = (stx_real)(decoupled ? d->weight_decay : 0);
+    a.decoupled = d->kind == STX_ADAMW || d->kind == STX_RADAM || d->kind == STX_MUON;
     return a;
 }
 
@@ -19056,9 +19317,7 @@ static void stx__optim_update(stx_optim *o, const stx_optim_desc *d) {
     double *squares;
     switch (d->kind) {
     case STX_SGD:
-        STX_RUN(x, stx_sgd_update,
-                (x, o->update, o->chunk, o->chunks, (stx_real)d->momentum,
-                 (stx_real)d->weight_decay));
+        STX_RUN(x, stx_sgd_update, (x, o->update, o->chunk, o->chunks, (stx_real)d->momentum));
         break;
     case STX_ADAGRAD:
         STX_RUN(x, stx_adagrad_update, (x, o->update, o->chunk, o->chunks, (stx_real)d->eps));
@@ -19103,7 +19362,8 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     /* average the gradients over the ranks and clip their values */
     stx__mean_grads(o->params);
     if (!stx_ok(x)) return 0;
-    for (i = 0; i < o->count; i++) stx__param_written(x, o->params->tensor[i]->data);
+    for (i = 0; i < o->count; i++)
+        if (o->params->tensor[i]->needs_grad) stx__param_written(x, o->params->tensor[i]->data);
     if (d.clip_value > 0)
         STX_RUN(x, stx_clip_values, (x, o->chunk, o->chunks, (stx_real)d.clip_value));
 
@@ -21263,18 +21523,17 @@ static const char *stx__optim_state_name(char *out, const char *prefix, int k) {
 
 /* Returns 1 if parameter i has state k, on this rank or another. */
 static int stx__optim_has_state(const stx_optim *o, int k, size_t i) {
-    return o->state[k] && !(k == 1 && o->is_matrix && o->is_matrix[i]);
+    return o->state[k] && o->params->tensor[i]->needs_grad
+           && !(k == 1 && o->is_matrix && o->is_matrix[i]);
 }
 
-/* For sharded state: gathers state k of tensor i on rank 0. `first` is the index of the
-   tensor's first chunk. On rank 0, `copy` receives the whole tensor; on all other
-   ranks, `copy` is NULL. */
-static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
-                              stx_real *copy) {
+/* For sharded state: gathers state k of tensor i on rank 0. On rank 0, `copy` receives
+   the whole tensor; on all other ranks, `copy` is NULL. */
+static int stx__gather_shards(const stx_optim *o, int k, size_t i, stx_real *copy) {
     stx_ctx *x = o->params->ctx;
     int r, ok = 1;
     for (r = 0; ok && r < x->group.ranks; r++) {
-        stx__shard s = stx__shard_of(o, i, first, (size_t)r, (size_t)x->group.ranks);
+        stx__shard s = stx__shard_of(o, i, (size_t)r, (size_t)x->group.ranks);
         size_t n = s.end - s.begin;
         stx_real *part;
         if (!n || (x->group.rank && x->group.rank != r)) continue;
@@ -21291,8 +21550,8 @@ static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
    writes. All ranks must call this function; w is NULL on all ranks except 0. */
 static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char *prefix) {
     const stx_params *p = o->params;
-    size_t i, first = 0;
-    for (i = 0; i < p->count; first += stx__chunks_of(p->tensor[i]->size), i++) {
+    size_t i;
+    for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
         char full[STX__FULL_NAME];
         stx_real *copy;
@@ -21301,7 +21560,7 @@ static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char
         if (!stx__full_name(o->params->ctx, full, prefix, p->name[i])) return 0;
         copy = w ? stx__host_copy_new(w, t->size) : NULL;
         if (w && !copy) return 0;
-        if (!stx__gather_shards(o, k, i, first, copy)) return 0;
+        if (!stx__gather_shards(o, k, i, copy)) return 0;
         if (copy && !stx_writer_add(w, full, STX_REAL_DTYPE, t->ndim, t->dim, copy)) return 0;
     }
     return 1;
@@ -21341,14 +21600,13 @@ STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o) {
 static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *prefix) {
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
-    size_t i, first = 0;
+    size_t i;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o, i, first);
+        stx__shard s = stx__own_shard(o, i);
         char full[STX__FULL_NAME];
         stx_real *all;
         int ok;
-        first += stx__chunks_of(t->size);
         if (s.begin == s.end || !stx__optim_has_state(o, k, i)) continue;
         all = (stx_real *)stx_block(x, t->size * sizeof *all);
         ok = all && stx__full_name(x, full, prefix, p->name[i])
@@ -21358,6 +21616,19 @@ static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *
         if (!ok) return 0;
     }
     return stx_ok(x);
+}
+
+/* Sets an error and returns 0 if the file lacks a state of the parameter `name`. */
+static int stx__state_in_file(stx_ctx *x, const stx_file *f, const char *prefix,
+                              const char *name) {
+    char full[STX__FULL_NAME];
+    if (!stx__full_name(x, full, prefix, name)) return 0;
+    if (stx_file_find(f, full)) return 1;
+    stx_fail(x, STX_ERR_FORMAT,
+             "the file has no optimiser state of \"%.200s\", which was frozen in the run that "
+             "saved it, or belongs to another model: freeze the parameter, or load only the "
+             "parameters and begin with a new optimiser", name);
+    return 0;
 }
 
 /* Checks that the file has the state of all parameters, then loads it. In the file,
@@ -21375,10 +21646,12 @@ static int stx__optim_load_state(stx_optim *o, const stx_file *f, const char *pr
             stx_tensor **t = shard ? p->tensor : o->state[k];
             const char *state = stx__optim_state_name(name, prefix, k);
             if (!o->state[k]) continue;
-            for (i = 0; i < o->count; i++)
-                if (stx__optim_has_state(o, k, i)
-                    && !stx__load_tensors(x, t + i, p->name + i, 1, f, state, 0, copy && !shard))
+            for (i = 0; i < o->count; i++) {
+                if (!stx__optim_has_state(o, k, i)) continue;
+                if (!stx__state_in_file(x, f, state, p->name[i])) return 0;
+                if (!stx__load_tensors(x, t + i, p->name + i, 1, f, state, 0, copy && !shard))
                     return 0;
+            }
             if (copy && shard && !stx__load_shards(o, k, f, state)) return 0;
         }
     return 1;

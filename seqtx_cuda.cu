@@ -10035,7 +10035,8 @@ stx__optim_prepare_kernel(stx_update *u, stx_optim_chunk *chunk, size_t count,
         if (u->plain) lr = 0;
     }
     if (!(clip > 0 && d.kind == STX_ADAGRAD)) {
-        for (size_t k = threadIdx.x; k < count; k += 1024) chunk[k].lr = (float)lr;
+        for (size_t k = threadIdx.x; k < count; k += 1024)
+            chunk[k].lr = (float)(lr * (double)chunk[k].lr_factor);
         return;
     }
     stx__each_tensor(chunk, count, [=](size_t first, size_t end, unsigned lane) {
@@ -10044,7 +10045,8 @@ stx__optim_prepare_kernel(stx_update *u, stx_optim_chunk *chunk, size_t count,
         for (size_t i = first + lane; i < end; i += 32) sq += squares[i];
         sq = sqrt(stx__warp_sum_f64(sq));
         if (sq > clip) eta = lr * clip / (sq + 1e-10);
-        for (size_t i = first + lane; i < end; i += 32) chunk[i].lr = (float)eta;
+        for (size_t i = first + lane; i < end; i += 32)
+            chunk[i].lr = (float)(eta * (double)chunk[i].lr_factor);
     });
 }
 
@@ -10066,7 +10068,7 @@ void stx_optim_prepare_cuda(stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, s
    also holds for the update kernels below. */
 STX__GLOBAL(256)
 stx__sgd_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t, const stx_update *u,
-                float momentum, float decay) {
+                float momentum) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor;
     STX__EACH_CHUNK(k, count) {
@@ -10074,7 +10076,7 @@ stx__sgd_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t, 
         const stx__array p = stx__chunk_num(t, q.p, sh);
         const int has_buffer = q.s[0] != NULL;
         stx__update_chunk(q, p, u->ok, [=](float &v, float g, float &buf, float &) {
-            g = fmaf(factor, g, decay * v);
+            g = fmaf(factor, g, q.decay * v);
             if (has_buffer) g = buf = fmaf(momentum, buf, g);
             v = fmaf(-q.lr, g, v);
         });
@@ -10082,9 +10084,8 @@ stx__sgd_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t, 
 }
 
 void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
-                         size_t count, stx_real momentum, stx_real decay) {
-    if (count)
-        STX__RUN_CHUNKS(x, "stx_sgd_update", stx__sgd_kernel, chunk, count, u, momentum, decay);
+                         size_t count, stx_real momentum) {
+    if (count) STX__RUN_CHUNKS(x, "stx_sgd_update", stx__sgd_kernel, chunk, count, u, momentum);
 }
 
 /* Adagrad: sum = sum + g^2 ; p = p - lr g / (sqrt(sum) + eps) ; g = 0 */
@@ -10108,7 +10109,8 @@ void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_ch
 }
 
 /* Adam, AdamW and RAdam, with the corrections c1 and c2 of u, rest1 = 1 - beta1 and
-   rest2 = 1 - beta2:
+   rest2 = 1 - beta2. The chunk's weight decay is `decoupled` or, if a.decoupled is 0,
+   `decay`; the other one is 0:
 
        g' = factor g + decay p
        m  = beta1 m + rest1 g'
@@ -10119,10 +10121,11 @@ static __device__ __forceinline__ void stx__adam_chunk(const stx_optim_chunk &q,
                                                        const stx__array &p, const stx_update *u,
                                                        const stx_adam_args &a) {
     const float factor = u->factor, unbias = 1 / u->correction2;
-    const float keep = 1 - q.lr * a.decoupled, rate = q.lr / u->correction1;
+    const float keep = 1 - q.lr * (a.decoupled ? q.decay : 0), rate = q.lr / u->correction1;
+    const float decay = a.decoupled ? 0 : q.decay;
     const int plain = u->plain;
     stx__update_chunk(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
-        float d = fmaf(factor, g, a.decay * w);
+        float d = fmaf(factor, g, decay * w);
         m = fmaf(a.beta1, m, a.rest1 * d);
         v = fmaf(a.beta2, v, a.rest2 * d * d);
         w = keep * w - rate * m / (plain ? 1 : sqrtf(v * unbias) + a.eps);
@@ -10168,7 +10171,7 @@ stx__lamb_direction_kernel(const stx_optim_chunk *chunk, size_t count, const stx
             float p = q.p[i], d = factor * q.g[i];
             float m = fmaf(a.beta1, q.s[0][i], a.rest1 * d);
             float v = fmaf(a.beta2, q.s[1][i], a.rest2 * d * d);
-            float r = fmaf(a.decay, p, rate * m / (sqrtf(v * unbias) + a.eps));
+            float r = fmaf(q.decay, p, rate * m / (sqrtf(v * unbias) + a.eps));
             q.s[0][i] = m;
             q.s[1][i] = v;
             q.g[i] = r;
@@ -10314,8 +10317,8 @@ void stx_muon_polynomial_cuda(stx_ctx *x, stx_real *B, const stx_real *A, size_t
                     stx__array_of(x, A), n, a, b);
 }
 
-/* Muon, last kernel. For matrices, p = p - lr (g + decoupled p), where g is the scaled
-   orthogonalised direction; Adam for other chunks. g = 0. */
+/* Muon, last kernel. For matrices, p = p - lr (g + decay p), where g is the scaled
+   orthogonalised direction; AdamW for other chunks. g = 0. */
 STX__GLOBAL(256)
 stx__muon_update_kernel(const stx_optim_chunk *chunk, size_t count, const stx__twins t,
                         const stx_update *u, const stx_adam_args a) {
@@ -10329,7 +10332,7 @@ stx__muon_update_kernel(const stx_optim_chunk *chunk, size_t count, const stx__t
         }
         q.s[0] = NULL; /* updated by the first kernel */
         stx__update_chunk(q, p, u->ok, [=](float &w, float g, float &, float &) {
-            w = fmaf(-q.lr, fmaf(a.decoupled, w, g), w);
+            w = fmaf(-q.lr, fmaf(q.decay, w, g), w);
         });
     }
 }

@@ -310,6 +310,7 @@ STX_STRICT_ON
 #include "core/arena.h"
 #include "core/text.h"
 #include "core/tensors.h"
+#include "core/rules.h"
 #include "core/tape.h"
 #include "core/threads.h"
 #include "core/sums.h"

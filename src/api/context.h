@@ -200,14 +200,15 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
    accessed directly; on a GPU, only kernels may access them. */
 typedef struct stx_tensor {
     stx_real *data;         /* `size` elements */
-    stx_real *grad;         /* gradient, same shape, or NULL. A parameter always has one;
-                               a variable keeps it until the next stx_begin. The result of
-                               an op has one only during the backward pass, until the
-                               backward function of the op has run */
+    stx_real *grad;         /* gradient, same shape, or NULL. A parameter has one unless
+                               it is frozen; a variable keeps it until the next stx_begin.
+                               The result of an op has one only during the backward pass,
+                               until the backward function of the op has run */
     int       ndim;
     size_t    dim[STX_MAX_DIM];
     size_t    size;         /* product of the dimensions */
-    int       needs_grad;   /* 1: stx_backward computes its gradient */
+    int       needs_grad;   /* 1: stx_backward computes its gradient. 0 for a frozen
+                               parameter (stx_param_rule) */
     int       is_param;     /* 1: made by stx_param */
     int       is_leaf;      /* 1: a parameter, a view of one, or a variable */
     int       is_f32;       /* 1: float even in STX_PREC_BF16 on a GPU, like parameters,
@@ -299,14 +300,23 @@ enum {
                            Standard deviation of the result: 0.87962566103423978 a */
 };
 
+/* How a parameter is trained; see stx_params_set_rule. Zero means the default. */
+typedef struct stx_param_rule {
+    int    freeze;          /* 1: the parameter is frozen, that is, not trained. -1: it is
+                               trained, for parameters that an earlier call froze */
+    double lr;              /* factor of the learning rate; 0: 1 */
+    double weight_decay;    /* in place of stx_optim_desc.weight_decay; -1: none */
+} stx_param_rule;
+
 /* A list of named parameters, for optimisers and checkpoints. Programs may read ctx,
-   count, tensor and name; the other fields are private. */
+   count, tensor, name and rule; the other fields are private. */
 typedef struct stx_params {
     stx_ctx     *ctx;
     size_t       count, capacity;       /* count: number of parameters; capacity: slots in
-                                           `tensor` and `name` */
+                                           `tensor`, `name` and `rule` */
     stx_tensor **tensor;                /* [count] */
     const char **name;                  /* [count] */
+    stx_param_rule *rule;               /* [count] */
     stx_real    *grads;                 /* block returned by stx_params_grads, or NULL */
     size_t       grads_size, grads_count;
     struct stx__arena *grads_arena;     /* arena that contains the gradients */
@@ -357,11 +367,40 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
    STX_MUON then updates it with AdamW. Call it before stx_optim_create for embeddings
    and output matrices, whose rows belong to separate tokens, for the first and last
    projection of a model, and for sets of vectors such as position tables. The models of
-   this library have done so. Returns param, which can be NULL. */
+   this library have done so. See also stx_optim_desc.decay_matrices. Returns param, which
+   can be NULL. */
 STX_DEF stx_tensor *stx_param_elementwise(stx_tensor *param);
+
+/* Parameter groups. Sets the rule of the parameters that `patterns` selects, which is a
+   list of patterns for names, separated by commas:
+       *         any characters, also dots, or none
+       ?         any character
+       [2-11]    a number from 2 to 11
+       !         at the beginning of a pattern: its parameters are not selected, although
+                 an earlier pattern selects them
+   All other characters match themselves. For example, to train the output of a model and
+   its layers from 8 on, the latter with a tenth of the learning rate:
+
+       stx_param_rule frozen = {0}, slow = {0};
+       frozen.freeze = 1;
+       slow.lr = 0.1;
+       stx_params_set_rule(p, "*,!layers.[8-99].*,!out.*", &frozen);
+       stx_params_set_rule(p, "layers.*", &slow);
+
+   Fields of the rule that are 0 leave the parameters as they are, so several calls can
+   set different fields. Call it after the last stx_param and before stx_optim_create. It
+   returns the number of selected parameters; or sets an error, changes nothing and
+   returns 0, also if one of the patterns matches no parameter.
+
+   A frozen parameter is a constant. No gradient is computed for it, and the backward pass
+   ends at the first op that depends on a parameter which is trained. It does not
+   contribute to the norm of the gradient. stx_optim_create and stx_params_grads free its
+   gradient, an optimiser has no state for it, and ranks do not exchange its gradient. */
+STX_DEF size_t stx_params_set_rule(stx_params *p, const char *patterns, const stx_param_rule *rule);
 
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name); /* NULL: not found */
 STX_DEF size_t stx_params_size(const stx_params *p);    /* total number of elements */
+STX_DEF size_t stx_params_trained_size(const stx_params *p);    /* without frozen ones */
 STX_DEF void stx_params_zero_grad(stx_params *p);
 
 /* Packs the weights for generation, which reads all weights for every token. Matrices
@@ -384,10 +423,11 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind);
 
 /* Returns all gradients of the list as one block of *n floats in device memory, for a
    norm or an all-reduce. They are in list order, each aligned to 64 elements, with
-   zeros in between. The first call moves the gradients into the block: call it after
-   the last stx_param and before stx_optim_create. A call after another stx_param
-   allocates a new block and frees the old one. A call that moves gradients ends a
-   reservation made by stx_params_make_contiguous. Returns NULL after an error. */
+   zeros in between; frozen parameters have none. The first call moves the gradients into
+   the block: call it after the last stx_param and before stx_optim_create. A call after
+   another stx_param, or after a change of the frozen parameters, allocates a new block
+   and frees the old one. A call that moves gradients ends a reservation made by
+   stx_params_make_contiguous. Returns NULL after an error. */
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
 
 

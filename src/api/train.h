@@ -79,6 +79,11 @@ enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB, STX_M
    serve both kinds of parameters. A matrix that stacks several maps of one input, such
    as the gates of SRU, or keys and values, is orthogonalised as a whole.
 
+   Groups. stx_params_set_rule gives parameters a factor of lr, a weight_decay, or none,
+   and freezes parameters. In the formulas, lr is then the product with the factor.
+   decay_matrices is the usual rule for Transformers: no decay of biases and gains, as in
+   GPT (Radford et al. 2018, section 4.1), nor of embeddings and other sets of vectors.
+
    Clipping. clip_value limits each element of the gradient; clip then limits a norm. For
    Adagrad, this is the norm of each tensor, and the factor scales the step but not the
    accumulated squares, as in the authors' code of 1905.07799. (A factor in both would
@@ -95,7 +100,8 @@ typedef struct stx_optim_desc {
                                divide by 0 where all gradients were 0. Use a very small
                                value */
     double weight_decay;    /* SGD, Adam: added to the gradient as weight_decay theta.
-                               AdamW, RAdam, LAMB, Muon: as above. Adagrad: must be 0 */
+                               AdamW, RAdam, LAMB, Muon: as above. Adagrad: must be 0.
+                               A parameter's stx_param_rule.weight_decay replaces it */
     double clip;            /* largest norm of the gradient; 0: no limit */
     int    radam_skip;      /* RAdam with rho < 5. 1: update m and v only, without weight
                                decay, as in the authors' package since July 2021. 0: the
@@ -107,6 +113,10 @@ typedef struct stx_optim_desc {
     double trust_max;       /* LAMB: limit on |theta| in phi, 10 in NVIDIA's code; 0: no limit */
     int    no_correction;   /* LAMB. 1: do not divide by 1 - beta^t, as in NVIDIA's
                                Transformer-XL */
+    int    decay_matrices;  /* 1: weight_decay applies to the matrices that Muon would
+                               orthogonalise, and to no other parameters: not to biases,
+                               normalisation, recurrent vectors, embeddings, output
+                               matrices and position tables */
 } stx_optim_desc;
 
 /* A chunk of at most 4096 elements of a parameter. The kernels process parameters in
@@ -115,7 +125,9 @@ typedef struct stx_optim_chunk {
     stx_real *p, *g;        /* (n): parameter and gradient */
     stx_real *s[2];         /* (n): state, see stx_optim.state; NULL if unused */
     size_t    n, tensor;    /* n: number of elements; tensor: index of the parameter in the list */
-    stx_real  lr;
+    stx_real  lr_factor;    /* see stx_param_rule */
+    stx_real  decay;        /* weight decay */
+    stx_real  lr;           /* learning rate of this update, including all factors */
 } stx_optim_chunk;
 
 /* The state of an optimiser's updates, in device memory. The device decides whether to
@@ -140,16 +152,18 @@ typedef struct stx_optim {
     stx_optim_desc desc;        /* with the defaults filled in */
     size_t         count;       /* number of parameters */
     stx_tensor   **state[2];    /* [count]: momentum (SGD), sum of squares (Adagrad), or
-                                   m and v; NULL where unused. Muon: momentum and NULL for
-                                   a matrix. With stx_group_desc.shard, each tensor (n)
-                                   contains only this rank's share, or is NULL if the rank
-                                   has none */
+                                   m and v; NULL where unused and for frozen parameters.
+                                   Muon: momentum and NULL for a matrix. With
+                                   stx_group_desc.shard, each tensor (n) contains only
+                                   this rank's share, or is NULL if the rank has none */
     uint8_t       *is_matrix;   /* [count]: 1: STX_MUON orthogonalises the update of this
                                    parameter; NULL for other optimisers */
     uint64_t       step;        /* updates applied */
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */
     double         grad_norm;   /* L2 norm of the last gradient, before clipping */
     size_t         chunks;      /* total number of chunks of all parameters */
+    size_t        *first;       /* [count + 1]: index of each parameter's first chunk; the
+                                   last entry is `chunks`. A frozen parameter has none */
     stx_optim_chunk *chunk;     /* [chunks], in parameter order, on the device. With
                                    stx_group_desc.shard, chunks of other ranks have
                                    n = 0 */
@@ -163,9 +177,10 @@ typedef struct stx_optim {
     double         lr;          /* learning rate that was set most recently */
 } stx_optim;
 
-/* Creates an optimiser for all parameters of the list, valid until stx_destroy. The desc
-   is copied; NULL means Adam with defaults. If parameters are added later, stx_optim_step
-   fails. Returns NULL and sets an error if the desc is invalid or memory runs out. */
+/* Creates an optimiser for the parameters of the list that are not frozen, valid until
+   stx_destroy. The desc is copied; NULL means Adam with defaults. If parameters are added
+   later, stx_optim_step fails. Returns NULL and sets an error if the desc is invalid, all
+   parameters are frozen, or memory runs out. */
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
 
 /* Updates the parameters from their gradients with learning rate lr >= 0, then zeroes the
@@ -187,9 +202,9 @@ STX_DEF int stx_optim_sync(stx_optim *o);
        stx_clip_values      limits g to [-c, c]; only with clip_value
        stx_sum_squares      out (count) = sum of g^2 of each chunk
        stx_optim_prepare    computes the fields of u from `squares`, and `lr` of each
-                            chunk. For Adagrad, `lr` includes the clipping factor of the
-                            tensor, whose chunks are contiguous; `lr` is 0 if radam_skip
-                            applies
+                            chunk, which includes lr_factor. For Adagrad, `lr` also
+                            includes the clipping factor of the tensor, whose chunks are
+                            contiguous; `lr` is 0 if radam_skip applies
        stx_.._update        updates p and the state if u->ok is 1; always zeroes g
 
    LAMB and Muon run other kernels before their update, see below. */
@@ -198,7 +213,7 @@ STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_optim_chunk *chu
 STX_KERNEL(stx_optim_prepare, (stx_ctx *x, stx_update *u, stx_optim_chunk *chunk, size_t count,
                                const double *squares, const stx_optim_desc *d))
 STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
-                            size_t count, stx_real momentum, stx_real decay))
+                            size_t count, stx_real momentum))
 STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                                 size_t count, stx_real eps))
 
@@ -208,8 +223,9 @@ typedef struct stx_adam_args {
                                has a relative error of 1e-5 */
     stx_real beta2, rest2;  /* rest2 = 1 - beta2 */
     stx_real eps;
-    stx_real decay;         /* weight decay, added to the gradient (Adam) or to u (LAMB) */
-    stx_real decoupled;     /* weight decay of the parameter (AdamW, RAdam, Muon) */
+    int      decoupled;     /* 1: the weight decay acts on the parameter (AdamW, RAdam,
+                               Muon); 0: it is added to the gradient (Adam) or to u
+                               (LAMB) */
 } stx_adam_args;
 
 /* Update kernel of Adam, AdamW and RAdam. */
@@ -233,8 +249,8 @@ STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *c
                             the sums of its chunks
        stx_muon_symmetric   a GEMM whose result C (n,n) is symmetric
        stx_muon_polynomial  B (n,n) = a I + b A; A (n,n)
-       stx_muon_update      p -= lr (g + decoupled p) for matrices, whose g is now the
-                            orthogonalised and scaled direction; Adam for other chunks */
+       stx_muon_update      p -= lr (g + decay p) for matrices, whose g is now the
+                            orthogonalised and scaled direction; AdamW for other chunks */
 STX_KERNEL(stx_muon_direction, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
                                 size_t count, double *squares, stx_real momentum))
 STX_KERNEL(stx_muon_normalise, (stx_ctx *x, stx_real *X, const stx_real *u, size_t n,

@@ -223,8 +223,8 @@ struct stx_ctx {
         /* in the backward pass of stx_recompute: positions in the step arenas before
            the second run; otherwise NULL */
         const struct stx__mark *recompute_mark;
-        /* in the first run of stx_recompute, with several ranks: the gradients to which
-           the recomputed function will add; otherwise NULL */
+        /* in the first run of stx_recompute: the gradients that the function requires;
+           otherwise NULL */
         struct stx__uses *uses;
     } tape;
 

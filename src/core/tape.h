@@ -14,8 +14,7 @@
 /* A node (stx__node, >>context) records one op on the tape: its outputs `y` and `more`,
    its inputs, and its backward function `back`. x->tape.last is the newest node;
    stx_begin empties the tape. An op records a node only if one of its inputs has
-   needs_grad. stx_recompute is the exception: it always records one, because its function
-   can read parameters that are not inputs.
+   needs_grad. For stx_recompute, this is an input of any op in its function (stx__uses).
 
    stx__run_backward sets x->tape.recording to 0. It then pops the nodes, newest first,
    and calls `back` if an output of the node has a gradient. This gradient is complete:
@@ -43,17 +42,21 @@ static stx_real *stx__param_grad(const stx_ctx *x, const stx_tensor *t) {
     return t->view_of ? stx_offset_ptr(x, t->view_of->grad, t->view_offset) : t->grad;
 }
 
-/* The smallest address range that contains all parameter gradients to which a
-   recomputed function (stx_recompute) will add. backward_begin (>>group) needs it
-   before the function's second run. */
+/* What the first run of a recomputed function (stx_recompute) shows about its gradients:
+   whether there are any, and the smallest address range that contains all parameter
+   gradients to which it will add. backward_begin (>>group) needs the range before the
+   function's second run. */
 typedef struct stx__uses {
+    int any; /* 1: an input of an op requires a gradient */
     const stx_real *lo, *hi;
 } stx__uses;
 
 static void stx__add_uses(stx__uses *u, stx_tensor *const *in, int count) {
     int i;
     for (i = 0; i < count; i++) {
-        if (!in[i] || !stx__has_param_grad(in[i])) continue;
+        if (!in[i] || !in[i]->needs_grad) continue;
+        u->any = 1;
+        if (!stx__has_param_grad(in[i])) continue;
         if (!u->lo || in[i]->grad < u->lo) u->lo = in[i]->grad;
         if (in[i]->grad + in[i]->size > u->hi) u->hi = in[i]->grad + in[i]->size;
     }
@@ -571,7 +574,7 @@ static stx_real *stx__alloc_like(stx_ctx *x, const stx_tensor *t) {
 }
 
 /* Copies the result t into a new tensor that belongs to the outer tape. */
-static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
+static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t, int needs_grad) {
     stx_tensor *out = (stx_tensor *)stx__arena_alloc(x, &x->mem.step, sizeof *out);
     if (!out) return NULL;
     *out = *t;
@@ -582,7 +585,7 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
     out->data = stx__alloc_like(x, t);
     if (!out->data) return NULL;
     stx__move(x, out->data, t->data, t->size, t->is_f32);
-    out->needs_grad = 1;
+    out->needs_grad = needs_grad;
     return out;
 }
 
@@ -598,7 +601,8 @@ static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
    the results need, and their destinations would then overlap the copies. To prevent
    this, the first loop allocates, but does not use, as much memory as the destinations
    need. */
-static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, int count) {
+static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, int count,
+                             int needs_grad) {
     stx_tensor copy[1 + STX_MAX_MORE];
     const int copies = count > 1 || stx__on_gpu(x);
     int i;
@@ -620,7 +624,7 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, in
     stx__step_release(x, mark);
     for (i = 0; i < count; i++) {
         if (!result[i]) continue;
-        result[i] = stx__keep_result(x, &copy[i]);
+        result[i] = stx__keep_result(x, &copy[i], needs_grad);
         if (!result[i]) return 0;
     }
     return 1;
@@ -668,10 +672,11 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
     s->op = x->rng.op;
     s->count = count;
     s->more = more;
+    s->uses.any = 0;
     s->uses.lo = s->uses.hi = NULL;
 
     /* the first run, which records nothing */
-    x->tape.uses = x->group.ranks > 1 ? &s->uses : NULL;
+    x->tape.uses = &s->uses;
     mark = stx__step_mark(x);
     x->tape.recording = 0;
     result[0] = fn(x, user, in, result + 1);
@@ -681,11 +686,15 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
         stx_fail(x, STX_ERR_ARG, "stx_recompute: fn must return a tensor, but it returned NULL");
         return NULL;
     }
-    if (!stx__keep_results(x, mark, result, 1 + more)) return NULL;
+    for (i = 0; i <= more; i++) /* fn can return an input */
+        if (result[i]) s->uses.any |= result[i]->needs_grad;
+    if (!stx__keep_results(x, mark, result, 1 + more, s->uses.any)) return NULL;
+    for (i = 0; i < more; i++) out[i] = result[1 + i];
+    if (!s->uses.any) return result[0];
 
     memset(n, 0, sizeof *n);
     for (i = 0; i < count; i++) n->in[i] = in[i];
-    for (i = 0; i < more; i++) out[i] = n->more[i] = result[1 + i];
+    for (i = 0; i < more; i++) n->more[i] = out[i];
     n->save = s;
     n->y = result[0];
     n->back = stx__recompute_back;

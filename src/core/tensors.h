@@ -378,20 +378,26 @@ static stx_real *stx__grads_alloc(stx_ctx *x, stx__arena *a, size_t n) {
     return g;
 }
 
-/* Moves all gradients of a parameter list to one contiguous buffer. */
+/* Moves all gradients of a parameter list to one contiguous buffer. Frees the gradients
+   of frozen parameters. */
 static int stx__grads_join(stx_params *p) {
     stx_ctx *x = p->ctx;
     stx__arena joined, *a = p->grads_arena;
     stx_real *g;
     size_t i, total = 0;
     stx__grads_arena_init(x, &joined);
-    for (i = 0; i < p->count; i++) total += stx__grad_padded(p->tensor[i]);
+    for (i = 0; i < p->count; i++)
+        if (p->tensor[i]->needs_grad) total += stx__grad_padded(p->tensor[i]);
     g = stx__grads_alloc(x, &joined, total);
     if (!g) return 0;
 
     p->grads = g;
     for (i = 0; i < p->count; i++) {
         stx_tensor *t = p->tensor[i];
+        if (!t->needs_grad) {
+            t->grad = NULL;
+            continue;
+        }
         stx__move(x, g, t->grad, t->size, 1);
         t->grad = g;
         g += stx__grad_padded(t);
@@ -405,6 +411,19 @@ static int stx__grads_join(stx_params *p) {
     return 1;
 }
 
+STX_DEF size_t stx_params_size(const stx_params *p) {
+    size_t i, n = 0;
+    for (i = 0; p && i < p->count; i++) n += p->tensor[i]->size;
+    return n;
+}
+
+STX_DEF size_t stx_params_trained_size(const stx_params *p) {
+    size_t i, n = 0;
+    for (i = 0; p && i < p->count; i++)
+        if (p->tensor[i]->needs_grad) n += p->tensor[i]->size;
+    return n;
+}
+
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
     stx_ctx *x = p ? p->ctx : NULL;
     if (n) *n = 0;
@@ -412,6 +431,9 @@ STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
     STX__NEED(x, p->count, STX_ERR_ARG,
               "stx_params_grads: expected at least one parameter, got an empty list: call "
               "stx_params_grads after the last stx_param");
+    STX__NEED(x, stx_params_trained_size(p), STX_ERR_ARG,
+              "expected at least one parameter that is trained, but all %zu are frozen: call "
+              "stx_params_set_rule with fewer patterns", p->count);
     if (!p->grads || p->grads_count != p->count) {
         STX__NEED(x, !p->in_use, STX_ERR_ARG,
                   "stx_params_grads: the gradients cannot be moved, because an optimiser already "
@@ -430,12 +452,6 @@ STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name) {
     return NULL;
 }
 
-STX_DEF size_t stx_params_size(const stx_params *p) {
-    size_t i, n = 0;
-    for (i = 0; p && i < p->count; i++) n += p->tensor[i]->size;
-    return n;
-}
-
 /* Returns 1 if no gradients are being sent to other ranks. Otherwise, sets an error and
    returns 0, because the gradients must not change until the transfer ends. */
 static int stx__grads_at_rest(stx_ctx *x, const char *op) {
@@ -450,7 +466,8 @@ STX_DEF void stx_params_zero_grad(stx_params *p) {
     size_t i;
     if (p && !stx__grads_at_rest(p->ctx, "stx_params_zero_grad")) return;
     for (i = 0; p && stx_ok(p->ctx) && i < p->count; i++)
-        STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
+        if (p->tensor[i]->needs_grad)
+            STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
 }
 
 /* Draws the initial value of element i of a parameter: uniform in [-a,a], or normal
@@ -540,16 +557,20 @@ static int stx__params_grow(stx_params *p) {
     const size_t capacity = p->capacity ? 2 * p->capacity : 64;
     stx_tensor **tensor;
     const char **name;
+    stx_param_rule *rule;
     if (p->count < p->capacity) return 1;
     tensor = (stx_tensor **)stx_persist(x, capacity * sizeof *tensor);
     name = (const char **)stx_persist(x, capacity * sizeof *name);
-    if (!tensor || !name) return 0;
+    rule = (stx_param_rule *)stx_persist(x, capacity * sizeof *rule);
+    if (!tensor || !name || !rule) return 0;
     if (p->count) {
         memcpy(tensor, p->tensor, p->count * sizeof *tensor);
         memcpy(name, p->name, p->count * sizeof *name);
+        memcpy(rule, p->rule, p->count * sizeof *rule);
     }
     p->tensor = tensor;
     p->name = name;
+    p->rule = rule;
     p->capacity = capacity;
     return 1;
 }

@@ -297,18 +297,17 @@ static const char *stx__optim_state_name(char *out, const char *prefix, int k) {
 
 /* Returns 1 if parameter i has state k, on this rank or another. */
 static int stx__optim_has_state(const stx_optim *o, int k, size_t i) {
-    return o->state[k] && !(k == 1 && o->is_matrix && o->is_matrix[i]);
+    return o->state[k] && o->params->tensor[i]->needs_grad
+           && !(k == 1 && o->is_matrix && o->is_matrix[i]);
 }
 
-/* For sharded state: gathers state k of tensor i on rank 0. `first` is the index of the
-   tensor's first chunk. On rank 0, `copy` receives the whole tensor; on all other
-   ranks, `copy` is NULL. */
-static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
-                              stx_real *copy) {
+/* For sharded state: gathers state k of tensor i on rank 0. On rank 0, `copy` receives
+   the whole tensor; on all other ranks, `copy` is NULL. */
+static int stx__gather_shards(const stx_optim *o, int k, size_t i, stx_real *copy) {
     stx_ctx *x = o->params->ctx;
     int r, ok = 1;
     for (r = 0; ok && r < x->group.ranks; r++) {
-        stx__shard s = stx__shard_of(o, i, first, (size_t)r, (size_t)x->group.ranks);
+        stx__shard s = stx__shard_of(o, i, (size_t)r, (size_t)x->group.ranks);
         size_t n = s.end - s.begin;
         stx_real *part;
         if (!n || (x->group.rank && x->group.rank != r)) continue;
@@ -325,8 +324,8 @@ static int stx__gather_shards(const stx_optim *o, int k, size_t i, size_t first,
    writes. All ranks must call this function; w is NULL on all ranks except 0. */
 static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char *prefix) {
     const stx_params *p = o->params;
-    size_t i, first = 0;
-    for (i = 0; i < p->count; first += stx__chunks_of(p->tensor[i]->size), i++) {
+    size_t i;
+    for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
         char full[STX__FULL_NAME];
         stx_real *copy;
@@ -335,7 +334,7 @@ static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char
         if (!stx__full_name(o->params->ctx, full, prefix, p->name[i])) return 0;
         copy = w ? stx__host_copy_new(w, t->size) : NULL;
         if (w && !copy) return 0;
-        if (!stx__gather_shards(o, k, i, first, copy)) return 0;
+        if (!stx__gather_shards(o, k, i, copy)) return 0;
         if (copy && !stx_writer_add(w, full, STX_REAL_DTYPE, t->ndim, t->dim, copy)) return 0;
     }
     return 1;
@@ -375,14 +374,13 @@ STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o) {
 static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *prefix) {
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
-    size_t i, first = 0;
+    size_t i;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o, i, first);
+        stx__shard s = stx__own_shard(o, i);
         char full[STX__FULL_NAME];
         stx_real *all;
         int ok;
-        first += stx__chunks_of(t->size);
         if (s.begin == s.end || !stx__optim_has_state(o, k, i)) continue;
         all = (stx_real *)stx_block(x, t->size * sizeof *all);
         ok = all && stx__full_name(x, full, prefix, p->name[i])
@@ -392,6 +390,19 @@ static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *
         if (!ok) return 0;
     }
     return stx_ok(x);
+}
+
+/* Sets an error and returns 0 if the file lacks a state of the parameter `name`. */
+static int stx__state_in_file(stx_ctx *x, const stx_file *f, const char *prefix,
+                              const char *name) {
+    char full[STX__FULL_NAME];
+    if (!stx__full_name(x, full, prefix, name)) return 0;
+    if (stx_file_find(f, full)) return 1;
+    stx_fail(x, STX_ERR_FORMAT,
+             "the file has no optimiser state of \"%.200s\", which was frozen in the run that "
+             "saved it, or belongs to another model: freeze the parameter, or load only the "
+             "parameters and begin with a new optimiser", name);
+    return 0;
 }
 
 /* Checks that the file has the state of all parameters, then loads it. In the file,
@@ -409,10 +420,12 @@ static int stx__optim_load_state(stx_optim *o, const stx_file *f, const char *pr
             stx_tensor **t = shard ? p->tensor : o->state[k];
             const char *state = stx__optim_state_name(name, prefix, k);
             if (!o->state[k]) continue;
-            for (i = 0; i < o->count; i++)
-                if (stx__optim_has_state(o, k, i)
-                    && !stx__load_tensors(x, t + i, p->name + i, 1, f, state, 0, copy && !shard))
+            for (i = 0; i < o->count; i++) {
+                if (!stx__optim_has_state(o, k, i)) continue;
+                if (!stx__state_in_file(x, f, state, p->name[i])) return 0;
+                if (!stx__load_tensors(x, t + i, p->name + i, 1, f, state, 0, copy && !shard))
                     return 0;
+            }
             if (copy && shard && !stx__load_shards(o, k, f, state)) return 0;
         }
     return 1;

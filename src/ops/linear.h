@@ -173,7 +173,8 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
 }
 
 /* If `count` parameters of equal width are adjacent in memory, and so are their
-   gradients, returns a view of all of them as one tensor. Otherwise, returns NULL. */
+   gradients unless they are frozen, returns a view of all of them as one tensor.
+   Otherwise, returns NULL. */
 static stx_tensor *stx__adjacent(stx_ctx *x, stx_tensor *const *t, int count) {
     stx_tensor *y;
     size_t n = t[0]->size, rows = t[0]->dim[0];
@@ -184,8 +185,9 @@ static stx_tensor *stx__adjacent(stx_ctx *x, stx_tensor *const *t, int count) {
             || stx__packed_at(x, t[i]->data))
             return NULL;
         if (!i) continue;
-        if (t[i]->data != stx_offset_ptr(x, t[0]->data, n)
-            || stx__param_grad(x, t[i]) != stx_offset_ptr(x, stx__param_grad(x, t[0]), n))
+        if (t[i]->data != stx_offset_ptr(x, t[0]->data, n)) return NULL;
+        if (t[0]->needs_grad
+            && stx__param_grad(x, t[i]) != stx_offset_ptr(x, stx__param_grad(x, t[0]), n))
             return NULL;
         n += t[i]->size;
         rows += t[i]->dim[0];

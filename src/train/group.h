@@ -101,50 +101,49 @@ STX_DEF int stx_ranks(const stx_ctx *x) {
 
 // >>group: shards of the optimiser state
 
-/* The parameters of a list, in order, are divided into chunks of STX__OPTIM_CHUNK
-   elements of one tensor; the last chunk of a tensor may be shorter. An update divides
-   the chunks among the threads. With stx_group_desc.shard, the chunks are first divided
-   among the ranks: of n chunks, rank r stores the optimiser state of chunks [n r /
-   ranks, n (r + 1) / ranks). A matrix of STX_MUON is not divided: it belongs to the last
-   rank whose chunks would begin in it, or to the rank that has all of it. */
+/* The parameters of a list that are not frozen, in order, are divided into chunks of
+   STX__OPTIM_CHUNK elements of one tensor; the last chunk of a tensor may be shorter. An
+   update divides the chunks among the threads. With stx_group_desc.shard, the chunks are
+   first divided among the ranks: of n chunks, rank r stores the optimiser state of chunks
+   [n r / ranks, n (r + 1) / ranks). A matrix of STX_MUON is not divided: it belongs to
+   the last rank whose chunks would begin in it, or to the rank that has all of it. */
 enum { STX__OPTIM_CHUNK = 4096 };
 
-static size_t stx__chunks_of(size_t n) {
-    return (n + STX__OPTIM_CHUNK - 1) / STX__OPTIM_CHUNK;
+static size_t stx__chunks_of(const stx_tensor *t) {
+    return t->needs_grad ? (t->size + STX__OPTIM_CHUNK - 1) / STX__OPTIM_CHUNK : 0;
 }
 
 /* The range [begin, end) of a tensor's elements for which a rank stores the optimiser
-   state. */
+   state. It is empty if the rank has none or the parameter is frozen. */
 typedef struct stx__shard {
     size_t begin, end;
 } stx__shard;
 
-/* Returns the first element of parameter i that belongs to `rank` or a higher rank.
-   `first` is the index of the parameter's first chunk. */
-static size_t stx__shard_begin(const stx_optim *o, size_t i, size_t first, size_t rank,
-                               size_t ranks) {
-    const size_t size = o->params->tensor[i]->size, chunk = o->chunks * rank / ranks;
+/* Returns the first element of parameter i that belongs to `rank` or a higher rank. */
+static size_t stx__shard_begin(const stx_optim *o, size_t i, size_t rank, size_t ranks) {
+    const size_t size = o->params->tensor[i]->size, first = o->first[i];
+    const size_t chunk = o->chunks * rank / ranks;
     size_t at;
+    if (o->first[i + 1] == first) return size; /* frozen */
     if (chunk <= first) return 0;
     at = STX_MIN(size, (chunk - first) * STX__OPTIM_CHUNK);
     return at < size && o->is_matrix && o->is_matrix[i] ? 0 : at;
 }
 
 /* Returns the shard of a rank in parameter i. */
-static stx__shard stx__shard_of(const stx_optim *o, size_t i, size_t first, size_t rank,
-                                size_t ranks) {
+static stx__shard stx__shard_of(const stx_optim *o, size_t i, size_t rank, size_t ranks) {
     stx__shard s;
-    s.begin = stx__shard_begin(o, i, first, rank, ranks);
-    s.end = stx__shard_begin(o, i, first, rank + 1, ranks);
+    s.begin = stx__shard_begin(o, i, rank, ranks);
+    s.end = stx__shard_begin(o, i, rank + 1, ranks);
     return s;
 }
 
 /* Returns the shard of this rank, which is the whole tensor unless the state is
    sharded. */
-static stx__shard stx__own_shard(const stx_optim *o, size_t i, size_t first) {
+static stx__shard stx__own_shard(const stx_optim *o, size_t i) {
     const stx_ctx *x = o->params->ctx;
-    if (!x->group.shard) return stx__shard_of(o, i, first, 0, 1);
-    return stx__shard_of(o, i, first, (size_t)x->group.rank, (size_t)x->group.ranks);
+    if (!x->group.shard) return stx__shard_of(o, i, 0, 1);
+    return stx__shard_of(o, i, (size_t)x->group.rank, (size_t)x->group.ranks);
 }
 
 /* Returns 0 and sets an error if the state is sharded and the context has left the
@@ -174,11 +173,10 @@ typedef struct stx__buckets {
 static size_t stx__shard_grad(const stx_optim *o, int r) {
     const stx_params *p = o->params;
     const size_t rank = (size_t)r, ranks = (size_t)p->ctx->group.ranks;
-    size_t i, first = 0;
+    size_t i;
     for (i = 0; i < p->count; i++) {
-        const size_t begin = stx__shard_begin(o, i, first, rank, ranks);
+        const size_t begin = stx__shard_begin(o, i, rank, ranks);
         if (begin < p->tensor[i]->size) return (size_t)(p->tensor[i]->grad - p->grads) + begin;
-        first += stx__chunks_of(p->tensor[i]->size);
     }
     return p->grads_size;
 }
@@ -262,24 +260,25 @@ static void stx__sum_over_shards(stx_ctx *x, double *sums, size_t n) {
 static void stx__spread_params(stx_optim *o) {
     stx_params *p = o->params;
     stx_ctx *x = p->ctx;
-    size_t i, first = 0;
+    size_t i;
     int r;
     if (!x->group.shard) return;
     for (i = 0; i < p->count; i++) {
         stx_tensor *t = p->tensor[i];
         for (r = 0; r < x->group.ranks && stx_ok(x); r++) {
-            stx__shard s = stx__shard_of(o, i, first, (size_t)r, (size_t)x->group.ranks);
+            stx__shard s = stx__shard_of(o, i, (size_t)r, (size_t)x->group.ranks);
             if (s.begin < s.end) x->group.ops->spread(x, t->data + s.begin, s.end - s.begin, r);
         }
-        first += stx__chunks_of(t->size);
     }
     x->group.ops->wait(x, NULL, 0);
 
     /* Kernels that write parameters also update the bf16 copies of these parameters, but
        a broadcast by the back end does not. Computing p = 1 * p updates the copies. Only
        a GPU stores bf16, and there the input of stx_axpy may be its output. */
-    for (i = 0; i < p->count && stx__stores_bf16(x); i++)
-        STX_RUN(x, stx_axpy, (x, p->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size, 1, 0));
+    for (i = 0; i < p->count && stx__stores_bf16(x); i++) {
+        const stx_tensor *t = p->tensor[i];
+        if (t->needs_grad) STX_RUN(x, stx_axpy, (x, t->data, t->data, t->size, 1, 0));
+    }
     STX_RUN(x, stx_fill, (x, p->grads, p->grads_size, 0));
 }
 
@@ -321,7 +320,7 @@ static size_t stx__backward_begin(stx_ctx *x) {
     for (node = x->tape.last, k = nodes; node; node = node->prev) {
         k--;
         for (i = 0; i < STX__INS; i++)
-            if (node->in[i] && stx__has_param_grad(node->in[i])) {
+            if (node->in[i] && node->in[i]->needs_grad && stx__has_param_grad(node->in[i])) {
                 const stx_real *g = stx__param_grad(x, node->in[i]);
                 stx__bucket_used(p, g, g + node->in[i]->size, k);
             }

@@ -10,7 +10,6 @@
 #include "../gemm/micro.h"
 #include "../gemm/blocked.h"
 #include "../gemm/run.h"
-#include "group.h"
 #include "optim_kernels.h"
 
 
@@ -105,17 +104,17 @@ STX_DEF void stx_muon_polynomial(stx_ctx *x, stx_real *B, const stx_real *A, siz
     stx_parallel(x, n, n * n, stx__muon_polynomial_part, &j);
 }
 
-/* Computes p = p - lr (g + decoupled p) and g = 0 for matrices, Adam for others. */
+/* Computes p = p - lr (g + decay p) and g = 0 for matrices, AdamW for others. */
 static void stx__muon_update_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
     const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
-    const stx__adam adam = stx__adam_of(j->adam, j->u);
     stx__sgd sgd;
     sgd.factor = 1;
     sgd.momentum = 0;
-    sgd.decay = j->adam->decoupled;
     for (; c < end; c++) {
+        const stx__adam adam = stx__adam_of(j->adam, j->u, c);
         sgd.lr = c->lr;
+        sgd.decay = c->decay;
         if (stx__muon_is_matrix(c))
             STX_CALL(s->x, stx__sgd_n, (c->p, NULL, c->g, c->n, &sgd));
         else
@@ -209,13 +208,12 @@ static void stx__muon_step(stx_optim *o, const stx_optim_desc *d, const stx_adam
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
     double *squares = o->squares + o->chunks;
-    size_t i, first = 0, count;
+    size_t i;
     STX_RUN(x, stx_muon_direction,
             (x, o->update, o->chunk, o->chunks, squares, (stx_real)d->momentum));
-    for (i = 0; i < p->count && (stx__on_gpu(x) || o->update->ok); i++, first += count) {
-        count = stx__chunks_of(p->tensor[i]->size);
+    for (i = 0; i < p->count && (stx__on_gpu(x) || o->update->ok); i++)
         if (o->is_matrix[i] && o->state[0][i])
-            stx__muon_orthogonalise(o, p->tensor[i], squares + first, count);
-    }
+            stx__muon_orthogonalise(o, p->tensor[i], squares + o->first[i],
+                                    o->first[i + 1] - o->first[i]);
     STX_RUN(x, stx_muon_update, (x, o->update, o->chunk, o->chunks, a));
 }

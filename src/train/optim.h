@@ -112,32 +112,67 @@ static int stx__optim_resolve(stx_ctx *x, stx_optim_desc *d) {
     return 1;
 }
 
-/* Finds the parameters that STX_MUON updates as matrices. */
-static int stx__optim_find_matrices(stx_optim *o) {
+/* Returns 1 if t is the matrix of a hidden layer, as far as its shape and
+   stx_param_elementwise say. */
+static int stx__is_hidden_matrix(const stx_tensor *t) {
+    return t->ndim == 2 && t->dim[0] > 1 && t->dim[1] > 1 && !t->elementwise;
+}
+
+/* Returns the weight decay of parameter i. */
+static double stx__optim_decay(const stx_optim *o, size_t i) {
+    const double own = o->params->rule[i].weight_decay;
+    if (own != 0) return own == -1 ? 0 : own;
+    if (o->desc.decay_matrices && !stx__is_hidden_matrix(o->params->tensor[i])) return 0;
+    return o->desc.weight_decay;
+}
+
+/* Returns 0 and sets an error if a parameter has a rule that the optimiser does not
+   support. */
+static int stx__optim_check_rules(const stx_optim *o) {
+    const stx_params *p = o->params;
+    size_t i;
+    for (i = 0; i < p->count; i++) {
+        if (o->desc.kind != STX_ADAGRAD || stx__optim_decay(o, i) == 0) continue;
+        stx_fail(p->ctx, STX_ERR_ARG,
+                 "stx_optim_create: weight_decay of \"%.100s\": STX_ADAGRAD has no weight decay: "
+                 "leave it out of stx_params_set_rule, or use STX_ADAMW", p->name[i]);
+        return 0;
+    }
+    return 1;
+}
+
+/* Numbers the chunks of the parameters, and finds the parameters that STX_MUON updates as
+   matrices. */
+static int stx__optim_number_chunks(stx_optim *o) {
     stx_params *p = o->params;
     size_t i;
+    o->first = (size_t *)stx_persist(p->ctx, (p->count + 1) * sizeof *o->first);
+    if (!o->first) return 0;
+    for (i = 0; i < p->count; i++) {
+        o->first[i] = o->chunks;
+        o->chunks += stx__chunks_of(p->tensor[i]);
+    }
+    o->first[i] = o->chunks;
     if (o->desc.kind != STX_MUON) return 1;
     o->is_matrix = (uint8_t *)stx_persist(p->ctx, p->count + 1);
-    for (i = 0; o->is_matrix && i < p->count; i++) {
-        const stx_tensor *t = p->tensor[i];
-        o->is_matrix[i] = t->ndim == 2 && t->dim[0] > 1 && t->dim[1] > 1 && !t->elementwise;
-    }
+    for (i = 0; o->is_matrix && i < p->count; i++)
+        o->is_matrix[i] = (uint8_t)stx__is_hidden_matrix(p->tensor[i]);
     return o->is_matrix != NULL;
 }
 
 /* Allocates state k of every parameter and fills it with zeros. Sharded state is
    one-dimensional and has only the elements of this rank's shard; it is NULL for a
-   parameter outside the shard. Matrices of STX_MUON have no state 1. */
+   parameter outside the shard. Frozen parameters have no state, and matrices of STX_MUON
+   have no state 1. */
 static int stx__optim_make_state(stx_optim *o, int k) {
     const stx_params *p = o->params;
     stx_ctx *x = p->ctx;
-    size_t i, first = 0, size;
+    size_t i, size;
     o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
     if (!o->state[k]) return 0;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o, i, first);
-        first += stx__chunks_of(t->size);
+        stx__shard s = stx__own_shard(o, i);
         if (s.begin == s.end || (k == 1 && o->is_matrix && o->is_matrix[i])) continue;
         size = s.end - s.begin;
         o->state[k][i] = x->group.shard ? stx__tensor(x, STX__STATE, 1, &size)
@@ -152,14 +187,16 @@ static int stx__optim_make_state(stx_optim *o, int k) {
    another rank, the chunk's n stays 0. */
 static void stx__optim_fill_chunks(const stx_optim *o, stx_optim_chunk *chunk) {
     const stx_params *p = o->params;
-    size_t i, at, first = 0;
+    size_t i, at;
     int k;
     for (i = 0; i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
-        stx__shard s = stx__own_shard(o, i, first);
-        first += stx__chunks_of(t->size);
-        for (at = 0; at < t->size; at += STX__OPTIM_CHUNK, chunk++) {
+        const double lr = p->rule[i].lr;
+        stx__shard s = stx__own_shard(o, i);
+        for (at = 0; t->needs_grad && at < t->size; at += STX__OPTIM_CHUNK, chunk++) {
             chunk->tensor = i;
+            chunk->lr_factor = lr > 0 ? (stx_real)lr : 1;
+            chunk->decay = (stx_real)stx__optim_decay(o, i);
             if (at < s.begin || at >= s.end) continue;
             chunk->p = t->data + at;
             chunk->g = t->grad + at;
@@ -201,7 +238,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_optim *o;
     stx_optim_chunk *chunk;
-    size_t i, sums = 1;
+    size_t sums = 1;
     int k, states;
     if (!stx_ok(x)) return NULL;
     o = (stx_optim *)stx_persist(x, sizeof *o);
@@ -211,8 +248,9 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     states = stx__optim_states(&o->desc);
     o->params = p;
     o->count = p->count;
-    for (i = 0; i < p->count; i++) o->chunks += stx__chunks_of(p->tensor[i]->size);
-    if (!stx__optim_find_matrices(o)) return NULL;
+    if (!stx__optim_check_rules(o) || !stx__optim_number_chunks(o)) return NULL;
+    if (stx_params_trained_size(p) < stx_params_size(p) && !stx_params_grads(p, NULL))
+        return NULL;
     if (x->group.ranks > 1 && !stx__make_buckets(o)) return NULL;
     p->in_use = 1;
 
@@ -287,15 +325,13 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
    resolved (see stx__beta). */
 static stx_adam_args stx__adam_args_of(const stx_optim_desc *d) {
     STX__FP_SCOPE;
-    const int decoupled = d->kind == STX_ADAMW || d->kind == STX_RADAM || d->kind == STX_MUON;
     stx_adam_args a;
     a.beta1 = (stx_real)d->beta1;
     a.rest1 = (stx_real)(1 - d->beta1);
     a.beta2 = (stx_real)d->beta2;
     a.rest2 = (stx_real)(1 - d->beta2);
     a.eps = (stx_real)d->eps;
-    a.decay = (stx_real)(decoupled ? 0 : d->weight_decay);
-    a.decoupled = (stx_real)(decoupled ? d->weight_decay : 0);
+    a.decoupled = d->kind == STX_ADAMW || d->kind == STX_RADAM || d->kind == STX_MUON;
     return a;
 }
 
@@ -307,9 +343,7 @@ static void stx__optim_update(stx_optim *o, const stx_optim_desc *d) {
     double *squares;
     switch (d->kind) {
     case STX_SGD:
-        STX_RUN(x, stx_sgd_update,
-                (x, o->update, o->chunk, o->chunks, (stx_real)d->momentum,
-                 (stx_real)d->weight_decay));
+        STX_RUN(x, stx_sgd_update, (x, o->update, o->chunk, o->chunks, (stx_real)d->momentum));
         break;
     case STX_ADAGRAD:
         STX_RUN(x, stx_adagrad_update, (x, o->update, o->chunk, o->chunks, (stx_real)d->eps));
@@ -354,7 +388,8 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     /* average the gradients over the ranks and clip their values */
     stx__mean_grads(o->params);
     if (!stx_ok(x)) return 0;
-    for (i = 0; i < o->count; i++) stx__param_written(x, o->params->tensor[i]->data);
+    for (i = 0; i < o->count; i++)
+        if (o->params->tensor[i]->needs_grad) stx__param_written(x, o->params->tensor[i]->data);
     if (d.clip_value > 0)
         STX_RUN(x, stx_clip_values, (x, o->chunk, o->chunks, (stx_real)d.clip_value));
 

@@ -36,7 +36,7 @@ typedef struct stx__chunks_job {
     const stx_optim_chunk *chunk;
     const stx_adam_args *adam;
     double *out;
-    stx_real momentum, decay, eps, lo, hi;
+    stx_real momentum, eps, lo, hi;
 } stx__chunks_job;
 
 /* Runs one parallel loop over the chunks of all parameters. A chunk is never split, so
@@ -112,7 +112,7 @@ STX_DEF void stx_optim_prepare(stx_ctx *x, stx_update *u, stx_optim_chunk *chunk
         for (end = k; end < count && chunk[end].tensor == chunk[k].tensor; end++)
             sum += squares[end];
         if (per_tensor && sqrt(sum) > clip) tensor_lr = lr * clip / (sqrt(sum) + 1e-10);
-        for (; k < end; k++) chunk[k].lr = (stx_real)tensor_lr;
+        for (; k < end; k++) chunk[k].lr = (stx_real)(tensor_lr * (double)chunk[k].lr_factor);
     }
 }
 
@@ -166,20 +166,19 @@ static void stx__sgd_part(const stx_share *s, const void *job) {
     stx__sgd k;
     k.factor = j->u->factor;
     k.momentum = j->momentum;
-    k.decay = j->decay;
     for (; c < end; c++) {
         k.lr = c->lr;
+        k.decay = c->decay;
         STX_CALL(s->x, stx__sgd_n, (c->p, c->s[0], c->g, c->n, &k));
     }
 }
 
 STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
-                            size_t count, stx_real momentum, stx_real decay) {
+                            size_t count, stx_real momentum) {
     stx__chunks_job j;
     if (stx__update_skipped(x, u, chunk, count)) return;
     j.u = u;
     j.momentum = momentum;
-    j.decay = decay;
     stx__each_chunk(x, chunk, count, stx__sgd_part, &j);
 }
 
@@ -215,13 +214,16 @@ STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_optim
     stx__each_chunk(x, chunk, count, stx__adagrad_part, &j);
 }
 
-/* Scalars of the inner loops of Adam and LAMB, from stx_adam_args and stx_update. */
+/* Scalars of the inner loops of Adam and LAMB for one chunk. decay is the weight decay
+   that is added to the gradient (or to the direction), decoupled that of the parameter;
+   one of them is 0. */
 typedef struct stx__adam {
     stx_real factor, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2;
     int plain;
 } stx__adam;
 
-static stx__adam stx__adam_of(const stx_adam_args *a, const stx_update *u) {
+static stx__adam stx__adam_of(const stx_adam_args *a, const stx_update *u,
+                              const stx_optim_chunk *c) {
     stx__adam k;
     k.factor = u->factor;
     k.beta1 = a->beta1;
@@ -229,8 +231,8 @@ static stx__adam stx__adam_of(const stx_adam_args *a, const stx_update *u) {
     k.beta2 = a->beta2;
     k.rest2 = a->rest2;
     k.eps = a->eps;
-    k.decay = a->decay;
-    k.decoupled = a->decoupled;
+    k.decay = a->decoupled ? 0 : c->decay;
+    k.decoupled = a->decoupled ? c->decay : 0;
     k.correction1 = u->correction1;
     k.correction2 = u->correction2;
     k.plain = u->plain;
@@ -282,9 +284,10 @@ STX_EACH_ISA(stx__adam_n,
 static void stx__adam_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
     const stx_optim_chunk *c = j->chunk + s->begin, *end = j->chunk + s->end;
-    const stx__adam k = stx__adam_of(j->adam, j->u);
-    for (; c < end; c++)
+    for (; c < end; c++) {
+        const stx__adam k = stx__adam_of(j->adam, j->u, c);
         STX_CALL(s->x, stx__adam_n, (c->p, c->s[0], c->s[1], c->g, c->n, c->lr, &k));
+    }
 }
 
 STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *chunk,
@@ -328,10 +331,10 @@ STX_EACH_ISA(stx__lamb_n,
    sum of p^2 and the sum of the squared direction. */
 static void stx__lamb_direction_part(const stx_share *s, const void *job) {
     const stx__chunks_job *j = (const stx__chunks_job *)job;
-    const stx__adam k = stx__adam_of(j->adam, j->u);
     size_t i;
     for (i = s->begin; i < s->end; i++) {
         const stx_optim_chunk *c = j->chunk + i;
+        const stx__adam k = stx__adam_of(j->adam, j->u, c);
         STX_CALL(s->x, stx__lamb_n, (c->p, c->s[0], c->s[1], c->g, c->n, &k));
         STX_CALL(s->x, stx__squares_n, (j->out + 2 * i, c->p, c->n));
         STX_CALL(s->x, stx__squares_n, (j->out + 2 * i + 1, c->g, c->n));

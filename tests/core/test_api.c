@@ -3802,7 +3802,7 @@ static void kernels_means(kernel_data *f) {
    gradient g, first moment m and second moment v. plain_: whether the second moment and
    the coupled decay are omitted. */
 static double adam_step(double p, double g, double m, double v, int plain_) {
-    double e = 0.5 * g + (plain_ ? 0 : 0.02 * p), kept = p * (1 - 0.1 * 0.03),
+    double e = 0.5 * g + (plain_ ? 0 : 0.02 * p), kept = plain_ ? p * (1 - 0.1 * 0.03) : p,
            step = 0.1 / 0.4 * (0.9 * m + 0.1 * e);
     return plain_ ? kept - step : kept - step / (sqrt((0.99 * v + 0.01 * e * e) / 0.25) + 1e-3);
 }
@@ -3850,15 +3850,17 @@ static void kernels_update(kernel_data *f) {
     adam.beta2 = (stx_real)0.99;
     adam.rest2 = (stx_real)0.01;
     adam.eps = (stx_real)1e-3;
-    adam.decay = (stx_real)0.02;
-    adam.decoupled = (stx_real)0.03;
+    adam.decoupled = 0;
+    p.decay = small;
     for (e = 0; e < n; e++) v0[e] = (stx_real)((double)f->a[e] * (double)f->a[e]);
-    KERNEL(f, "sgd", n, 8, (reset_update(f, &p, y), stx_sgd_update(x, &u, &p, 1, momentum, small)),
+    KERNEL(f, "sgd", n, 8, (reset_update(f, &p, y), stx_sgd_update(x, &u, &p, 1, momentum)),
            (double)c[i] - 0.1 * (0.9 * (double)b[i] + 0.5 * (double)dy[i] + 0.01 * (double)c[i]));
+    p.decay = (stx_real)0.02;
     KERNEL(f, "adam", n, 16, (reset_update(f, &p, y), stx_adam_update(x, &u, &p, 1, &adam)),
            adam_step((double)c[i], (double)dy[i], (double)b[i], (double)v0[i], 0));
     u.plain = 1;
-    adam.decay = 0;
+    adam.decoupled = 1;
+    p.decay = (stx_real)0.03;
     KERNEL(f, "adam plain", n, 16, (reset_update(f, &p, y), stx_adam_update(x, &u, &p, 1, &adam)),
            adam_step((double)c[i], (double)dy[i], (double)b[i], (double)v0[i], 1));
     memcpy(b, v0, n * sizeof *b);
@@ -3869,8 +3871,7 @@ static void kernels_update(kernel_data *f) {
     CHECK(sum_of_squares(f->sm, n) == 0, "the gradient is not zeroed");
     u.ok = 0;
     KERNEL(f, "sgd skipped", n, 0,
-           (reset_update(f, &p, y), stx_sgd_update(x, &u, &p, 1, momentum, small)), (double)c[i]);
-    adam.decoupled = 0;
+           (reset_update(f, &p, y), stx_sgd_update(x, &u, &p, 1, momentum)), (double)c[i]);
     KERNEL(f, "adam skipped", n, 0, (reset_update(f, &p, y), stx_adam_update(x, &u, &p, 1, &adam)),
            (double)c[i]);
     KERNEL(f, "adagrad skipped", n, 0,

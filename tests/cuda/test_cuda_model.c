@@ -503,13 +503,14 @@ typedef struct model {
     uint64_t key; /* the step key of the last step */
 } model;
 
-enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, FAIRSEQ, GROUPED, MUON, MODELS };
+enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, FAIRSEQ, GROUPED, MUON, FROZEN, MODELS };
 
 static const char *const model_names[MODELS] = {"adaptive span",  "dropout",
                                                 "all-attention",  "adaptive input and output",
                                                 "literal",        "recomputation",
                                                 "wide",           "fairseq",
-                                                "groups of heads", "Muon"};
+                                                "groups of heads", "Muon",
+                                                "frozen parameters"};
 
 static int model_gpu;      /* the GPU on which later contexts are created */
 static size_t model_vocab; /* 0: the model's default */
@@ -528,7 +529,8 @@ static const struct {
     {STX_SGD, 1, 0.05},        /* WIDE */
     {STX_ADAGRAD, 0.1, 0.02},  /* FAIRSEQ */
     {STX_ADAGRAD, 0.1, 0.02},  /* GROUPED */
-    {STX_MUON, 0.1, 0.003}     /* MUON */
+    {STX_MUON, 0.1, 0.003},    /* MUON */
+    {STX_ADAMW, 0.1, 0.003}    /* FROZEN */
 };
 
 static void model_options(stx_span_desc *d, int which) {
@@ -552,6 +554,7 @@ static void model_options(stx_span_desc *d, int which) {
         d->dropout = 0.1;
         break;
     case RECOMPUTE:
+    case FROZEN:
         d->recompute_layers = SIZE_MAX;
         d->dropout = 0.2;
         break;
@@ -606,8 +609,13 @@ static void model_make_sized(model *r, int which, int device, int precision, int
     od.kind = training[which].optim;
     od.clip = training[which].clip;
     od.momentum = 0.9;
-    od.weight_decay = which == RECOMPUTE || which == MUON ? 0.1 : 0;
+    od.weight_decay = which == RECOMPUTE || which == MUON || which == FROZEN ? 0.1 : 0;
     od.radam_skip = 1;
+    if (which == FROZEN && r->m) {
+        const stx_param_rule freeze = {1, 0, 0}, slow = {0, 0.3, -1};
+        stx_params_set_rule(r->m->params, "in_emb.*,layers.0.*,*fc1.weight,*.wk", &freeze);
+        stx_params_set_rule(r->m->params, "key_pe,*bias", &slow);
+    }
     r->o = stx_optim_create(r->m->params, &od);
     r->s = stx_span_state_create(r->m, r->B);
     r->in = stx_tokens_create(r->x, r->B, r->T);
@@ -753,12 +761,13 @@ static void evaluate(model *r) {
 /* A replayed step must be bit-identical to a launched step, including dropout and the
    optimiser's counters. */
 static void test_graph(void) {
-    static const int models[] = {SMALL, DROP, PERS, RECOMPUTE, IO, MUON};
+    static const int models[] = {SMALL, DROP, PERS, RECOMPUTE, IO, MUON, FROZEN};
     size_t k;
     int n;
     for (k = 0; k < COUNT(models); k++) {
         const int which = models[k];
-        const size_t size = which == RECOMPUTE ? 2 : 1; /* batch size, and number of layers */
+        /* batch size, and number of layers */
+        const size_t size = which == RECOMPUTE || which == FROZEN ? 2 : 1;
         long replays = cuda_replays();
         model a, b;
         model_make_sized(&a, which, STX_CUDA, STX_PREC_F32, 1, size, size);

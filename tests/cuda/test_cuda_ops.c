@@ -1144,8 +1144,9 @@ static size_t opt_size(size_t tensors, size_t t) {
     return tensors > COUNT(size) ? 40 + t : size[t];
 }
 
-/* With Muon, every other tensor is a matrix, which has one state. */
-static void opt_make(opt *o, size_t tensors, int states, int muon) {
+/* With Muon, every other tensor is a matrix, which has one state. Every third tensor has
+   its own learning rate and weight decay. */
+static void opt_make(opt *o, size_t tensors, int states, int muon, float decay) {
     size_t t, k, at;
     o->tensors = tensors;
     for (t = 0, o->pieces = 0; t < tensors; t++)
@@ -1163,6 +1164,8 @@ static void opt_make(opt *o, size_t tensors, int states, int muon) {
             stx_optim_chunk *c = o->c + k, *d = o->host + k;
             c->n = d->n = n - at < 4096 ? n - at : 4096;
             c->tensor = d->tensor = t;
+            c->lr_factor = d->lr_factor = t % 3 == 2 ? 0.25f : 1;
+            c->decay = d->decay = t % 3 == 2 ? 2 * decay : decay;
             c->p = o->p[t].c + at;
             c->g = o->g[t].c + at;
             c->s[0] = states > 0 ? o->s0[t].c + at : NULL;
@@ -1278,8 +1281,7 @@ static void opt_lamb(opt *o, const opt_case *k) {
     double *norms = (double *)calloc(o->pieces, 2 * sizeof *norms),
            *dev = (double *)cuda_bytes(gx, norms, 2 * o->pieces * sizeof *norms);
     double trust_max = opt_desc(k).trust_max;
-    stx_adam_args lamb = {0.9f, 0.1f, 0.999f, 0.001f, 1e-6f, 0, 0};
-    lamb.decay = k->decay;
+    const stx_adam_args lamb = {0.9f, 0.1f, 0.999f, 0.001f, 1e-6f, 0};
     BOTH(stx_lamb_direction, (cx, &o->u, o->c, o->pieces, norms, &lamb),
          (gx, o->du, o->d, o->pieces, dev, &lamb));
     BOTH(stx_lamb_update, (cx, &o->u, o->c, o->pieces, norms, trust_max),
@@ -1293,9 +1295,8 @@ static void opt_muon(opt *o, const opt_case *k) {
     double *sums = (double *)calloc(o->pieces, sizeof *sums),
            *got = (double *)calloc(o->pieces, sizeof *got),
            *dev = (double *)cuda_bytes(gx, sums, o->pieces * sizeof *sums);
-    stx_adam_args adam = {0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, 0, 0};
+    const stx_adam_args adam = {0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, 1};
     size_t t, i;
-    adam.decoupled = k->decay;
     BOTH(stx_muon_direction, (cx, &o->u, o->c, o->pieces, sums, k->momentum),
          (gx, o->du, o->d, o->pieces, dev, k->momentum));
     for (t = 0; t < o->tensors && o->u.ok; t++) arr_check(k->name, o->g + t, 1e-6);
@@ -1311,11 +1312,11 @@ static void opt_muon(opt *o, const opt_case *k) {
 }
 
 static void opt_update(opt *o, const opt_case *k) {
-    stx_adam_args adam = {0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, 0, 0};
+    stx_adam_args adam = {0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, 0};
     switch (k->kind) {
     case STX_SGD:
-        BOTH(stx_sgd_update, (cx, &o->u, o->c, o->pieces, k->momentum, k->decay),
-             (gx, o->du, o->d, o->pieces, k->momentum, k->decay));
+        BOTH(stx_sgd_update, (cx, &o->u, o->c, o->pieces, k->momentum),
+             (gx, o->du, o->d, o->pieces, k->momentum));
         break;
     case STX_LAMB: opt_lamb(o, k); break;
     case STX_MUON: opt_muon(o, k); break;
@@ -1324,10 +1325,7 @@ static void opt_update(opt *o, const opt_case *k) {
              (gx, o->du, o->d, o->pieces, 1e-10f));
         break;
     default:
-        if (k->kind == STX_ADAM)
-            adam.decay = k->decay;
-        else
-            adam.decoupled = k->decay;
+        adam.decoupled = k->kind != STX_ADAM;
         BOTH(stx_adam_update, (cx, &o->u, o->c, o->pieces, &adam),
              (gx, o->du, o->d, o->pieces, &adam));
     }
@@ -1362,7 +1360,7 @@ static void test_optimiser(const opt_case *k) {
     static opt o;
     int step;
     size_t t;
-    opt_make(&o, k->tensors, opt_states(k), k->kind == STX_MUON);
+    opt_make(&o, k->tensors, opt_states(k), k->kind == STX_MUON, k->decay);
     for (step = 0; step < 10; step++) {
         opt_gradients(&o, step);
         o.u.lr = 0.01 * (step + 1);

@@ -790,15 +790,22 @@ typedef struct small_case {
     stx_optim_desc d;
     double lr;
     int bad;
+    const char *frozen; /* patterns of stx_params_set_rule; all other parameters then have a
+                           factor of the learning rate. NULL: no rules */
 } small_case;
 
-static stx_params *small_params(stx_ctx *x) {
+static stx_params *small_params(stx_ctx *x, const small_case *c) {
+    const stx_param_rule freeze = {1, 0, 0}, slow = {0, 0.25, 0};
     stx_params *p = stx_params_create(x);
     stx_param(p, STX_NORMAL, 0.4, "w1", 72, D, 0, 0);
     stx_param(p, STX_NORMAL, 0.1, "b1", 72, 0, 0, 0);
     stx_param(p, STX_NORMAL, 0.1, "w2", 72, 72, 0, 0); /* two chunks, so that it can be
                                                           divided into shards */
     stx_param(p, STX_NORMAL, 0.1, "unused", 5, 0, 0, 0);
+    if (c->frozen) {
+        stx_params_set_rule(p, c->frozen, &freeze);
+        stx_params_set_rule(p, "*", &slow);
+    }
     return p;
 }
 
@@ -855,10 +862,10 @@ static void optim_begin(optim_test *t, const small_case *c) {
     t->lo = first_of(rank);
     t->n = first_of(rank + 1) - t->lo;
     t->w = context(3, 0, 0, 0);
-    t->u = stx_optim_create(small_params(t->w), &c->d);
+    t->u = stx_optim_create(small_params(t->w, c), &c->d);
     for (kind = 0; kind < KINDS; kind++) {
         t->x[kind] = context(3, 1, kind % 2 ? 256 : 0, kind / 2);
-        t->o[kind] = stx_optim_create(small_params(t->x[kind]), &c->d);
+        t->o[kind] = stx_optim_create(small_params(t->x[kind], c), &c->d);
     }
 }
 
@@ -869,14 +876,17 @@ static void kind_step(const optim_test *t, int kind, int step) {
     stx_optim *o = t->o[kind];
     const stx_params *p = o->params;
     stx_real before[4][72 * 72];
-    int made, same = 1, zero = 1;
+    int made, same = 1, zero = 1, frozen = 1;
     size_t i, j;
     for (i = 0; i < 4; i++) stx_get(t->x[kind], p->tensor[i], before[i]);
     made = small_step(t->x[kind], o, c, step, t->lo, t->n, kind % 2);
     for (i = 0; i < 4; i++) {
         same &= !memcmp(before[i], p->tensor[i]->data, p->tensor[i]->size * sizeof **before);
-        for (j = 0; j < p->tensor[i]->size; j++) zero &= !(fabs(p->tensor[i]->grad[j]) > 0);
+        for (j = 0; p->tensor[i]->grad && j < p->tensor[i]->size; j++)
+            zero &= !(fabs(p->tensor[i]->grad[j]) > 0);
+        if (!p->tensor[i]->needs_grad) frozen &= !p->tensor[i]->grad && !o->state[0][i];
     }
+    CHECK(frozen, "%s, %d: a frozen parameter has a gradient or state", c->name, kind);
     if (step == c->bad)
         CHECK(!made && same, "%s, %d: rank %d updates with an infinite gradient", c->name, kind,
               rank);
@@ -974,17 +984,22 @@ static void long_name(void) {
 static void optimisers(void) {
     /* name, desc, learning rate, step with an infinite gradient */
     static const small_case cases[] = {
-        {"SGD, momentum, clip", {STX_SGD, 0.9, 0, 0, 0, 0.01, 1, 0, 0, 0, 0, 0}, 0.02, 7},
-        {"SGD, clip_value", {STX_SGD, 0.5, 0, 0, 0, 0, 0, 0, 0, 0.05, 0, 0}, 0.05, 7},
-        {"Adagrad, clip per tensor", {STX_ADAGRAD, 0, 0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0}, 0.05, 7},
-        {"Adam, clip", {STX_ADAM, 0, 0, 0, 0, 0.01, 0.25, 0, 0, 0, 0, 0}, 0.01, 7},
-        {"Adam, clip_value and clip", {STX_ADAM, 0, 0, 0, 0, 0, 0.25, 0, 0, 0.02, 0, 0}, 0.01, 7},
-        {"AdamW, eps_hat", {STX_ADAMW, 0, 0, 0, 0, 0.1, 0.25, 0, 1, 0, 0, 0}, 0.01, 0},
-        {"RAdam", {STX_RADAM, 0, 0, 0, 0, 0.1, 1, 0, 0, 0, 0, 0}, 0.01, 2},
-        {"RAdam, radam_skip", {STX_RADAM, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0}, 0.01, 7},
-        {"LAMB", {STX_LAMB, 0, 0, 0, 0, 0.01, 1, 0, 0, 0, 10, 0}, 0.02, 7},
-        {"LAMB, no_correction", {STX_LAMB, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, 0.02, 7},
-        {"Muon, clip", {STX_MUON, 0, 0, 0, 0, 0.1, 0.25, 0, 0, 0, 0, 0}, 0.02, 7}};
+        {"SGD, momentum, clip", {STX_SGD, 0.9, 0, 0, 0, 0.01, 1, 0, 0, 0, 0, 0, 0}, 0.02, 7, NULL},
+        {"SGD, clip_value", {STX_SGD, 0.5, 0, 0, 0, 0, 0, 0, 0, 0.05, 0, 0, 0}, 0.05, 7, NULL},
+        {"Adagrad, clip per tensor", {STX_ADAGRAD, 0, 0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0, 0}, 0.05, 7,
+         NULL},
+        {"Adam, clip", {STX_ADAM, 0, 0, 0, 0, 0.01, 0.25, 0, 0, 0, 0, 0, 0}, 0.01, 7, NULL},
+        {"Adam, clip_value and clip", {STX_ADAM, 0, 0, 0, 0, 0, 0.25, 0, 0, 0.02, 0, 0, 0}, 0.01, 7,
+         NULL},
+        {"AdamW, eps_hat", {STX_ADAMW, 0, 0, 0, 0, 0.1, 0.25, 0, 1, 0, 0, 0, 0}, 0.01, 0, NULL},
+        {"RAdam", {STX_RADAM, 0, 0, 0, 0, 0.1, 1, 0, 0, 0, 0, 0, 0}, 0.01, 2, NULL},
+        {"RAdam, radam_skip", {STX_RADAM, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0}, 0.01, 7, NULL},
+        {"LAMB", {STX_LAMB, 0, 0, 0, 0, 0.01, 1, 0, 0, 0, 10, 0, 0}, 0.02, 7, NULL},
+        {"LAMB, no_correction", {STX_LAMB, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0}, 0.02, 7, NULL},
+        {"Muon, clip", {STX_MUON, 0, 0, 0, 0, 0.1, 0.25, 0, 0, 0, 0, 0, 0}, 0.02, 7, NULL},
+        {"AdamW, w1 frozen", {STX_ADAMW, 0, 0, 0, 0, 0.1, 0.25, 0, 0, 0, 0, 0, 1}, 0.02, 7, "w1"},
+        {"LAMB, w2 frozen", {STX_LAMB, 0, 0, 0, 0, 0.1, 0.25, 0, 0, 0, 0, 0, 0}, 0.02, 7, "w2"},
+        {"Muon, two frozen", {STX_MUON, 0, 0, 0, 0, 0.1, 0, 0, 0, 0, 0, 0, 0}, 0.02, 7, "*1"}};
     size_t k;
     int step, kind;
     for (k = 0; k < sizeof cases / sizeof *cases; k++) {
@@ -1006,7 +1021,7 @@ static void optimisers(void) {
     }
 }
 
-static const small_case adam = {"", {STX_ADAM, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0.01, -1};
+static const small_case adam = {"", {STX_ADAM, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0.01, -1, NULL};
 
 /* Returns a loss that depends on all parameters. */
 static stx_tensor *any_loss(stx_ctx *x, const stx_params *p) {
@@ -1060,8 +1075,8 @@ static void leave_while_sending(stx_ctx *x, stx_optim *o) {
 static void overlapped(void) {
     const size_t lo = first_of(rank), n = first_of(rank + 1) - lo;
     stx_ctx *x = context(3, 1, 256, 0), *w = context(3, 0, 0, 0);
-    stx_optim *o = stx_optim_create(small_params(x), &adam.d),
-              *u = stx_optim_create(small_params(w), &adam.d);
+    stx_optim *o = stx_optim_create(small_params(x, &adam), &adam.d),
+              *u = stx_optim_create(small_params(w, &adam), &adam.d);
     double off;
     size_t i;
     int k;
@@ -1082,7 +1097,7 @@ static void overlapped(void) {
     leave_while_sending(x, o);
     done(x);
     x = context(3, 1, 256, 0);
-    o = stx_optim_create(small_params(x), &adam.d);
+    o = stx_optim_create(small_params(x, &adam), &adam.d);
     stx_group_overlap(o);
     stx_group_leave(x);
     stx_begin(x, STX_TRAIN);
@@ -1097,7 +1112,7 @@ static void overlapped(void) {
 
 static void parameters(void) {
     stx_ctx *x = context(100 + (uint64_t)rank, 1, 0, 0); /* a different seed on each rank */
-    stx_params *p = small_params(x);
+    stx_params *p = small_params(x, &adam);
     stx_real mine[72 * 72], expected[72 * 72];
     size_t i;
     int same = tensor_as_rank0(p->tensor[2]);
@@ -1114,7 +1129,7 @@ static void parameters(void) {
         CHECK(!memcmp(mine, p->tensor[2]->data, sizeof mine), "the values of rank 0 changed");
     done(x);
     x = context(100 + (uint64_t)rank, 0, 0, 0);
-    p = small_params(x);
+    p = small_params(x, &adam);
     CHECK(stx_group_broadcast_params(p) && !memcmp(mine, p->tensor[2]->data, sizeof mine),
           "without a group they change");
     done(x);
@@ -1154,7 +1169,7 @@ static void damaged_bytes(stx_ctx *x, unsigned char *bytes, size_t n) {
 
 static void files(void) {
     stx_ctx *x = context(1, 0, 0, 0);
-    stx_params *p = small_params(x), *q;
+    stx_params *p = small_params(x, &adam), *q;
     stx_writer *w;
     stx_file *f;
     stx_map map;
