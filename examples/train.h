@@ -142,6 +142,7 @@
 #include "train/lm_model.h"
 #include "train/lm_text.h"
 #include "train/lm_minutes.h"
+#include "train/lm_groups.h"
 #include "train/lm_sizes.h"
 #include "train/lm_checkpoint.h"
 #include "train/lm_start.h"

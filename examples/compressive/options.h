@@ -145,6 +145,7 @@ static tr_opt table[] = {
         "momentum of sgd and muon; with muon, 0: 0.95"),
     TR_REAL("weight-decay", TR_FREE, &opt.lm.weight_decay, 0, 1e6,
         "weight decay of sgd and adam (added to the gradient) and of adamw and muon (decoupled)"),
+    TR_LM_GROUPS(opt.lm),
     TR_REAL("grad-clip", TR_FREE, &opt.lm.grad_clip, 0, 1e9,
         "gradient clipping norm, per tensor with adagrad, otherwise over all tensors; 0: no "
         "clipping"),

@@ -255,6 +255,7 @@ static tr_opt table[] = {
     TR_REAL("weight-decay", TR_FREE, &opt.lm.weight_decay, 0, 1e6,
         "weight decay of adam and sgd (added to the gradient), adamw and muon (decoupled) and lamb "
         "(added to the direction)"),
+    TR_LM_GROUPS(opt.lm),
     TR_REAL_ALSO("grad-clip", "clip", TR_FREE, &opt.lm.grad_clip, 0, 0, 1e9,
         "gradient clipping norm, per tensor with adagrad, otherwise over all tensors; 0: no "
         "clipping"),

@@ -150,6 +150,7 @@ static tr_opt table[] = {
     TR_REAL("weight-decay", TR_FREE, &opt.lm.weight_decay, 0, 1e6,
         "weight decay of radam, adamw and muon (decoupled) and of adam and sgd (added to the "
         "gradient); adagrad has none"),
+    TR_LM_GROUPS(opt.lm),
     TR_REAL("grad-clip", TR_FREE, &opt.lm.grad_clip, 0, 1e9,
         "gradient clipping norm, per tensor with adagrad, otherwise over all tensors; 0: no "
         "clipping"),

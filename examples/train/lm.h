@@ -31,6 +31,7 @@ enum { TR_BY_FILE, TR_BY_LINES, TR_BY_TEXTS, TR_BY_TOKENS };        /* tr_lm_opt
 typedef struct {
     const char *data, *pieces, *checkpoint, *init_from, *score, *best, *export_to;
     const char *log, *tensorboard, *out, *prompt, *stop, *plan;
+    const char *freeze, *lr_of, *no_decay;
     int         tokens, join_lines, reading, unit, score_by;
     int         eval_only, no_train, threads, precision, weights, device, tf32, no_graph, tune;
     int         dry_run, list_presets, version, keep_best, interactive, shard, recompute;
@@ -99,6 +100,21 @@ typedef struct {
         "optimiser. muon orthogonalises the updates of the matrices in the layers; embeddings, " \
         "the output and all other parameters are updated by adamw, with the same --lr and " \
         "--weight-decay")
+
+/* Parameter groups, after --weight-decay. */
+#define TR_LM_GROUPS(o) \
+    TR_LIST_ALSO("freeze", NULL, TR_FIXED | TR_LATER, &(o).freeze, \
+        "do not train the parameters with these names, which takes less time and memory. " \
+        "Patterns are separated by commas; * is any text, [0-5] a number from 0 to 5, and " \
+        "!PATTERN excludes names that the patterns before it select: '*,!layers.11.*,!out_emb.*' " \
+        "trains only layer 11 and the output"), \
+    TR_LIST_ALSO("lr-of", NULL, TR_FREE | TR_LATER, &(o).lr_of, \
+        "factors of the learning rate, such as 'in_emb.*=0.1,layers.[0-5].*=0.3'; if several " \
+        "patterns match a name, the last applies"), \
+    TR_LIST_ALSO("no-decay", NULL, TR_FREE | TR_LATER, &(o).no_decay, \
+        "no weight decay of the parameters with these names; see --freeze. default: of all " \
+        "except the matrices of the layers, that is, of biases, normalisation, embeddings, " \
+        "output matrices and other vectors")
 
 /* Options for the size of a batch. */
 #define TR_LM_BATCH(o) \

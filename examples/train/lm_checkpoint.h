@@ -8,6 +8,7 @@
 #include "lm_context.h"
 #include "lm_text.h"
 #include "lm_minutes.h"
+#include "lm_groups.h"
 
 
 // >>lm: training state
@@ -35,6 +36,7 @@ TR_DEF int tr_lm_long_enough(tr_lm *t, uint64_t freq, uint64_t T) {
    an update. */
 TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     const uint64_t B = tr_lm_number(t, "batch-sz", 1), T = tr_lm_number(t, "block-sz", 1);
+    stx_optim_desc desc = *od;
     size_t tokens, k, rows;
     t->parts = (size_t)tr_lm_number(t, "batch-split", 1);
     t->pieces = t->parts * (size_t)freq;
@@ -43,8 +45,9 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     tokens = t->groups * (size_t)(freq * B * T);
     if (!tr_lm_batches(t, t->groups * B, T) || !tr_lm_long_enough(t, freq, T)) return 0;
 
+    if (!tr_lm_groups(t, &desc)) return 0;
     if (t->opt->update_every > 1) t->grads = stx_params_grads(t->lm.params, &t->grads_size);
-    t->optim = stx_optim_create(t->lm.params, od);
+    t->optim = stx_optim_create(t->lm.params, &desc);
     t->states = (void **)stx_block(t->x, t->groups * t->parts * sizeof *t->states);
     t->state = t->states;
     t->in = (stx_ids **)stx_block(t->x, 2 * t->pieces * sizeof *t->in);

@@ -64,17 +64,6 @@ TR_DEF int tr_lm_join(tr_lm *t) {
     return stx_group_join(t->x, &g) || tr_lm_why(t);
 }
 
-/* Checks that --max-memory suffices for four values per parameter: the parameter, its
-   gradient and two optimiser states. */
-TR_DEF int tr_lm_fits(tr_lm *t, double params) {
-    double need = params * sizeof(stx_real) * 4, limit = (double)stx_ctx_desc(t->x)->max_bytes;
-    if (limit > 0 && need > limit)
-        return tr_fail(t->err, TR_ERR, "--max-memory: the model alone requires %.3g GiB, "
-                       "but the limit is %.3g GiB: use a smaller model, or raise --max-memory",
-                       need / (1 << 30), limit / (1 << 30));
-    return 1;
-}
-
 /* Parses --adapt-io-cutoffs into cutoff[] and stores the number of cutoffs in *n. */
 TR_DEF int tr_lm_cutoffs(tr_lm *t, size_t cutoff[STX_MAX_CLUSTERS - 1], size_t *n) {
     const char *text = *t->kind->cutoffs;
@@ -118,4 +107,18 @@ TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value) {
     if (!tr_find_option(t->options, name, strlen(name))) return 1;
     snprintf(word, sizeof word, "%s=%" PRIu64, name, value);
     return tr_apply(t->options, word, TR_FROM_TEXT, t->err, TR_ERR);
+}
+
+/* Checks that --max-memory suffices for four values per parameter: the parameter, its
+   gradient and two optimiser states. With --freeze, checks only for the parameters,
+   because the number of those that are trained is not yet known. */
+TR_DEF int tr_lm_fits(tr_lm *t, double params) {
+    const int values = tr_lm_decided(t, "freeze") ? 1 : 4;
+    double need = params * sizeof(stx_real) * values;
+    double limit = (double)stx_ctx_desc(t->x)->max_bytes;
+    if (limit > 0 && need > limit)
+        return tr_fail(t->err, TR_ERR, "--max-memory: the model alone requires %.3g GiB, "
+                       "but the limit is %.3g GiB: use a smaller model, or raise --max-memory",
+                       need / (1 << 30), limit / (1 << 30));
+    return 1;
 }

@@ -108,8 +108,9 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
     tr_bytes(memory, states * sizeof(stx_real));
     streams = tr_lm_streams(t);
     printf("%zu parameters (%s), vocabulary %zu\n%s\n", n, count, vocab, line);
-    printf("%s for parameters, gradients and the optimiser; %s for states and memories of %llu "
-           "stream%s, in float; plus activations\n", training, memory,
+    printf("%s%s for parameters, gradients and the optimiser; %s for states and memories of %llu "
+           "stream%s, in float; plus activations\n",
+           tr_lm_decided(t, "freeze") ? "up to " : "", training, memory,
            (unsigned long long)streams, tr_s(streams));
     return tr_lm_flush(t);
 }

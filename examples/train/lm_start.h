@@ -11,6 +11,7 @@
 #include "tensorboard.h"
 #include "signals.h"
 #include "lm.h"
+#include "lm_context.h"
 #include "lm_errors.h"
 #include "lm_text.h"
 
@@ -167,6 +168,8 @@ TR_DEF void tr_lm_log_start(tr_lm *t) {
     if (t->first) tr_log_int(&t->log, "step", t->first);
     tr_log_json(&t->log, "config", config);
     tr_log_int(&t->log, "params", stx_params_size(t->lm.params));
+    if (tr_lm_decided(t, "freeze"))
+        tr_log_int(&t->log, "trained", stx_params_trained_size(t->lm.params));
     if (t->predicted) tr_log_int(&t->log, "recomputed", t->recompute);
     if (t->predicted) tr_log_int(&t->log, "predicted_bytes", t->predicted);
     if (t->first) tr_log_json(&t->log, "changed", t->adopted.json.n ? t->adopted.json.s : "{}");
@@ -248,11 +251,13 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
     const int threads = stx_threads(t->x);
     const char *precision = o->precision ? "bf16 matmuls" : "f32";
     char size[TR_TEXT_MAX], mem[TR_TEXT_MAX];
+    size_t trained;
     tr_term_open(&t->term, stx_rank(t->x) ? NULL : stderr);
     if (tr_lm_ranks(t) > 1) tr_say(&t->term, "%d ranks; this is rank 0", tr_lm_ranks(t));
 
     tr_count(size, (double)stx_params_size(t->lm.params));
     tr_bytes(mem, (double)stx_bytes(t->x));
+    trained = stx_params_trained_size(t->lm.params);
     if (o->device) {
         if (o->precision) precision = "bf16";
         else if (o->tf32) precision = "f32 (TF32 matmuls)";
@@ -261,6 +266,10 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
     } else {
         tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far",
                size, stx_vocab_size(t->vocab), threads, tr_s((uint64_t)threads), precision, mem);
+    }
+    if (trained < stx_params_size(t->lm.params)) {
+        tr_count(size, (double)trained);
+        tr_say(&t->term, "%s parameters are trained, the others are frozen", size);
     }
     if (o->weights) {
         tr_bytes(size, (double)t->packed);

@@ -74,6 +74,12 @@ header_size() {
     od -An -tu1 -N8 "$1" | awk '{ n = $1 + 256 * ($2 + 256 * ($3 + 256 * $4)) } END { print n + 0 }'
 }
 header() { tail -c +9 "$1" | head -c "$(header_size "$1")"; }
+# FILE NAME: the bytes of a tensor
+bytes_of() {
+    set -- "$1" $(header "$1" |
+        sed -n 's/.*"'"$2"'":{[^}]*"data_offsets":\[\([0-9]*\),\([0-9]*\)\].*/\1 \2/p')
+    [ $# -eq 3 ] && tail -c +$((9 + $(header_size "$1") + $2)) "$1" | head -c $(($3 - $2))
+}
 # FILE KEY: a value of the metadata outside of the configuration
 meta() { header "$1" | sed 's/.*"'"$2"'":"\([^"]*\)".*/\1/'; }
 # Everything in a checkpoint except the options of its run: names, shapes, step,
