@@ -200,6 +200,11 @@ RUNS += convert
 run-convert: $(TRAINERS)
 	@if sh tests/io/convert.sh --probe; then sh tests/run.sh convert sh tests/io/convert.sh; \
 	else sh tests/run.sh --skip convert 'no Python with torch 1.13 or newer (PYTHON)'; fi
+RUNS += python
+run-python: $(TRAINERS)
+	@if sh tests/python/python.sh --probe; then \
+		CC="$(COMPILE)" sh tests/run.sh python sh tests/python/python.sh; \
+	else sh tests/run.sh --skip python 'no Python 3.8 with numpy, venv and pip (PYTHON)'; fi
 # The longest chains of work run first.
 FIRST = $(filter cuda_nvcc% ptx%,$(RUNS)) $(filter cuda_nccl,$(RUNS)) $(filter cuda_%_san,$(RUNS)) \
 	$(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form $(filter group%,$(RUNS)) flags \
