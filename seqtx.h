@@ -713,6 +713,29 @@ STX_DEF stx_tensor *stx_param_elementwise(stx_tensor *param);
    gradient, an optimiser has no state for it, and ranks do not exchange its gradient. */
 STX_DEF size_t stx_params_set_rule(stx_params *p, const char *patterns, const stx_param_rule *rule);
 
+/* A weight of a function that a program adds to a model family, such as a compression
+   method (stx_comp_method) or a block type (stx_par_type). The program describes its
+   weights; the family counts them and creates them among its own parameters. */
+typedef struct stx_weight {
+    const char *name;       /* last part of the parameter's name, such as "gate.weight" */
+    size_t rows, columns;   /* shape (rows,columns), or (rows) if columns is 0 */
+    int    init;            /* initialiser and its argument, as in stx_param */
+    double a;
+    int    elementwise;     /* 1: see stx_param_elementwise */
+} stx_weight;
+
+enum { STX_MAX_WEIGHTS = 16 };
+
+/* For model families. stx_weights_check returns 1 if the n weights are valid; otherwise,
+   it returns 0 and, unless x is NULL, sets an error that begins with `op`.
+   stx_weights_size returns their number of elements, or SIZE_MAX on overflow.
+   stx_weights_create adds them to a list, under their names with `prefix` (at most 64
+   bytes) before them, and stores them in t (n). It returns 1, or 0 after an error. */
+STX_DEF int stx_weights_check(stx_ctx *x, const char *op, const stx_weight *w, size_t n);
+STX_DEF size_t stx_weights_size(const stx_weight *w, size_t n);
+STX_DEF int stx_weights_create(stx_params *p, const char *prefix, const stx_weight *w, size_t n,
+                               stx_tensor **t);
+
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name); /* NULL: not found */
 STX_DEF size_t stx_params_size(const stx_params *p);    /* total number of elements */
 STX_DEF size_t stx_params_trained_size(const stx_params *p);    /* without frozen ones */
@@ -5629,6 +5652,61 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
 STX_DEF stx_tensor *stx_param_elementwise(stx_tensor *param) {
     if (param) param->elementwise = 1;
     return param;
+}
+
+STX_DEF int stx_weights_check(stx_ctx *x, const char *op, const stx_weight *w, size_t n) {
+    size_t i, k;
+    if (n > STX_MAX_WEIGHTS) {
+        stx_fail(x, STX_ERR_ARG, "%s: weights: expected at most %d, got %zu", op,
+                 (int)STX_MAX_WEIGHTS, n);
+        return 0;
+    }
+    for (i = 0; i < n; i++) {
+        const size_t length = w[i].name ? strlen(w[i].name) : 0;
+        if (!length || length > 48) {
+            stx_fail(x, STX_ERR_ARG, "%s: weight %zu: name: expected 1 to 48 bytes, got %zu%s", op,
+                     i, length, w[i].name ? "" : " (NULL)");
+            return 0;
+        }
+        for (k = 0; k < i && strcmp(w[k].name, w[i].name) != 0; k++) {}
+        if (k < i) {
+            stx_fail(x, STX_ERR_ARG,
+                     "%s: weight %zu: name: expected a unique name, got \"%s\" twice", op, i,
+                     w[i].name);
+            return 0;
+        }
+        if (!w[i].rows) {
+            stx_fail(x, STX_ERR_ARG, "%s: weight \"%s\": rows: expected at least 1, got 0", op,
+                     w[i].name);
+            return 0;
+        }
+        if (w[i].init < STX_ZEROS || w[i].init > STX_TRUNCATED) {
+            stx_fail(x, STX_ERR_ARG,
+                     "%s: weight \"%s\": init: expected STX_ZEROS, STX_CONSTANT, STX_NORMAL, "
+                     "STX_UNIFORM or STX_TRUNCATED, got %d", op, w[i].name, w[i].init);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+STX_DEF size_t stx_weights_size(const stx_weight *w, size_t n) {
+    size_t i, size = 0;
+    for (i = 0; i < n; i++) size = stx_size_add(size, w[i].rows, STX_MAX(w[i].columns, 1));
+    return size;
+}
+
+STX_DEF int stx_weights_create(stx_params *p, const char *prefix, const stx_weight *w, size_t n,
+                               stx_tensor **t) {
+    char full[128];
+    size_t i;
+    for (i = 0; i < n; i++) {
+        snprintf(full, sizeof full, "%.64s%s", prefix, w[i].name);
+        t[i] = stx_param(p, w[i].init, w[i].a, full, w[i].rows, w[i].columns, 0, 0);
+        if (!t[i]) return 0;
+        if (w[i].elementwise) stx_param_elementwise(t[i]);
+    }
+    return 1;
 }
 
 

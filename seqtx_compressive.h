@@ -13,8 +13,8 @@
    Contents: a Transformer that reads text segment by segment. A memory layer keeps one
    vector, called a row, for each of the most recent tokens. Rows that the memory evicts
    are compressed, r rows into one, and the compressed rows are kept for longer.
-   Options: six ways to compress, three ways to train the compression, two kinds of
-   positions and seven gates.
+   Options: six ways to compress and those of your program, three ways to train the
+   compression, two kinds of positions and seven gates.
 
 
    MANUAL
@@ -111,6 +111,7 @@
                   chronological order. The usage of a row is its softmax weight, averaged
                   over the heads and over all queries while the row was in the memory
        drop       discards evicted rows, as Transformer-XL does
+       custom     a function of your program; see Own compression
 
    Compression losses (aux). Each is a mean over rows and channels, and the total loss is
    nll + aux_weight / A sum_l aux_l.
@@ -279,6 +280,27 @@
    unequal length, align their ends: feed arbitrary tokens before the shorter prompts,
    and call stx_comp_gen_reset_stream(g, b) just before the prompt of stream b begins.
 
+   Own compression. desc.custom points to a stx_comp_method with two functions. `weights`
+   describes the parameters of a layer. `forward` computes the new rows (B,G,D) from the
+   evicted rows with stx_ operators:
+
+       size_t weights(void *user, const stx_comp_desc *d, size_t l, stx_weight *w) {
+           w[0].name = "gate.weight";          // layers.<l>.compress.gate.weight, zeros
+           w[0].rows = w[0].columns = d->dim;
+           return 1;
+       }
+       stx_tensor *forward(stx_ctx *x, void *user, const stx_comp_evicted *e) {
+           stx_tensor *gate = stx_linear(x, e->rows, e->w[0], NULL, STX_ACT_SIGMOID);
+           ..                                  // e->rows (B,G taps,D), taps = r + overlap
+       }
+
+   Everything else is the same as for the built-in methods, which are functions of this
+   form too: all losses of `aux` train the parameters, stx_comp_count includes them, and
+   checkpoints, recomputation and generation work. examples/own_compression.c is a
+   complete program. Missing rows are 0. A method that must tell them from rows of zeros
+   reads e->missing. If e is not a multiple of r, the last group lacks rows, so that
+   e->missing is set in every step, and steps are not replayed on a GPU.
+
    Configuration (stx_comp_desc). The "port" and "readme" columns are taken from the
    PyTorch port's enwik8 example and README; the others are from the paper. "-" means
    that the value was not published.
@@ -300,6 +322,7 @@
        ratio (r)        4              4        4         3       4            2
        memory_layers    all            6, 7, 8  6 .. 12   all     all          all
        compress         conv           all: the default
+       custom           none           all: the default
        aux              attention      all: the default
        positions        learned        learned  learned   xl      xl           xl
        norm_after       before         0        0         1       1            1
@@ -459,8 +482,9 @@
 
    Reading order: stx__comp_layer_fwd (one layer and the rows it adds to the memories),
    stx_comp_segment (the loop over layers and the memory), stx__comp_plan (which rows are
-   evicted or missing), stx__comp_compress, stx__comp_layer_aux, stx__comp_apply_gate, the
-   kernels in >>groups and the sections after it, and stx__comp_gen_move (generation).
+   evicted or missing), stx__comp_compress and >>compression methods, stx__comp_layer_aux,
+   stx__comp_apply_gate, the kernels in >>groups and the sections after it, and
+   stx__comp_gen_move (generation).
 */
 #define STX__LETTERS 1
 #include "seqtx.h"      /* hides single-letter macros; see the end of seqtx.h */
@@ -483,7 +507,8 @@ enum {
     STX_COMP_COMPRESS_MAX,
     STX_COMP_COMPRESS_MEAN,
     STX_COMP_COMPRESS_USED,         /* the rows that received the most attention are kept */
-    STX_COMP_COMPRESS_DROP          /* evicted rows are discarded; no compressed memory */
+    STX_COMP_COMPRESS_DROP,         /* evicted rows are discarded; no compressed memory */
+    STX_COMP_COMPRESS_CUSTOM        /* stx_comp_desc.custom, which selects this value */
 };
 
 /* stx_comp_desc.aux: what trains the compression */
@@ -539,6 +564,77 @@ enum {
     STX_COMP_LITERAL        = 1 << 30   /* all flags that apply to the model */
 };
 
+/* Describes how the rows (B,rows,D) of each stream are cut into `groups` groups of
+   `taps` rows. Successive groups start `step` rows apart. Tap t of group g of stream b
+   is row base_b + g step + t, with
+
+       base_b = at                                         if first is NULL
+       base_b = at + first[b] - (groups - G_b) step        otherwise, with
+       G_b    = ceil((rows - first[b]) / step)
+
+   The second form is for streams that began later than others: the rows of stream b
+   begin at first[b], its groups start there, and its G_b groups are the last (newest)
+   of the result. A row is missing if it is outside [0, rows), before first[b], or
+   marked in pad. Kernels skip missing rows or read them as 0. */
+typedef struct stx_comp_groups {
+    size_t B, rows, groups, taps, step, D;
+    ptrdiff_t at;
+    const int32_t *first;       /* (B), on the device, or NULL; see above */
+    const int32_t *pad;         /* (B,rows), on the device, or NULL; nonzero marks missing rows */
+    size_t stride;              /* stride between streams, in elements, of the rows that
+                                   stx_comp_unfold, _pool and _pick read; 0: rows D */
+} stx_comp_groups;
+
+/* stx_comp_method.layout: how `forward` receives the evicted rows */
+enum {
+    STX_COMP_ROWS_GROUPED = 0,      /* `rows` is (B,G taps,D): the taps of one group after the
+                                       other */
+    STX_COMP_ROWS_CONSECUTIVE,      /* `rows` is (B,before + G r,D): all rows once. Group g
+                                       begins at row before + g r */
+    STX_COMP_ROWS_IN_PLACE          /* `rows` is NULL: a kernel reads `old` (B,e,D), which
+                                       `groups` cuts into groups */
+};
+
+/* What a compression method reads. Rows are constants. Missing rows are 0: those that
+   the last group lacks, padding, and rows from before a stream's reset. */
+typedef struct stx_comp_evicted {
+    const struct stx_comp_desc *desc;       /* with the defaults filled in */
+    size_t l;                               /* the layer */
+    size_t B, G, D;                         /* G: number of groups, i.e. of new rows */
+    size_t taps, before;                    /* as in stx_comp */
+    stx_tensor *const *w;                   /* the layer's weights, in the order in which
+                                               the method describes them */
+    stx_tensor *rows;                       /* see the layouts above */
+    const stx_ids *missing;                 /* shape (B,..) of `rows`, nonzero where a row is
+                                               missing; NULL: none is. Only with
+                                               STX_COMP_COMPRESS_CUSTOM */
+    stx_cached_rows old;                    /* STX_COMP_ROWS_IN_PLACE only, as are the
+                                               fields below */
+    stx_comp_groups groups;
+    const stx_tensor *usage;                /* STX_COMP_COMPRESS_USED only: (B,..,2), the
+                                               usage of the old rows */
+} stx_comp_evicted;
+
+/* A compression method: how the rows of a group become one row. The built-in methods
+   have this form; stx_comp_desc.custom adds another one. See Own compression in the
+   manual.
+
+   weights   describes the weights of layer l: fills in w[0 .. n), which are zeros at
+             first, and returns n, at most STX_MAX_WEIGHTS. d has the defaults filled in.
+             The parameters are named layers.<l>.compress.<name>. NULL: the method has no
+             weights
+   forward   returns the new rows (B,G,D), computed by operators from e->rows, e->w and
+             constants. Returns NULL if it fails. It is called in training, evaluation
+             and generation, and again in the backward pass if the layer is recomputed, so
+             it must have no side effects */
+typedef struct stx_comp_method {
+    const char *name;       /* for error messages; NULL: "custom" */
+    size_t (*weights)(void *user, const struct stx_comp_desc *d, size_t l, stx_weight *w);
+    stx_tensor *(*forward)(stx_ctx *x, void *user, const stx_comp_evicted *e);
+    void  *user;            /* passed to both functions */
+    int    layout;          /* STX_COMP_ROWS_GROUPED, _CONSECUTIVE or _IN_PLACE */
+} stx_comp_method;
+
 /* Configuration of a model. Zero means the default, which is given after "0:". */
 typedef struct stx_comp_desc {
     /* sizes */
@@ -567,8 +663,10 @@ typedef struct stx_comp_desc {
     /* compression */
     size_t ratio;           /* r; 0: 4 */
     int    compress;        /* what happens to evicted rows: STX_COMP_COMPRESS_CONV .. _DROP */
-    size_t overlap;         /* STX_COMP_COMPRESS_CONV only: number of rows before a group
-                               that the convolution also reads */
+    const stx_comp_method *custom;  /* a compression method of the program, in place of
+                                       `compress`; copied. NULL: none */
+    size_t overlap;         /* STX_COMP_COMPRESS_CONV and custom: number of rows before a
+                               group that the compression also reads */
     int    conv_no_bias;    /* 1: the convolution has no bias; STX_COMP_COMPRESS_CONV only */
     size_t dilation[STX_COMP_MAX_DILATIONS], dilations;     /* STX_COMP_COMPRESS_DILATED
                                                                only: `dilation` has
@@ -636,12 +734,11 @@ typedef struct stx_comp_layer {
                                                rows of the keys first, wo (D,D), bo (D) */
     stx_tensor *wpos, *u, *vb;              /* wpos (D,D), u and vb (H,hd);
                                                STX_COMP_POSITIONS_XL only */
-    stx_tensor *conv;                       /* (D,taps D): column t D + c is tap t of
-                                               channel c. conv, conv_bias, dilated and
-                                               decoder are NULL if C is 0 */
-    stx_tensor *conv_bias;                  /* (D) */
-    stx_tensor *dilated[STX_COMP_MAX_DILATIONS];    /* (D,2 D) each: the columns of K0,
-                                                       then the columns of K1 */
+    stx_tensor *compress[STX_MAX_WEIGHTS];  /* weights of the compression; NULL if C is 0.
+                                               conv: (D,taps D), column t D + c is tap t
+                                               of channel c, and (D), the bias. dilated:
+                                               first (D,2 D) for each dilation, the
+                                               columns of K0, then those of K1 */
     stx_tensor *decoder;                    /* Dec (taps D,D): row t D + c is tap t of channel c;
                                                STX_COMP_AUX_AUTOENCODE only */
     stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;     /* ff_gain and ff_shift (D),
@@ -668,7 +765,8 @@ typedef struct stx_comp_attended {
 typedef struct stx_comp {
     stx_ctx        *ctx;
     stx_comp_desc   desc;                   /* with the defaults filled in; its lists are
-                                               copies */
+                                               copies, as is `custom` */
+    const stx_comp_method *method;          /* the compression, built-in or custom */
     stx_params     *params;
     stx_vocab_io   *vocab_io;               /* embedding and output head, E wide; NULL
                                                without vocab */
@@ -946,27 +1044,6 @@ STX_DEF stx_lm stx_comp_as_lm(stx_comp *m);
 
 
 // >>api: kernels
-
-/* Describes how the rows (B,rows,D) of each stream are cut into `groups` groups of
-   `taps` rows. Successive groups start `step` rows apart. Tap t of group g of stream b
-   is row base_b + g step + t, with
-
-       base_b = at                                         if first is NULL
-       base_b = at + first[b] - (groups - G_b) step        otherwise, with
-       G_b    = ceil((rows - first[b]) / step)
-
-   The second form is for streams that began later than others: the rows of stream b
-   begin at first[b], its groups start there, and its G_b groups are the last (newest)
-   of the result. A row is missing if it is outside [0, rows), before first[b], or
-   marked in pad. Kernels skip missing rows or read them as 0. */
-typedef struct stx_comp_groups {
-    size_t B, rows, groups, taps, step, D;
-    ptrdiff_t at;
-    const int32_t *first;       /* (B), on the device, or NULL; see above */
-    const int32_t *pad;         /* (B,rows), on the device, or NULL; nonzero marks missing rows */
-    size_t stride;              /* stride between streams, in elements, of the rows that
-                                   stx_comp_unfold, _pool and _pick read; 0: rows D */
-} stx_comp_groups;
 
 /* Copies the row of each tap from `rows` (B,rows,D) to y (B,groups,taps,D), with 0 for
    missing rows. If accumulate is set, adds to y instead. */
@@ -1926,6 +2003,117 @@ static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in
 }
 
 
+// >>compression methods
+
+/* conv: new_g = bias + sum_t W_t old[g r + t]. The taps of a group are adjacent, so the
+   convolution is a matmul. `rows` holds G groups of e->taps rows. */
+static stx_tensor *stx__comp_strided(stx_ctx *x, const stx_comp_evicted *e, stx_tensor *rows,
+                                     stx_tensor *w, stx_tensor *bias) {
+    stx_tensor *f = rows ? stx_reshape(x, rows, e->B, e->G, e->taps * e->D, 0) : NULL;
+    return stx_linear(x, f, w, bias, STX_ACT_NONE);
+}
+
+static size_t stx__comp_conv_weights(void *user, const stx_comp_desc *d, size_t l, stx_weight *w) {
+    const size_t taps = d->ratio + d->overlap;
+    const double bound = 1 / sqrt((double)d->dim * (double)taps);
+    const stx_weight weight = {"weight", d->dim, taps * d->dim, STX_UNIFORM, bound, 0};
+    const stx_weight bias = {"bias", d->dim, 0, STX_UNIFORM, bound, 0};
+    (void)user;
+    (void)l;
+    w[0] = weight;
+    if (!d->conv_no_bias) w[1] = bias;
+    return d->conv_no_bias ? 1 : 2;
+}
+
+static stx_tensor *stx__comp_conv(stx_ctx *x, void *user, const stx_comp_evicted *e) {
+    (void)user;
+    return stx__comp_strided(x, e, e->rows, e->w[0], e->desc->conv_no_bias ? NULL : e->w[1]);
+}
+
+static size_t stx__comp_dilated_weights(void *user, const stx_comp_desc *d, size_t l,
+                                        stx_weight *w) {
+    static const char *const name[STX_COMP_MAX_DILATIONS] = {
+        "dilated.0.weight", "dilated.1.weight", "dilated.2.weight", "dilated.3.weight",
+        "dilated.4.weight", "dilated.5.weight", "dilated.6.weight", "dilated.7.weight"
+    };
+    const size_t D = d->dim, r = d->ratio;
+    const stx_weight last = {"weight", D, r * D, STX_UNIFORM, 1 / sqrt((double)D * (double)r), 0};
+    size_t i;
+    (void)user;
+    (void)l;
+    for (i = 0; i < d->dilations; i++) {
+        const stx_weight weight = {name[i], D, 2 * D, STX_UNIFORM, 1 / sqrt(2 * (double)D), 0};
+        w[i] = weight;
+    }
+    w[i] = last;
+    return d->dilations + 1;
+}
+
+/* dilated: f[i] <- relu(K0 f[i] + K1 f[i + dilation]) for each dilation, then conv */
+static stx_tensor *stx__comp_dilated(stx_ctx *x, void *user, const stx_comp_evicted *e) {
+    const stx_comp_desc *d = e->desc;
+    stx_tensor *f = e->rows;
+    size_t k;
+    (void)user;
+    for (k = 0; f && k < d->dilations; k++) {
+        const size_t rows = f->dim[1];
+        stx_tensor *shifted = stx_slice(x, f, d->dilation[k], rows);
+        stx_tensor *pair = stx_slice(x, f, 0, rows - d->dilation[k]);
+        pair = stx_concat_channels(x, pair, shifted);
+        f = stx_linear(x, pair, e->w[k], NULL, STX_ACT_RELU);
+    }
+    return stx__comp_strided(x, e, f, e->w[d->dilations], NULL);
+}
+
+static stx_tensor *stx__comp_pooled(stx_ctx *x, const stx_comp_evicted *e, int max) {
+    stx_tensor *y = stx_new(x, e->B, e->G, e->D, 0);
+    if (y) STX_RUN(x, stx_comp_pool, (x, y->data, e->old.data, &e->groups, max));
+    return y;
+}
+
+static stx_tensor *stx__comp_max(stx_ctx *x, void *user, const stx_comp_evicted *e) {
+    (void)user;
+    return stx__comp_pooled(x, e, 1);
+}
+
+static stx_tensor *stx__comp_mean(stx_ctx *x, void *user, const stx_comp_evicted *e) {
+    (void)user;
+    return stx__comp_pooled(x, e, 0);
+}
+
+static stx_tensor *stx__comp_used(stx_ctx *x, void *user, const stx_comp_evicted *e) {
+    stx_tensor *y = stx_new(x, e->B, e->G, e->D, 0);
+    const size_t usage_batch_stride = 2 * e->usage->dim[1];
+    (void)user;
+    if (y)
+        STX_RUN(x, stx_comp_pick,
+                (x, y->data, e->old.data, e->usage->data, usage_batch_stride, &e->groups));
+    return y;
+}
+
+/* The built-in methods, in the order of STX_COMP_COMPRESS_CONV .. _DROP */
+static const stx_comp_method stx__comp_methods[STX_COMP_COMPRESS_CUSTOM] = {
+    {"conv", stx__comp_conv_weights, stx__comp_conv, NULL, STX_COMP_ROWS_GROUPED},
+    {"dilated", stx__comp_dilated_weights, stx__comp_dilated, NULL, STX_COMP_ROWS_CONSECUTIVE},
+    {"max", NULL, stx__comp_max, NULL, STX_COMP_ROWS_IN_PLACE},
+    {"mean", NULL, stx__comp_mean, NULL, STX_COMP_ROWS_IN_PLACE},
+    {"used", NULL, stx__comp_used, NULL, STX_COMP_ROWS_IN_PLACE},
+    {"drop", NULL, NULL, NULL, STX_COMP_ROWS_IN_PLACE}
+};
+
+/* Returns the method that a desc with a valid `compress` selects. */
+static const stx_comp_method *stx__comp_method_of(const stx_comp_desc *d) {
+    return d->custom ? d->custom : &stx__comp_methods[d->compress];
+}
+
+/* Describes the weights of layer l in w (STX_MAX_WEIGHTS). Returns their number. */
+static size_t stx__comp_weights(const stx_comp_desc *d, size_t l, stx_weight *w) {
+    const stx_comp_method *method = stx__comp_method_of(d);
+    memset(w, 0, STX_MAX_WEIGHTS * sizeof *w);
+    return method->weights ? method->weights(method->user, d, l, w) : 0;
+}
+
+
 // >>creation
 
 static int stx__comp_bad(stx_ctx *x, const char *field, double got, const char *expected) {
@@ -1972,20 +2160,16 @@ static int stx__comp_sizes(const stx_comp_desc *d, size_t l, size_t *M, size_t *
     return 1;
 }
 
-/* Returns 1 if the compression has weights. */
-static int stx__comp_has_conv(const stx_comp_desc *d) {
-    return d->compress == STX_COMP_COMPRESS_CONV || d->compress == STX_COMP_COMPRESS_DILATED;
-}
-
 static int stx__comp_gate_has_bias(int gate) {
     return gate != STX_COMP_GATE_RESIDUAL && gate != STX_COMP_GATE_INPUT;
 }
 
 static size_t stx__comp_taps(const stx_comp_desc *d) {
-    return d->ratio + (d->compress == STX_COMP_COMPRESS_CONV ? d->overlap : 0);
+    const int consecutive = stx__comp_method_of(d)->layout == STX_COMP_ROWS_CONSECUTIVE;
+    return d->ratio + (consecutive ? 0 : d->overlap);
 }
 
-/* Returns the number of rows before a group that the group's convolutions also read. */
+/* Returns the number of rows before a group that the compression also reads. */
 static size_t stx__comp_rows_before(const stx_comp_desc *d) {
     size_t i, n = 0;
     for (i = 0; i < d->dilations; i++) n += d->dilation[i];
@@ -2076,19 +2260,49 @@ static int stx__comp_check_memory(stx_ctx *x, const stx_comp_desc *d) {
     return 1;
 }
 
-static int stx__comp_check_compress(stx_ctx *x, const stx_comp_desc *d) {
-    const int conv = d->compress == STX_COMP_COMPRESS_CONV;
+/* Checks a custom method, which selects STX_COMP_COMPRESS_CUSTOM. */
+static int stx__comp_check_custom(stx_ctx *x, stx_comp_desc *d) {
+    if (d->compress != 0 && d->compress != STX_COMP_COMPRESS_CUSTOM)
+        return stx__comp_bad(x, "compress", d->compress, "0 if custom is set");
+    d->compress = STX_COMP_COMPRESS_CUSTOM;
+    if (!d->custom->forward) {
+        stx_fail(x, STX_ERR_ARG, "stx_comp_create: custom: forward: expected a function that "
+                                 "returns the new rows (B,G,D), got NULL");
+        return 0;
+    }
+    if (d->custom->layout < 0 || d->custom->layout > STX_COMP_ROWS_IN_PLACE)
+        return stx__comp_bad(x, "custom: layout", d->custom->layout,
+                             "STX_COMP_ROWS_GROUPED, _CONSECUTIVE or _IN_PLACE");
+    return 1;
+}
+
+/* Checks the weights of a custom method in all layers with compressed memory. */
+static int stx__comp_check_weights(stx_ctx *x, const stx_comp_desc *d) {
+    stx_weight w[STX_MAX_WEIGHTS];
+    size_t l, M, C;
+    for (l = 0; d->custom && l < d->layers; l++) {
+        stx__comp_sizes(d, l, &M, &C);
+        if (C && !stx_weights_check(x, "stx_comp_create: custom", w, stx__comp_weights(d, l, w)))
+            return 0;
+    }
+    return 1;
+}
+
+static int stx__comp_check_compress(stx_ctx *x, stx_comp_desc *d) {
+    const int conv = d->compress == STX_COMP_COMPRESS_CONV && !d->custom;
     const int dilated = d->compress == STX_COMP_COMPRESS_DILATED;
     size_t i;
-    if (d->compress < 0 || d->compress > STX_COMP_COMPRESS_DROP)
-        return stx__comp_bad(x, "compress", d->compress, "STX_COMP_COMPRESS_CONV to _DROP");
+    if (d->custom && !stx__comp_check_custom(x, d)) return 0;
+    if (d->compress < 0 || (d->compress > STX_COMP_COMPRESS_DROP && !d->custom))
+        return stx__comp_bad(x, "compress", d->compress,
+                             "STX_COMP_COMPRESS_CONV to _DROP, unless custom is set");
     if (d->aux < 0 || d->aux > STX_COMP_AUX_NONE)
         return stx__comp_bad(x, "aux", d->aux, "STX_COMP_AUX_AUTO to _NONE");
     if (!stx__comp_in_range(x, "ratio", d->ratio, 1, 20)) return 0;
     if (!stx__comp_in_range(x, "overlap", d->overlap, 0, 20)) return 0;
     if (!stx__comp_in_range(x, "dilations", d->dilations, 0, 3)) return 0;
     if (!stx__comp_in_range(x, "bptt", d->bptt, 0, 10)) return 0;
-    if (!stx__comp_allowed(x, "overlap", (double)d->overlap, conv,
+    if (!stx__comp_allowed(x, "overlap", (double)d->overlap, conv || d->custom,
                            "0 unless compress is STX_COMP_COMPRESS_CONV")) return 0;
     if (!stx__comp_allowed(x, "conv_no_bias", d->conv_no_bias, conv,
                            "0 unless compress is STX_COMP_COMPRESS_CONV")) return 0;
@@ -2102,17 +2316,21 @@ static int stx__comp_check_compress(stx_ctx *x, const stx_comp_desc *d) {
 }
 
 static int stx__comp_resolve_compress(stx_ctx *x, stx_comp_desc *d) {
-    const int conv = stx__comp_has_conv(d);
+    const stx_comp_method *method = stx__comp_method_of(d);
+    const int learns = method->weights != NULL;
     if (d->compress == STX_COMP_COMPRESS_DILATED && !d->dilations) {
         d->dilations = 3;
         d->dilation[0] = 1;
         d->dilation[1] = 2;
         d->dilation[2] = 4;
     }
-    if (d->aux == STX_COMP_AUX_AUTO) d->aux = conv ? STX_COMP_AUX_ATTENTION : STX_COMP_AUX_NONE;
-    if (d->aux != STX_COMP_AUX_NONE && !conv)
+    if (d->aux == STX_COMP_AUX_AUTO) d->aux = learns ? STX_COMP_AUX_ATTENTION : STX_COMP_AUX_NONE;
+    if (d->aux != STX_COMP_AUX_NONE && !learns)
         return stx__comp_bad(x, "aux", d->aux,
                              "STX_COMP_AUX_NONE, because this compression has no parameters");
+    if (d->aux == STX_COMP_AUX_BPTT && method->layout == STX_COMP_ROWS_IN_PLACE)
+        return stx__comp_bad(x, "aux", d->aux,
+                             "a loss other than STX_COMP_AUX_BPTT with STX_COMP_ROWS_IN_PLACE");
     if (!(d->aux_weight >= 0 && d->aux_weight < 1e30))
         return stx__comp_bad(x, "aux_weight", d->aux_weight, "0 or more (0 means 1)");
     if (d->aux_weight == 0) d->aux_weight = 1;
@@ -2224,6 +2442,7 @@ static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_des
     if (!stx__comp_check_compress(x, d)) return 0;
     if (!stx__comp_resolve_compress(x, d)) return 0;
     if (!stx__comp_check_memory(x, d)) return 0;
+    if (!stx__comp_check_weights(x, d)) return 0;
     if (!stx__comp_check_gate(x, d)) return 0;
     if (!stx__comp_check_literal(x, d)) return 0;
     if (!stx__comp_dropout(x, "attn_dropout", d->attn_dropout)) return 0;
@@ -2252,13 +2471,12 @@ static size_t stx__comp_gate_size(const stx_comp_desc *d) {
     return d->mogrify ? stx_size_add(n, 4 * rank, D) : n;
 }
 
-/* Returns the number of parameter elements of a layer's compression and decoder. */
-static size_t stx__comp_compress_size(const stx_comp_desc *d) {
-    const size_t D = d->dim, taps = stx__comp_taps(d);
-    size_t n = stx_size_add(0, stx_size_add(taps, 2 * d->dilations, 1), D * D);
-    if (d->compress == STX_COMP_COMPRESS_CONV && !d->conv_no_bias) n = stx_size_add(n, 1, D);
-    if (d->aux == STX_COMP_AUX_AUTOENCODE) n = stx_size_add(n, taps, D * D);
-    return n;
+/* Returns the number of parameter elements of the compression and decoder in layer l. */
+static size_t stx__comp_compress_size(const stx_comp_desc *d, size_t l) {
+    stx_weight w[STX_MAX_WEIGHTS];
+    const size_t n = stx_weights_size(w, stx__comp_weights(d, l, w));
+    if (d->aux != STX_COMP_AUX_AUTOENCODE) return n;
+    return stx_size_add(n, stx__comp_taps(d), d->dim * d->dim);
 }
 
 STX_DEF size_t stx_comp_count(const stx_comp_desc *desc) {
@@ -2283,7 +2501,7 @@ STX_DEF size_t stx_comp_count(const stx_comp_desc *desc) {
         stx__comp_sizes(&d, l, &M, &C);
         most_M = STX_MAX(most_M, M);
         most_C = STX_MAX(most_C, C);
-        if (C && stx__comp_has_conv(&d)) n = stx_size_add(n, 1, stx__comp_compress_size(&d));
+        if (C) n = stx_size_add(n, 1, stx__comp_compress_size(&d, l));
     }
     if (d.positions == STX_COMP_POSITIONS_XL) return n;
     return stx_size_add(n, d.segment + most_M + most_C, D);
@@ -2407,18 +2625,12 @@ static void stx__comp_compress_params(stx_comp *m, size_t l) {
     const stx_comp_desc *d = &m->desc;
     const size_t D = d->dim;
     const double bound = 1 / sqrt((double)D * (double)m->taps);
-    const double bound2 = 1 / sqrt(2 * (double)D);
     stx_comp_layer *p = &m->layer[l];
-    char name[64];
-    size_t i;
-    if (!p->C || !stx__comp_has_conv(d)) return;
-    for (i = 0; i < d->dilations; i++) {
-        snprintf(name, sizeof name, "compress.dilated.%zu.weight", i);
-        p->dilated[i] = stx__comp_param(m, l, name, STX_UNIFORM, bound2, D, 2 * D);
-    }
-    p->conv = stx__comp_param(m, l, "compress.weight", STX_UNIFORM, bound, D, m->taps * D);
-    if (d->compress == STX_COMP_COMPRESS_CONV && !d->conv_no_bias)
-        p->conv_bias = stx__comp_param(m, l, "compress.bias", STX_UNIFORM, bound, D, 0);
+    stx_weight w[STX_MAX_WEIGHTS];
+    char prefix[64];
+    if (!p->C) return;
+    snprintf(prefix, sizeof prefix, "layers.%zu.compress.", l);
+    if (!stx_weights_create(m->params, prefix, w, stx__comp_weights(d, l, w), p->compress)) return;
     if (d->aux == STX_COMP_AUX_AUTOENCODE)
         p->decoder = stx__comp_param(m, l, "compress.decoder.weight", STX_UNIFORM, bound,
                                      m->taps * D, D);
@@ -2493,6 +2705,13 @@ STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc) {
                                                                    sizeof *m->attended, 1));
     if (!m->params || !m->layer || !m->aux || !m->attended) return NULL;
     m->rel_error = m->aux + d->layers;
+    m->method = stx__comp_method_of(d);
+    if (d->custom) {
+        stx_comp_method *copy = (stx_comp_method *)stx_persist(x, sizeof *copy);
+        if (!copy) return NULL;
+        *copy = *d->custom;
+        m->method = d->custom = copy;
+    }
     m->taps = stx__comp_taps(d);
     m->before = stx__comp_rows_before(d);
     for (l = 0; l < d->layers; l++) {
@@ -2609,10 +2828,10 @@ static size_t stx__comp_largest(const size_t *v, size_t n) {
     return most;
 }
 
-/* Returns the number of rows that the convolutions read to compress G groups. */
+/* Returns the number of rows that the compression of G groups reads. */
 static size_t stx__comp_source_rows(const stx_comp *m, size_t G) {
-    const stx_comp_desc *d = &m->desc;
-    return d->compress == STX_COMP_COMPRESS_DILATED ? m->before + G * d->ratio : G * m->taps;
+    if (m->method->layout == STX_COMP_ROWS_CONSECUTIVE) return m->before + G * m->desc.ratio;
+    return G * m->taps;
 }
 
 /* Creates the memories of a new state. width is scratch memory for L elements. */
@@ -2921,13 +3140,16 @@ typedef struct stx__comp_layer_plan {
     int    frozen;          /* 1: Wkv is a constant in this segment */
 
     /* STX_COMP_AUX_BPTT: `recent` evictions are compressed again. recent_groups holds
-       the number of groups of each, newest first */
+       the number of groups of each, newest first, and recent_missing the mask of its
+       source rows */
     size_t recent, *recent_groups;
+    const stx_ids **recent_missing;
 
     const stx_ids *key_pad;         /* (B,c+n+T): mask of the keys */
     const stx_ids *pad;             /* (B,T): mask of the segment's tokens */
     const stx_ids *old_pad;         /* (B,e): mask of the evicted rows */
     const stx_ids *new_pad;         /* (B,G): mask of the new compressed rows */
+    const stx_ids *missing;         /* custom method: mask of the rows that it reads */
     const stx_ids *not_pad;         /* STX_COMP_LITERAL_MASK: (B,T), the logical negation of pad */
     const stx_ids *segment_pad;     /* STX_COMP_LITERAL_MASK: (B,c+n+T), nonzero for all keys of
                                        the segment */
@@ -3014,6 +3236,36 @@ static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_layer_plan *
     return stx__comp_mask(x, v, plan->B, G);
 }
 
+/* Returns how the evicted rows are copied for the method: as the taps of each group, or,
+   with STX_COMP_ROWS_CONSECUTIVE, as one group of all rows. */
+static stx_comp_groups stx__comp_source_groups(const stx__comp_layer_plan *plan) {
+    const stx_comp *m = plan->m;
+    stx_comp_groups g = plan->groups;
+    if (m->method->layout != STX_COMP_ROWS_CONSECUTIVE) return g;
+    g.at = -(ptrdiff_t)(m->before + (g.first ? (plan->G - 1) * g.step : 0));
+    g.groups = 1;
+    g.taps = stx__comp_source_rows(m, plan->G);
+    return g;
+}
+
+/* Custom method: returns the mask of the rows that it reads, or NULL if none are missing.
+   `first` is as in stx__comp_missing. */
+static const stx_ids *stx__comp_missing_rows(stx_ctx *x, const stx__comp_layer_plan *plan,
+                                             const stx_ids *first) {
+    stx_comp_groups g = stx__comp_source_groups(plan);
+    const size_t n = g.groups * g.taps;
+    int32_t *v;
+    size_t b, i;
+    if (!plan->m->desc.custom) return NULL;
+    v = (int32_t *)stx_step_host_bytes(x, stx_bytes_of(plan->B, n, sizeof *v));
+    g.first = first ? first->data : NULL;           /* host copies of first and pad */
+    g.pad = plan->old_pad ? plan->old_pad->data : NULL;
+    for (b = 0; v && b < plan->B; b++)
+        for (i = 0; i < n; i++)
+            v[b * n + i] = stx__comp_tap_row(&g, b, i / g.taps, i % g.taps) < 0;
+    return stx__comp_mask(x, v, plan->B, n);
+}
+
 /* Adds to *counted the number of queries that the attention loss compares, and marks
    the others in aux_skip: padding (except with STX_COMP_LITERAL_MASK), and all queries
    of streams that have no evicted row or no new compressed row. */
@@ -3093,10 +3345,14 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx
                                size_t from) {
     const stx_comp_desc *d = &plan->m->desc;
     const size_t S = d->segment, pushed = stx__comp_most_pushed(s);
+    const stx_ids *missing = NULL;
     size_t left = s->source->layer[from].count, k;
     size_t *groups = (size_t *)stx_step_host_bytes(x, stx_bytes_of(d->bptt, sizeof *groups, 1));
     plan->recent_groups = groups;
-    if (!groups) return 0;
+    plan->recent_missing = (const stx_ids **)stx_step_host_bytes(
+        x, stx_bytes_of(d->bptt, sizeof *plan->recent_missing, 1));
+    if (!groups || !plan->recent_missing) return 0;
+    if (d->custom) missing = stx_memory_mask(s->source, from, left, NULL, 0);
     for (k = 1; k <= d->bptt && pushed >= k * S; k++) {
         const size_t n = STX_MIN(pushed - k * S, plan->M);      /* number of rows in the
                                                                    memory at that time */
@@ -3104,6 +3360,7 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_layer_plan *plan, const stx
         const size_t rows = stx__comp_source_rows(plan->m, G);
         if (!G || rows > left) break;
         left -= rows;
+        plan->recent_missing[k - 1] = missing ? stx__comp_mask_part(x, missing, left, rows) : NULL;
         groups[plan->recent++] = G;
     }
     return 1;
@@ -3129,7 +3386,8 @@ static const stx_ids *stx__comp_first_rows(stx_ctx *x, const stx__comp_layer_pla
 static int stx__comp_plan_groups(stx_ctx *x, stx__comp_layer_plan *plan, const stx_comp_state *s) {
     const stx_comp_desc *d = &plan->m->desc;
     const stx_ids *first;
-    size_t before = d->compress == STX_COMP_COMPRESS_CONV ? plan->m->before : 0;
+    const int consecutive = plan->m->method->layout == STX_COMP_ROWS_CONSECUTIVE;
+    size_t before = consecutive ? 0 : plan->m->before;
     if (d->literal & STX_COMP_LITERAL_PAD) before += plan->e % d->ratio;
     plan->G = stx__comp_new_rows(d, plan->e);
     plan->groups = stx__comp_groups_of(plan->B, plan->e, plan->G, plan->m->taps, d->ratio, d->dim);
@@ -3144,6 +3402,7 @@ static int stx__comp_plan_groups(stx_ctx *x, stx__comp_layer_plan *plan, const s
     plan->groups.first = first ? first->device : NULL;
     plan->groups.pad = plan->old_pad ? plan->old_pad->device : NULL;
     plan->new_pad = stx__comp_missing(x, plan, first);
+    plan->missing = stx__comp_missing_rows(x, plan, first);
     return stx_ok(x);
 }
 
@@ -3228,69 +3487,71 @@ static stx_cached_rows stx__comp_old_rows(stx_ctx *x, const stx__comp_layer_plan
     return held;
 }
 
-/* Returns the input of the convolutions: the taps of each group (B,G taps,D), or, for
-   dilated convolutions, the rows of all groups and the `before` rows that precede them
-   (B,before + G r,D). */
-static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_layer_plan *plan,
-                                        const stx_cached_rows *old) {
+/* Returns a copy of the evicted rows as the method reads them: the taps of each group
+   (B,G taps,D), or all rows (B,before + G r,D). NULL with STX_COMP_ROWS_IN_PLACE. */
+static stx_tensor *stx__comp_source(stx_ctx *x, const stx__comp_layer_plan *plan,
+                                    const stx_cached_rows *old) {
     const stx_comp *m = plan->m;
-    stx_comp_groups g = plan->groups;
-    stx_tensor *y = stx_new(x, plan->B, stx__comp_source_rows(m, plan->G), g.D, 0);
-    if (!y) return NULL;
+    stx_comp_groups g = stx__comp_source_groups(plan);
+    stx_tensor *y;
+    if (m->method->layout == STX_COMP_ROWS_IN_PLACE) return NULL;
+    y = stx_new(x, plan->B, stx__comp_source_rows(m, plan->G), g.D, 0);
     g.stride = old->stride;
-    if (m->desc.compress == STX_COMP_COMPRESS_DILATED) {    /* all rows form one group */
-        g.at = -(ptrdiff_t)(m->before + (g.first ? (plan->G - 1) * g.step : 0));
-        g.groups = 1;
-        g.taps = y->dim[1];
-    }
-    STX_RUN(x, stx_comp_unfold, (x, y->data, old->data, &g, 0));
+    if (y) STX_RUN(x, stx_comp_unfold, (x, y->data, old->data, &g, 0));
     return y;
 }
 
-/* Applies the convolutions to G groups: source (B,..,D) -> (B,G,D). The dilated
-   convolutions come first, f[i] = relu(K0 f[i] + K1 f[i + dilation]). The strided
-   convolution is a matmul, because the taps of a group are adjacent. */
-static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, stx_tensor *source,
-                                      size_t G) {
-    const stx_comp_desc *d = &m->desc;
-    const stx_comp_layer *p = &m->layer[l];
-    stx_tensor *f = source;
-    size_t k;
-    for (k = 0; f && d->compress == STX_COMP_COMPRESS_DILATED && k < d->dilations; k++) {
-        const size_t rows = f->dim[1];
-        stx_tensor *shifted = stx_slice(x, f, d->dilation[k], rows);
-        stx_tensor *pair = stx_slice(x, f, 0, rows - d->dilation[k]);
-        pair = stx_concat_channels(x, pair, shifted);
-        f = stx_linear(x, pair, p->dilated[k], NULL, STX_ACT_RELU);
-    }
-    if (f) f = stx_reshape(x, f, f->dim[0], G, m->taps * d->dim, 0);
-    return stx_linear(x, f, p->conv, p->conv_bias, STX_ACT_NONE);
+/* Runs the method on G groups: source (B,..,D) -> (B,G,D). `in` has the fields that only
+   some methods read; this function sets the others. */
+static stx_tensor *stx__comp_apply(stx_ctx *x, const stx_comp *m, size_t l, stx_comp_evicted *in,
+                                   stx_tensor *source, size_t B, size_t G) {
+    const stx_comp_method *method = m->method;
+    const char *name = method->name ? method->name : "custom";
+    stx_tensor *y;
+    in->desc = &m->desc;
+    in->l = l;
+    in->B = B;
+    in->G = G;
+    in->D = m->desc.dim;
+    in->taps = m->taps;
+    in->before = m->before;
+    in->w = m->layer[l].compress;
+    in->rows = source;
+    if (!stx_ok(x)) return NULL;
+    y = method->forward(x, method->user, in);
+    if (!stx_ok(x)) return NULL;
+    if (y && y->ndim == 3 && y->dim[0] == B && y->dim[1] == G && y->dim[2] == in->D) return y;
+    if (y)
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_comp_segment: compression \"%s\" of layer %zu: expected new rows "
+                 "(B,G,D) = (%zu,%zu,%zu), got %d dimensions, (%zu,%zu,%zu)",
+                 name, l, B, G, in->D, y->ndim, y->dim[0], y->ndim > 1 ? y->dim[1] : 0,
+                 y->ndim > 2 ? y->dim[2] : 0);
+    else
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_comp_segment: compression \"%s\" of layer %zu: expected new rows "
+                 "(%zu,%zu,%zu), got NULL: the function failed", name, l, B, G, in->D);
+    return NULL;
 }
 
-/* Compresses the evicted rows old (B,e,D) to new rows (B,G,D). *source receives the
-   input of the convolutions, or NULL if there are none. usage (B,..,2) is the usage of
-   the old rows. */
+/* Compresses the evicted rows old (B,e,D) to new rows (B,G,D). *source receives the copy
+   of the rows that the method read, or NULL. usage (B,..,2) is the usage of the old
+   rows. */
 static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_layer_plan *plan,
                                       const stx_cached_rows *old, const stx_tensor *usage,
                                       stx_tensor **source) {
-    const stx_comp_desc *d = &plan->m->desc;
-    stx_comp_groups g = plan->groups;
+    stx_comp_evicted in;
     stx_tensor *y;
     *source = NULL;
     if (!old->data) return NULL;
-    g.stride = old->stride;
-    if (stx__comp_has_conv(d)) {
-        *source = stx__comp_conv_input(x, plan, old);
-        y = stx__comp_convolve(x, plan->m, plan->l, *source, plan->G);
-        return stx__comp_zero_rows(x, y, plan->new_pad);
-    }
-    y = stx_new(x, plan->B, plan->G, d->dim, 0);
-    if (!y) return NULL;
-    if (d->compress == STX_COMP_COMPRESS_USED)
-        STX_RUN(x, stx_comp_pick, (x, y->data, old->data, usage->data, usage->dim[1] * 2, &g));
-    else
-        STX_RUN(x, stx_comp_pool,
-                (x, y->data, old->data, &g, d->compress == STX_COMP_COMPRESS_MAX));
+    memset(&in, 0, sizeof in);
+    in.old = *old;
+    in.groups = plan->groups;
+    in.groups.stride = old->stride;
+    in.usage = usage;
+    in.missing = plan->missing;
+    *source = stx__comp_source(x, plan, old);
+    y = stx__comp_apply(x, plan->m, plan->l, &in, *source, plan->B, plan->G);
     return stx__comp_zero_rows(x, y, plan->new_pad);
 }
 
@@ -3330,7 +3591,7 @@ static int stx__comp_push(stx_comp_state *s, const stx__comp_layer_plan *plan, s
     keep = source->dim[1];
     for (i = 0; i < plan->recent && i + 1 < m->desc.bptt; i++)
         keep += stx__comp_source_rows(m, plan->recent_groups[i]);
-    return stx_memory_push(s->source, s->source, l, keep, source, NULL);
+    return stx_memory_push(s->source, s->source, l, keep, source, plan->missing);
 }
 
 static void stx__comp_count_segment(stx_comp_state *s) {
@@ -3796,8 +4057,11 @@ static stx_tensor *stx__comp_recompress(stx_ctx *x, const stx__comp_layer_plan *
     at = source ? source->dim[1] - rows : 0;
     for (i = plan->recent; i-- > 0;) {      /* oldest first */
         const size_t n = stx__comp_source_rows(plan->m, plan->recent_groups[i]);
+        stx_comp_evicted in;
+        memset(&in, 0, sizeof in);
+        in.missing = plan->recent_missing[i];
         y = stx__comp_slice(x, source, at, at + n);
-        y = stx__comp_convolve(x, plan->m, plan->l, y, plan->recent_groups[i]);
+        y = stx__comp_apply(x, plan->m, plan->l, &in, y, plan->B, plan->recent_groups[i]);
         again = stx__comp_concat(x, again, y);
         at += n;
     }
@@ -3830,7 +4094,7 @@ enum {
     STX__COMP_OUT_AUX    = 0,   /* the aux loss (1); the next result is its rel_error (1) */
     STX__COMP_OUT_ERROR  = 1,
     STX__COMP_OUT_USAGE  = 0,   /* STX_COMP_COMPRESS_USED: usage of all rows (B,n+T,2) */
-    STX__COMP_OUT_SOURCE = 1,   /* STX_COMP_AUX_BPTT: the input of the convolutions */
+    STX__COMP_OUT_SOURCE = 1,   /* STX_COMP_AUX_BPTT: the rows that the method read */
     STX__COMP_OUT_NEW    = 2,   /* the new compressed rows (B,G,D) */
     STX__COMP_OUTPUTS    = 3
 };

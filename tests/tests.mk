@@ -25,17 +25,17 @@ SHORT      = $(if $(shell grep -l '"short"' tests/*/test_$(1).c),short)
 
 $(filter-out $(BUILD)/test_bf16,$(TESTS:%=$(BUILD)/test_%)): \
 		$(BUILD)/test_%: test_%.c $(call LIB,f32)
-	$(call say,CC)$(T) $(call c,-O1) $(LINK)
+	$(call say,CC)$(T) $(call c,-O1 -I.) $(LINK)
 # Its matmuls are those of the library, even if the other tests link a CBLAS.
 $(BUILD)/test_bf16: tests/ops/test_bf16.c $(call LIB,$(if $(CBLAS),plain,f32))
 	$(call say,CC)$(T) $(call c,-O1) $(LINK)
 $(TESTS_F64:%=$(BUILD)/test_%_f64): $(BUILD)/test_%_f64: test_%.c $(call LIB,f64)
-	$(call say,CC)$(T) $(call c,-O1 -DSEQTX_DOUBLE) $(LINK)
+	$(call say,CC)$(T) $(call c,-O1 -I. -DSEQTX_DOUBLE) $(LINK)
 SHIM_SAN = $(call LIB,san) $(BUILD)/cuda_kernels$(if $(FULL),_san).o $(BUILD)/cuda_host_san.o
 ALL_SAN  = $(TESTS_SAN) $(CUDA_SAN:%=cuda_%)
 LINK_SAN = $(CXX) $(CXXFLAGS) $(SAN) $(LDFLAGS) $(filter %.o,$^) -o $@ -lm -lpthread $(LDLIBS)
 $(ALL_SAN:%=$(BUILD)/test_%_san.o): $(BUILD)/test_%_san.o: test_%.c $(BUILD)/flags
-	$(call say,CC)$(T) $(SAN_F32) $(DEPS) -c $< -o $@
+	$(call say,CC)$(T) $(SAN_F32) -I. $(DEPS) -c $< -o $@
 $(ALL_SAN:%=$(BUILD)/test_%_san): $(BUILD)/test_%_san: $(BUILD)/test_%_san.o $(SHIM_SAN)
 	$(call say,LD)$(LINK_SAN)
 $(BUILD)/fuzz_io_san.o: tests/io/fuzz_io.c $(BUILD)/flags

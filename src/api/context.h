@@ -398,6 +398,29 @@ STX_DEF stx_tensor *stx_param_elementwise(stx_tensor *param);
    gradient, an optimiser has no state for it, and ranks do not exchange its gradient. */
 STX_DEF size_t stx_params_set_rule(stx_params *p, const char *patterns, const stx_param_rule *rule);
 
+/* A weight of a function that a program adds to a model family, such as a compression
+   method (stx_comp_method) or a block type (stx_par_type). The program describes its
+   weights; the family counts them and creates them among its own parameters. */
+typedef struct stx_weight {
+    const char *name;       /* last part of the parameter's name, such as "gate.weight" */
+    size_t rows, columns;   /* shape (rows,columns), or (rows) if columns is 0 */
+    int    init;            /* initialiser and its argument, as in stx_param */
+    double a;
+    int    elementwise;     /* 1: see stx_param_elementwise */
+} stx_weight;
+
+enum { STX_MAX_WEIGHTS = 16 };
+
+/* For model families. stx_weights_check returns 1 if the n weights are valid; otherwise,
+   it returns 0 and, unless x is NULL, sets an error that begins with `op`.
+   stx_weights_size returns their number of elements, or SIZE_MAX on overflow.
+   stx_weights_create adds them to a list, under their names with `prefix` (at most 64
+   bytes) before them, and stores them in t (n). It returns 1, or 0 after an error. */
+STX_DEF int stx_weights_check(stx_ctx *x, const char *op, const stx_weight *w, size_t n);
+STX_DEF size_t stx_weights_size(const stx_weight *w, size_t n);
+STX_DEF int stx_weights_create(stx_params *p, const char *prefix, const stx_weight *w, size_t n,
+                               stx_tensor **t);
+
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name); /* NULL: not found */
 STX_DEF size_t stx_params_size(const stx_params *p);    /* total number of elements */
 STX_DEF size_t stx_params_trained_size(const stx_params *p);    /* without frozen ones */

@@ -712,3 +712,58 @@ STX_DEF stx_tensor *stx_param_elementwise(stx_tensor *param) {
     if (param) param->elementwise = 1;
     return param;
 }
+
+STX_DEF int stx_weights_check(stx_ctx *x, const char *op, const stx_weight *w, size_t n) {
+    size_t i, k;
+    if (n > STX_MAX_WEIGHTS) {
+        stx_fail(x, STX_ERR_ARG, "%s: weights: expected at most %d, got %zu", op,
+                 (int)STX_MAX_WEIGHTS, n);
+        return 0;
+    }
+    for (i = 0; i < n; i++) {
+        const size_t length = w[i].name ? strlen(w[i].name) : 0;
+        if (!length || length > 48) {
+            stx_fail(x, STX_ERR_ARG, "%s: weight %zu: name: expected 1 to 48 bytes, got %zu%s", op,
+                     i, length, w[i].name ? "" : " (NULL)");
+            return 0;
+        }
+        for (k = 0; k < i && strcmp(w[k].name, w[i].name) != 0; k++) {}
+        if (k < i) {
+            stx_fail(x, STX_ERR_ARG,
+                     "%s: weight %zu: name: expected a unique name, got \"%s\" twice", op, i,
+                     w[i].name);
+            return 0;
+        }
+        if (!w[i].rows) {
+            stx_fail(x, STX_ERR_ARG, "%s: weight \"%s\": rows: expected at least 1, got 0", op,
+                     w[i].name);
+            return 0;
+        }
+        if (w[i].init < STX_ZEROS || w[i].init > STX_TRUNCATED) {
+            stx_fail(x, STX_ERR_ARG,
+                     "%s: weight \"%s\": init: expected STX_ZEROS, STX_CONSTANT, STX_NORMAL, "
+                     "STX_UNIFORM or STX_TRUNCATED, got %d", op, w[i].name, w[i].init);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+STX_DEF size_t stx_weights_size(const stx_weight *w, size_t n) {
+    size_t i, size = 0;
+    for (i = 0; i < n; i++) size = stx_size_add(size, w[i].rows, STX_MAX(w[i].columns, 1));
+    return size;
+}
+
+STX_DEF int stx_weights_create(stx_params *p, const char *prefix, const stx_weight *w, size_t n,
+                               stx_tensor **t) {
+    char full[128];
+    size_t i;
+    for (i = 0; i < n; i++) {
+        snprintf(full, sizeof full, "%.64s%s", prefix, w[i].name);
+        t[i] = stx_param(p, w[i].init, w[i].a, full, w[i].rows, w[i].columns, 0, 0);
+        if (!t[i]) return 0;
+        if (w[i].elementwise) stx_param_elementwise(t[i]);
+    }
+    return 1;
+}

@@ -801,16 +801,42 @@ typedef struct model {
     double loss;
 } model;
 
-enum { GRU, XL, USED, HIGHWAY, TIED, ERNIE, BPTT, ROTATE, PLAIN, MODELS };
+enum { GRU, XL, USED, HIGHWAY, TIED, ERNIE, BPTT, ROTATE, PLAIN, CUSTOM, MODELS };
 
 static const char *const model_names[MODELS] = {
     "gru, glu, convolution", "xl, dilated, gtrxl",
     "used, output",          "max, highway, norm after",
     "mean, sigtanh, tied",   "ernie, autoencoder, overlap, input",
     "mogrifier, bptt",       "rotate, dropout, recomputation",
-    "no memory"};
+    "no memory",             "custom"};
 
 static size_t model_layers = 2;
+
+/* A custom method: the sum of the group's rows, each multiplied by a gate. */
+static size_t custom_weights(void *user, const stx_comp_desc *d, size_t l, stx_weight *w) {
+    (void)user;
+    (void)l;
+    w[0].name = "gate.weight";
+    w[0].rows = w[0].columns = d->dim;
+    w[0].init = STX_NORMAL;
+    w[0].a = 0.3;
+    return 1;
+}
+
+static stx_tensor *custom_forward(stx_ctx *x, void *user, const stx_comp_evicted *e) {
+    stx_tensor *rows = stx_linear(x, e->rows, e->w[0], NULL, STX_ACT_SIGMOID), *sum = NULL;
+    size_t t;
+    (void)user;
+    rows = stx_reshape(x, stx_mul(x, rows, e->rows), e->B, e->G, e->taps * e->D, 0);
+    for (t = 0; t < e->taps; t++) {
+        stx_tensor *row = stx_slice_channels(x, rows, t * e->D, (t + 1) * e->D);
+        sum = sum ? stx_add(x, sum, row) : row;
+    }
+    return sum;
+}
+
+static const stx_comp_method custom_method = {"gated", custom_weights, custom_forward, NULL,
+                                              STX_COMP_ROWS_GROUPED};
 
 static void model_options(stx_comp_desc *d, int which) {
     switch (which) {
@@ -864,6 +890,7 @@ static void model_options(stx_comp_desc *d, int which) {
         d->no_memory = 1;
         d->gate = STX_COMP_GATE_OUTPUT;
         break;
+    case CUSTOM: d->custom = &custom_method; break;
     }
 }
 

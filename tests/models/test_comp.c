@@ -43,7 +43,59 @@ static stx_comp_desc small(void) {
 /* Layer and size lists for the variants, which together cover all options. */
 static const size_t some_layers[] = {1, 3}, sizes_m[] = {4, 0, 14}, sizes_c[] = {3, 2, 0};
 
-enum { VARIANTS = 26 };
+/* Two custom methods with the same weights. Both read `missing`: they add fill[1] to
+   missing rows and fill[0] to the others, multiply the rows by a gate, and map the rows
+   of a group to one. */
+static size_t own_weights(void *user, const stx_comp_desc *d, size_t l, stx_weight *w) {
+    const size_t D = d->dim;
+    const stx_weight fill = {"fill", 2, D, STX_NORMAL, 0.3, 1};
+    const stx_weight gate = {"gate.weight", D, D, STX_NORMAL, 0.3, 0};
+    const stx_weight sum = {"sum.weight", D, (d->ratio + *(size_t *)user) * D, STX_NORMAL, 0.2, 0};
+    (void)l;
+    w[0] = fill;
+    w[1] = gate;
+    w[2] = sum;
+    return 3;
+}
+
+static stx_tensor *own_gated(stx_ctx *x, const stx_comp_evicted *e) {
+    stx_tensor *rows = e->rows, *fill;
+    if (e->missing)
+        fill = stx_embedding(x, e->w[0], e->missing);
+    else
+        fill = stx_reshape(x, stx_view_rows(x, e->w[0], 0, 1), e->D, 0, 0, 0);
+    rows = stx_add(x, rows, fill);
+    return stx_mul(x, rows, stx_linear(x, rows, e->w[1], NULL, STX_ACT_SIGMOID));
+}
+
+static stx_tensor *own_grouped(stx_ctx *x, void *user, const stx_comp_evicted *e) {
+    stx_tensor *rows = own_gated(x, e);
+    (void)user;
+    if (rows) rows = stx_reshape(x, rows, e->B, e->G, e->taps * e->D, 0);
+    return stx_linear(x, rows, e->w[2], NULL, STX_ACT_TANH);
+}
+
+/* Adds to each row the gated row `before` rows earlier. */
+static stx_tensor *own_consecutive(stx_ctx *x, void *user, const stx_comp_evicted *e) {
+    stx_tensor *rows = own_gated(x, e);
+    const size_t n = rows ? rows->dim[1] : 0;
+    (void)user;
+    if (!rows) return NULL;
+    rows = stx_add(x, stx_slice(x, rows, e->before, n), stx_slice(x, rows, 0, n - e->before));
+    rows = stx_reshape(x, rows, e->B, e->G, n - e->before ? (n - e->before) / e->G * e->D : 0, 0);
+    return stx_linear(x, rows, e->w[2], NULL, STX_ACT_TANH);
+}
+
+/* The number of additional taps, for own_weights */
+static size_t own_extra[] = {0, 1};
+
+static const stx_comp_method own_methods[] = {
+    {"grouped", own_weights, own_grouped, &own_extra[0], STX_COMP_ROWS_GROUPED},
+    {"grouped, overlap", own_weights, own_grouped, &own_extra[1], STX_COMP_ROWS_GROUPED},
+    {NULL, own_weights, own_consecutive, &own_extra[0], STX_COMP_ROWS_CONSECUTIVE}
+};
+
+enum { VARIANTS = 29 };
 
 static stx_comp_desc variant(int k, const char **name) {
     static const char *const names[VARIANTS] = {"conv",
@@ -71,7 +123,10 @@ static stx_comp_desc variant(int k, const char **name) {
                                                 "gru",
                                                 "bptt dilated",
                                                 "used, small",
-                                                "ernie, small"};
+                                                "ernie, small",
+                                                "custom",
+                                                "custom, bptt",
+                                                "custom, autoencode"};
     stx_comp_desc d = small();
     *name = names[k];
     switch (k) {
@@ -192,6 +247,25 @@ static stx_comp_desc variant(int k, const char **name) {
     case 25:
         d.recurrence = STX_COMP_STORE_OUTPUT;
         d.mem = 4;
+        d.ratio = 4;
+        break;
+    case 26:
+        d.custom = &own_methods[0];
+        d.ratio = 4;
+        d.mem = 9;
+        break;
+    case 27:
+        d.custom = &own_methods[1];
+        d.overlap = 1;
+        d.aux = STX_COMP_AUX_BPTT;
+        d.bptt = 2;
+        d.ratio = 4;
+        d.mem = 9;
+        break;
+    case 28:
+        d.custom = &own_methods[2];
+        d.overlap = 2;
+        d.aux = STX_COMP_AUX_AUTOENCODE;
         d.ratio = 4;
         break;
     default: break;
@@ -701,7 +775,7 @@ static void frozen(void) {
    same weights, this changes nothing, so the losses must equal those of an evaluation.
    The memory is not a multiple of a segment, so the first eviction is smaller than the
    others. */
-static void bptt_again(int compress) {
+static void bptt_again(int compress, const stx_comp_method *custom) {
     stx_comp_desc d = small();
     stx_ctx *x = context(1, 5);
     int32_t *t = random_tokens(1, 60, V, 2);
@@ -709,6 +783,8 @@ static void bptt_again(int compress) {
     stx_comp *m;
     size_t at;
     d.compress = compress;
+    d.custom = custom;
+    if (custom) d.ratio = 4;    /* the last group has 2 rows */
     d.mem = S + 2;
     d.cmem = 3 * S;
     d.aux = STX_COMP_AUX_BPTT;
@@ -948,7 +1024,7 @@ static void aux_is_separate(const char *name, stx_comp *m, stx_tensor *nll) {
    reach only the compression parameters. Neither gradient may reach an earlier
    segment. */
 static void detached(void) {
-    static const int which[] = {0, 2, 19, 20, 23, 10, 9};
+    static const int which[] = {0, 2, 19, 20, 23, 10, 9, 26, 27, 28};
     size_t i;
     for (i = 0; i < sizeof which / sizeof *which; i++) {
         const char *name;
@@ -1119,8 +1195,8 @@ static void by_hand(void) {
     p = &m->layer[0];
     stx_set(x, p->wq, &one);
     stx_set(x, p->wkv, both);
-    stx_set(x, p->conv, halves);
-    stx_set(x, p->conv_bias, &zero);
+    stx_set(x, p->compress[0], halves);
+    stx_set(x, p->compress[1], &zero);
     s = stx_comp_state_create(m, 1);
     h[1] = (stx_real)ln3;
     stx_begin(x, STX_TRAIN);
@@ -1139,10 +1215,10 @@ static void by_hand(void) {
     CHECK(CLOSE(stx_item(x, m->rel_error[0]), 1.0 / 9, 1e-6), "rel_error %g",
           stx_item(x, m->rel_error[0]));
     stx_backward(x, m->aux[0]);
-    CHECK(stx_get_grad(x, p->conv, g) && CLOSE(g[0], 0, 1e-6) && CLOSE(g[1], -0.6035, 1e-4),
+    CHECK(stx_get_grad(x, p->compress[0], g) && CLOSE(g[0], 0, 1e-6) && CLOSE(g[1], -0.6035, 1e-4),
           "gradient of the taps %g %g", (double)g[0], (double)g[1]);
-    CHECK(stx_get_grad(x, p->conv_bias, g) && CLOSE(g[0], -0.5493, 1e-4), "gradient of the bias %g",
-          (double)g[0]);
+    CHECK(stx_get_grad(x, p->compress[1], g) && CLOSE(g[0], -0.5493, 1e-4),
+          "gradient of the bias %g", (double)g[0]);
     CHECK(stx_ok(x), "%s", stx_error(x));
     stx_destroy(x);
 }
@@ -1274,6 +1350,166 @@ static void bad_compression(void) {
     d.dilations = 1;
     d.compress = STX_COMP_COMPRESS_DILATED;
     refused("dilation: expected .. got 0", &d);
+}
+
+/* Weights with one error each */
+static size_t bad_weights(void *user, const stx_comp_desc *d, size_t l, stx_weight *w) {
+    const int kind = *(const int *)user;
+    const stx_weight good = {"a", d->dim, 0, STX_ZEROS, 0, 0};
+    (void)l;
+    w[0] = w[1] = good;
+    w[1].name = kind == 0 ? NULL : "b";
+    if (kind == 1) w[1].name = "a";
+    if (kind == 2) w[1].rows = 0;
+    if (kind == 3) w[1].init = 9;
+    return kind == 4 ? STX_MAX_WEIGHTS + 1 : 2;
+}
+
+/* Returns NULL, or rows of a wrong shape. */
+static stx_tensor *bad_rows(stx_ctx *x, void *user, const stx_comp_evicted *e) {
+    if (!*(const int *)user) return NULL;
+    return stx_reshape(x, e->rows, e->B, e->G * e->taps / 2, 2 * e->D, 0);
+}
+
+static void bad_methods(void) {
+    static const char *const expected[] = {
+        "custom: weight 1: name: expected 1 to 48 bytes, got 0 (NULL)",
+        "custom: weight 1: name: expected a unique name, got \"a\" twice",
+        "custom: weight \"b\": rows: expected at least 1, got 0",
+        "custom: weight \"b\": init: expected STX_ZEROS, .. got 9",
+        "custom: weights: expected at most 16, got 17"};
+    stx_comp_method method = own_methods[0];
+    stx_comp_desc d = small();
+    int k;
+    d.custom = &method;
+    d.compress = STX_COMP_COMPRESS_MAX;
+    refused("compress: expected 0 if custom is set, got 2", &d);
+    d.compress = STX_COMP_COMPRESS_CUSTOM;
+    d.conv_no_bias = 1;
+    refused("conv_no_bias: expected .. got 1", &d);
+    d.conv_no_bias = 0;
+    method.layout = 3;
+    refused("custom: layout: expected STX_COMP_ROWS_GROUPED, .. got 3", &d);
+    method.layout = STX_COMP_ROWS_IN_PLACE;
+    d.aux = STX_COMP_AUX_BPTT;
+    refused("aux: expected a loss other than .. got 3", &d);
+    method.forward = NULL;
+    refused("custom: forward: expected a function that returns the new rows (B,G,D), got NULL", &d);
+    d.custom = NULL;
+    refused("compress: expected STX_COMP_COMPRESS_CONV to _DROP, unless custom is set, got 6", &d);
+
+    d = small();
+    d.custom = &method;
+    method = own_methods[0];
+    method.weights = bad_weights;
+    method.user = &k;
+    for (k = 0; k < 5; k++) refused(expected[k], &d);
+
+    method = own_methods[0];
+    method.weights = NULL;
+    method.forward = bad_rows;
+    method.user = &k;
+    d.aux = STX_COMP_AUX_ATTENTION;
+    refused("aux: expected STX_COMP_AUX_NONE, because this compression has no parameters", &d);
+    d.aux = STX_COMP_AUX_AUTO;
+    for (k = 0; k < 2; k++) {
+        stx_ctx *x = context(1, 1);
+        stx_comp *m = model(x, &d);
+        stx_comp_state *s = stx_comp_state_create(m, 1);
+        int32_t *t = random_tokens(1, 2 * S, V, 2);
+        size_t at;
+        for (at = 0; at < 2; at++) {
+            stx_begin(x, STX_EVAL);
+            stx_comp_forward(m, token_block(x, t, 1, 2 * S, at * S, S), NULL, s, s);
+        }
+        CHECK(test_says(stx_error(x), k ? "compression \"grouped\" of layer 0: expected new rows "
+                                          "(B,G,D) = (1,3,16), got 3 dimensions, (1,3,32)"
+                                        : "compression \"grouped\" of layer 0: expected new rows "
+                                          "(1,3,16), got NULL"),
+              "%s", stx_error(x));
+        free(t);
+        stx_destroy(x);
+    }
+}
+
+/* A convolution as a custom method. */
+static size_t conv_weights(void *user, const stx_comp_desc *d, size_t l, stx_weight *w) {
+    const size_t columns = (d->ratio + d->overlap) * d->dim;
+    const double bound = 1 / sqrt((double)columns);
+    (void)user;
+    (void)l;
+    w[0].name = "weight";
+    w[0].rows = d->dim;
+    w[0].columns = columns;
+    w[1].name = "bias";
+    w[1].rows = d->dim;
+    w[0].init = w[1].init = STX_UNIFORM;
+    w[0].a = w[1].a = bound;
+    return 2;
+}
+
+static stx_tensor *conv_forward(stx_ctx *x, void *user, const stx_comp_evicted *e) {
+    (void)user;
+    return stx_linear(x, stx_reshape(x, e->rows, e->B, e->G, e->taps * e->D, 0), e->w[0], e->w[1],
+                      STX_ACT_NONE);
+}
+
+/* The maximum, by a kernel that reads the rows in place. */
+static stx_tensor *max_forward(stx_ctx *x, void *user, const stx_comp_evicted *e) {
+    stx_tensor *y = stx_new(x, e->B, e->G, e->D, 0);
+    (void)user;
+    if (y) STX_RUN(x, stx_comp_pool, (x, y->data, e->old.data, &e->groups, 1));
+    return y;
+}
+
+/* A built-in method and the same method as a custom one must train bit-identically, with
+   every loss. */
+static void same_as_built_in(void) {
+    static const stx_comp_method own[2] = {
+        {"conv", conv_weights, conv_forward, NULL, STX_COMP_ROWS_GROUPED},
+        {"max", NULL, max_forward, NULL, STX_COMP_ROWS_IN_PLACE}};
+    int k;
+    for (k = 0; k < 5; k++) {
+        const int max = k == 4;
+        stx_real *v[2];
+        size_t n = 0;
+        int i;
+        for (i = 0; i < 2; i++) {
+            stx_comp_desc d = small();
+            stx_ctx *x = context(1, 5);
+            int32_t *t = random_tokens(2, 8 * S + 1, V, 2);
+            stx_comp_state *s;
+            stx_optim *o;
+            stx_comp *m;
+            size_t at, p;
+            d.ratio = 4;
+            d.mem = 9;
+            d.aux = max ? STX_COMP_AUX_AUTO : STX_COMP_AUX_ATTENTION + k;
+            if (!max) d.overlap = 1;
+            if (max) d.compress = STX_COMP_COMPRESS_MAX;
+            if (i) d.compress = 0;
+            if (i) d.custom = &own[max];
+            m = stx_comp_create(x, &d);
+            CHECK(m && stx_params_size(m->params) == stx_comp_count(&d), "%s", stx_error(x));
+            o = stx_optim_create(stx_comp_params(m), NULL);
+            s = stx_comp_state_create(m, 2);
+            for (at = 0; at < 8; at++) {
+                train(m, NULL, s, t, 2, 8 * S + 1, at * S, NULL);
+                stx_optim_step(o, 0.01);
+            }
+            n = stx_params_size(m->params);
+            v[i] = (stx_real *)malloc(n * sizeof *v[i]);
+            for (at = p = 0; p < m->params->count; at += m->params->tensor[p++]->size)
+                stx_get(x, m->params->tensor[p], v[i] + at);
+            CHECK(stx_ok(x), "%s", stx_error(x));
+            free(t);
+            stx_destroy(x);
+        }
+        CHECK(memcmp(v[0], v[1], n * sizeof **v) == 0, "custom %s, aux %d: differs",
+              own[max].name, k + 1);
+        free(v[0]);
+        free(v[1]);
+    }
 }
 
 static void bad_aux(void) {
@@ -2110,8 +2346,12 @@ int main(void) {
     ages_and_gradients();
     limit();
     frozen();
-    bptt_again(STX_COMP_COMPRESS_CONV);
-    bptt_again(STX_COMP_COMPRESS_DILATED);
+    bptt_again(STX_COMP_COMPRESS_CONV, NULL);
+    bptt_again(STX_COMP_COMPRESS_DILATED, NULL);
+    bptt_again(STX_COMP_COMPRESS_CUSTOM, &own_methods[0]);
+    bptt_again(STX_COMP_COMPRESS_CUSTOM, &own_methods[2]);
+    same_as_built_in();
+    bad_methods();
     dropouts();
     states();
     detached();
