@@ -120,9 +120,7 @@ if [ -z "$report" ]; then
     train=$(($(wc -c <"$text") * 9 / 10))
     head -c $train "$text" >"$out/text/train.txt"
     tail -c +$((train + 1)) "$text" >"$out/text/valid.txt"
-    [ -n "${PROGRAMS:-}" ] ||
-        make -s BUILD="$programs" CPPFLAGS="${CPPFLAGS:-} -DTR_PROCESSOR_TIME" \
-            "$programs/train_sru" "$programs/train_attn_span"
+    compile train_sru train_attn_span
     seed=0
     while [ "$seed" -lt "$seeds" ]; do
         seed=$((seed + 1))

@@ -145,40 +145,10 @@ if [ -n "$one" ]; then
     exit 0
 fi
 
-compile() {  # PROGRAM
-    [ -n "${PROGRAMS:-}" ] ||
-        make -s BUILD="$programs" CPPFLAGS="${CPPFLAGS:-} -DTR_PROCESSOR_TIME" "$programs/$1"
-}
-
-# text NAME: makes $out/text/NAME/train.txt and valid.txt from $DATA
-text() {
-    to=$out/text/$1
-    if [ -s "$to/valid.txt" ]; then return; fi
-    mkdir -p "$to"
-    case $1 in
-    tinyshakespeare) from=$DATA/tinyshakespeare/input.txt ;;
-    enwik8)
-        from=$DATA/enwik8/train.txt
-        for f in "$DATA"/enwik/enwik8*; do [ -f "$from" ] || [ ! -f "$f" ] || from=$f; done ;;
-    books) from=$DATA/books/train.txt ;;
-    esac
-    [ -r "$from" ] || refuse "$from cannot be read: see --help for the texts"
-    case $1 in
-    books) cat "$from" >"$to/train.txt" && cat "$DATA/books/valid.txt" >"$to/valid.txt" ;;
-    *)
-        size=$(($(wc -c <"$from")))
-        [ "$1" != enwik8 ] || size=4000000
-        [ "$size" -le $(($(wc -c <"$from"))) ] || refuse "$from has less than $size bytes"
-        train=$((size * 9 / 10))
-        head -c $train "$from" >"$to/train.txt"
-        head -c "$size" "$from" | tail -c +$((train + 1)) >"$to/valid.txt" ;;
-    esac
-}
-
 failed=
 if [ -z "$report" ]; then
     [ -n "${DATA:-}" ] || refuse "set DATA=FOLDER: see --help for the texts"
-    for name in $texts; do text "$name"; done
+    for name in $texts; do learn_text "$name"; done
     for name in $only; do
         case " $trainers " in
         *" $name "*) compile "train_$name" ;;

@@ -1,6 +1,6 @@
-# long.sh - sourced by learn.sh, ablate.sh, compress.sh, wikitext2.sh and par.sh in the
-# repository's root: long runs that resume after an interruption, and their texts. The
-# caller sets script (its name) and out (the directory of its runs). The names run,
+# long.sh - sourced by learn.sh, ablate.sh, claims.sh, compress.sh, wikitext2.sh and par.sh
+# in the repository's root: long runs that resume after an interruption, and their texts.
+# The caller sets script (its name) and out (the directory of its runs). The names run,
 # running, now and began are reserved for this file.
 
 LC_ALL=C        # decimal points
@@ -31,6 +31,42 @@ usual_precision() {
     else
         echo f32
     fi
+}
+
+# compile PROGRAM..: makes them in $programs, where --minutes is processor time, unless the
+# user names a folder of PROGRAMS
+compile() {
+    [ -z "${PROGRAMS:-}" ] || return 0
+    targets=
+    for target in "$@"; do targets="$targets $programs/$target"; done
+    # shellcheck disable=SC2086     # words
+    make -s BUILD="$programs" CPPFLAGS="${CPPFLAGS:-} -DTR_PROCESSOR_TIME" $targets
+}
+
+# learn_text NAME: makes $out/text/NAME/train.txt and valid.txt from $DATA. learn.sh
+# describes the texts
+learn_text() {
+    to=$out/text/$1
+    if [ -s "$to/valid.txt" ]; then return; fi
+    mkdir -p "$to"
+    case $1 in
+    tinyshakespeare) from=$DATA/tinyshakespeare/input.txt ;;
+    enwik8)
+        from=$DATA/enwik8/train.txt
+        for f in "$DATA"/enwik/enwik8*; do [ -f "$from" ] || [ ! -f "$f" ] || from=$f; done ;;
+    books) from=$DATA/books/train.txt ;;
+    esac
+    [ -r "$from" ] || refuse "$from cannot be read: see --help for the texts"
+    case $1 in
+    books) cat "$from" >"$to/train.txt" && cat "$DATA/books/valid.txt" >"$to/valid.txt" ;;
+    *)
+        size=$(($(wc -c <"$from")))
+        [ "$1" != enwik8 ] || size=4000000
+        [ "$size" -le $(($(wc -c <"$from"))) ] || refuse "$from has less than $size bytes"
+        train=$((size * 9 / 10))
+        head -c $train "$from" >"$to/train.txt"
+        head -c "$size" "$from" | tail -c +$((train + 1)) >"$to/valid.txt" ;;
+    esac
 }
 
 # Sets now: processor time of all children that have ended, in hundredths of a second.
