@@ -59,8 +59,8 @@ commands() {
         { sub(/   *#.*/, "", line); print line; line = "" }' "$1"
 }
 # the benchmarks' scripts: their --help, and the sources that they compile
-for script in run run_cuda learn trainers/compress trainers/curve trainers/curve_comp \
-    trainers/curve_sru trainers/par trainers/wikitext2; do
+for script in run run_cuda learn claims trainers/compress trainers/curve \
+    trainers/curve_comp trainers/curve_sru trainers/par trainers/wikitext2; do
     check "bench/$script.sh --help" \
         sh -c "said=\$(sh bench/$script.sh --help 2>&1) && [ \${#said} -gt 200 ]"
 done
