@@ -20,8 +20,8 @@
 #     --record        also write bench/results/claims.tsv and claim-span.md, claim-sru.md
 #
 # A finished run is a line of DIR/runs.tsv. A repeated call runs only what is missing; to
-# repeat a run, delete its line. An interrupted run begins again. All runs of span take two
-# hours on one core, all runs of sru three. The text is FOLDER/enwik8/train.txt or
+# repeat a run, delete its line. An interrupted run begins again. All runs of span take 50
+# minutes on one core, all runs of sru 70. The text is FOLDER/enwik8/train.txt or
 # FOLDER/enwik/enwik8*, as in bench/learn.sh. Environment: DATA, PROGRAMS (a folder that
 # contains the trainers, compiled with -DTR_PROCESSOR_TIME; default: make builds them in
 # BUILD/processor_time; BUILD is build unless set).
@@ -57,11 +57,11 @@ done
 rows() {
     case $1 in
     span)
-        for span in 32 64 128 256 512; do
-            echo "attn_span $span_size --no-adapt-span --attn-span $span|fixed, $span"
-        done
-        for span in 128 512; do
+        for span in 512 128; do
             echo "attn_span $span_size --attn-span $span|learned, at most $span"
+        done
+        for span in 512 256 128 64 32; do
+            echo "attn_span $span_size --no-adapt-span --attn-span $span|fixed, $span"
         done ;;
     sru)
         echo "sru $sru_size --no-attention|SRU, no attention"
@@ -72,13 +72,14 @@ rows() {
         echo "par --pattern (sf)4 --hid-sz 96 --mem 64|Transformer-XL, 4 layers" ;;
     esac
 }
-span_size="--nlayers 4 --hid-sz 128" sru_size="--nlayers 6 --hid-sz 256"
+layers=3 width=64      # of span
+span_size="--nlayers $layers --hid-sz $width" sru_size="--nlayers 6 --hid-sz 256"
 
 # lengths CLAIM: lengths of its runs
 lengths() {
     case $1 in
-    span) printf '%s\n' "2000 steps" "100 seconds" ;;
-    sru) printf '%s\n' "60 seconds" "150 seconds" "300 seconds" ;;
+    span) printf '%s\n' "7000 steps" "60 seconds" ;;
+    sru) printf '%s\n' "20 seconds" "60 seconds" "150 seconds" ;;
     esac
 }
 
@@ -154,7 +155,8 @@ fi
 
 # table CLAIM: the table in Markdown
 table() {
-    rows "$1" | awk -F'[|\t]' -v claim="$1" -v lengths="$(lengths "$1" | tr '\n' ,)" '
+    rows "$1" | awk -F'[|\t]' -v claim="$1" -v lengths="$(lengths "$1" | tr '\n' ,)" \
+        -v layers=$layers -v width=$width '
         function add(list, x) { return index(list ";", " " x ";") ? list : list "; " x }
         function mean(r, l, column) { return sum[r, l, column] / n[r, l] }
         # means, of losses also their standard deviation
@@ -204,7 +206,7 @@ table() {
                 if (claim == "span") {
                     printf "%s%s", cell(r, l[1], NATS, 1, 3), cell(r, l[1], SECONDS, 1, 0)
                     printf "%s%s", cell(r, l[1], SPAN, 1, 0), cell(r, l[1], LONGEST, 1, 0)
-                    printf "%s", cell(r, l[1], SPAN, 3 * 4 * 128 / 1000, 0)
+                    printf "%s", cell(r, l[1], SPAN, 3 * layers * width / 1000, 0)
                     printf "%s%s\n", cell(r, l[2], NATS, 1, 3), cell(r, l[2], STEPS, 1, 0)
                 } else {
                     printf " %.3fM |", mean(r, last, PARAMETERS) / 1e6
@@ -214,8 +216,9 @@ table() {
             }
             if (claim == "span") {
                 print "\nSpans, in tokens, include the ramp of 32 tokens. Attention: thousands of"
-                printf "multiply-adds per token, 3 x width x the sum of the mean spans of the"
-                print " layers; the rest of\nthe model takes 819."
+                print "multiply-adds per token, 3 x width x the sum of the mean spans of the layers."
+                printf "The rest of the model takes %.0f.\n",
+                    (12 * layers * width * width + 256 * width) / 1000
             }
             printf "\nSeeds per value: %s; ± is their standard deviation.\n",
                 fewest < many ? fewest " to " many : many

@@ -1,7 +1,7 @@
 # long.sh - sourced by learn.sh, ablate.sh, claims.sh, compress.sh, wikitext2.sh and par.sh
 # in the repository's root: long runs that resume after an interruption, and their texts.
-# The caller sets script (its name) and out (the directory of its runs). The names run,
-# running, now and began are reserved for this file.
+# The caller sets script (its name) and out (the directory of its runs), and before
+# compile, programs. The names run, running, now and began are reserved for this file.
 
 LC_ALL=C        # decimal points
 export LC_ALL
