@@ -178,6 +178,7 @@ make_part() {
     results_families) grep '^|' bench/results/families.md ;;
     results_ablate) sed '/^[0-9]/,$d' bench/results/ablate.md ;;
     results_learn_*) grep '^|' "bench/results/learn-${1#results_learn_}.md" ;;
+    results_claim_*) cat "bench/results/claim-${1#results_claim_}.md" ;;
     results_weights)
         echo '| ms per token | f32 | bf16 | int8 |'
         echo '|---|--:|--:|--:|'
