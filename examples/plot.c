@@ -19,8 +19,8 @@ static struct {
 } opt;
 
 static tr_opt table[] = {
-    TR_TEXT_ALSO("out", "o", TR_LOCAL, &opt.out,
-                 "the SVG file to write; -: standard output. Can be abbreviated to -o"),
+    TR_TEXT("out", TR_LOCAL, &opt.out,
+                 "the SVG file to write; -: standard output"),
     TR_TEXT("title", TR_LOCAL, &opt.title,
             "title of the picture; default: the model that was trained"),
     TR_SIZE("smooth", TR_LOCAL, &opt.smooth, 0, 1u << 30,
@@ -41,7 +41,7 @@ static tr_options options = {
     NULL,
     "",
     NULL,
-    ""};
+    "", NULL};
 
 
 // >>logs
@@ -1318,7 +1318,7 @@ static int work(char **in, size_t n, char err[TR_ERR]) {
 int main(int argc, char **argv) {
     char err[TR_ERR], **word = (char **)malloc(2 * ((size_t)argc + 1) * sizeof *word),
                       **in = word + argc + 1;
-    static char out[] = "--out";
+    static char plot[] = "plot";
     size_t n = 0;
     int i, words = 0, got, ok;
     tr_standard_streams();
@@ -1326,21 +1326,21 @@ int main(int argc, char **argv) {
         fprintf(stderr, "plot: out of memory: cannot read the command line\n");
         return 2;
     }
-    word[words++] = argc ? argv[0] : out;
+    word[words++] = argc ? argv[0] : plot;
     for (i = 1; i < argc; i++) { /* separate the logs from the options */
         const tr_opt *p;
+        tr_argument a;
         if (strcmp(argv[i], "--") == 0) {
             while (++i < argc) in[n++] = argv[i];
             break;
         }
-        if (strcmp(argv[i], "-h") != 0 && strcmp(argv[i], "-o") != 0
-            && strncmp(argv[i], "--", 2) != 0) {
+        if (!tr_is_option(&options, argv[i])) {
             in[n++] = argv[i];
             continue;
         }
-        p = tr_find_option(&options, argv[i] + (argv[i][1] == '-' ? 2 : 1),
-                           strlen(argv[i] + (argv[i][1] == '-' ? 2 : 1)));
-        word[words++] = strcmp(argv[i], "-o") ? argv[i] : out;
+        a = tr_read_argument(argv[i]);
+        p = a.value ? NULL : tr_find_option(&options, a.name, a.n);
+        word[words++] = argv[i];
         if (p && p->type != TR_T_FLAG && i + 1 < argc) word[words++] = argv[++i];
     }
     word[words] = NULL;

@@ -38,7 +38,7 @@
        };
 
        tr_options o = {"train_x", "Trains model X on bytes.", table, presets,
-                       "nlayers=8 steps=1000 lr=0.07", NULL, ""};
+                       "nlayers=8 steps=1000 lr=0.07", NULL, "", NULL};
        char err[TR_ERR];
        tr_log log;
        tr_term term;
@@ -68,7 +68,10 @@
    Command line
        An option is written --name value or --name=value. A flag is written --name or
        --no-name. A set (TR_SET) is written --name, --name a,b or --no-name. Underscores
-       in names are equivalent to dashes. A numeric value must be decimal, finite, within
+       in names are equivalent to dashes. Names that other programs use, and names of one
+       letter with one dash (-p), are in train/options_names.h; defaults, presets,
+       checkpoints and logs have the option's own name. An option cannot be given by two
+       of its names. A numeric value must be decimal, finite, within
        the option's range, and not surrounded by blanks or other characters. If an option
        is given twice, the last value counts. --preset NAME is applied before all other
        options, wherever it appears. A value that begins with two dashes must be written
@@ -120,6 +123,7 @@
 #include "train/base.h"
 #include "train/buffer.h"
 #include "train/json.h"
+#include "train/options_names.h"
 #include "train/options.h"
 #include "train/options_values.h"
 #include "train/options_guess.h"

@@ -1,6 +1,6 @@
-# man.awk -v name=NAME -v version=VERSION - makes a manual page from the --help of a
+# man.awk -v name=NAME -v version=VERSION - makes a manual page from the --help all of a
 # program of examples/: a description, a table of options in groups, presets, and a last
-# paragraph. The head of the table marks the columns of names, defaults and meanings.
+# paragraph. The head of the table marks the column of the meanings.
 
 function roff(s) {
     gsub(/\\/, "\\e", s)
@@ -33,8 +33,7 @@ NR == 1 {
 }
 /^  option / {
     description()
-    print ".SH OPTIONS"
-    default_at = index($0, "default")
+    print ".SH OPTIONS\nDefaults are in brackets."
     meaning_at = index($0, "meaning")
     next
 }
@@ -59,15 +58,17 @@ group == "Presets" && /^  [^ ]/ {
     text(substr($0, length(word[1]) + 3))
     next
 }
-/^  --/ {
-    option = substr($0, 3, default_at - 3)
-    standard = substr($0, default_at, meaning_at - default_at)
-    gsub(/ +$/, "", standard)
-    n = split(option, word, " ")
-    rest = n > 1 ? " \\fI" roff(word[2]) "\\fR" : ""
-    if (standard != "" && standard != "-") rest = rest " (" roff(standard) ")"
-    item(word[1], rest)
-    text(substr($0, meaning_at))
+/^  -/ {
+    match($0, /^  (-[a-z], )*--[a-z0-9-]+/)
+    option = substr($0, 3, RLENGTH - 2)
+    meaning = substr($0, RLENGTH + 1)
+    takes = ""
+    if (match(meaning, /^ \[?[A-Z]+\]?/)) {      # one blank before the kind of value
+        takes = " \\fI" roff(substr(meaning, 2, RLENGTH - 1)) "\\fR"
+        meaning = substr(meaning, RLENGTH + 1)
+    }
+    item(option, takes)
+    if (meaning ~ /[^ ]/) text(meaning)
     next
 }
 { text($0) }

@@ -69,23 +69,23 @@ static const int schedule_kinds[] = {
    training scripts use. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
-    TR_SIZE_ALSO("nlayers", "num-layers", TR_MODEL, &opt.nlayers, 1, MAX_BLOCKS,
+    TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, MAX_BLOCKS,
         "number of blocks (ignored if --pattern lists the blocks)"),
     TR_TEXT("pattern", TR_MODEL, &opt.pattern,
         "the blocks, starting at the embedding: s attention, f feed-forward, i identity. A count "
         "repeats the letter or the group before it: s5f is 5 attention, 1 feed-forward; (sff)4f3. "
         "xl: Transformer-XL, sf repeated; par:P: one attention per P blocks, in the first two "
         "thirds; search: every block is a mixture of the three"),
-    TR_SIZE_ALSO("hid-sz", "d-model", TR_MODEL, &opt.hid_sz, 1, 1u << 28, "model dimension D"),
-    TR_SIZE_ALSO("nheads", "num-heads|n-head", TR_MODEL, &opt.nheads, 1, 256,
+    TR_SIZE("hid-sz", TR_MODEL, &opt.hid_sz, 1, 1u << 28, "model dimension D"),
+    TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256,
         "number of attention heads"),
-    TR_SIZE_ALSO("head-sz", "d-head", TR_MODEL, &opt.head_sz, 0, 1u << 20,
+    TR_SIZE("head-sz", TR_MODEL, &opt.head_sz, 0, 1u << 20,
         "head dimension; 0: --hid-sz / --nheads"),
-    TR_SIZE_ALSO("inner-hid-sz", "d-ffn|d-inner", TR_MODEL, &opt.inner_hid_sz, 0, MAX_ROWS,
+    TR_SIZE("inner-hid-sz", TR_MODEL, &opt.inner_hid_sz, 0, MAX_ROWS,
         "size of the feed-forward network; 0: 4 D"),
-    TR_SIZE_ALSO("block-sz", "tgt-len|seq-len", TR_MODEL, &opt.lm.block_sz, 1, MAX_ROWS,
+    TR_SIZE("block-sz", TR_MODEL, &opt.lm.block_sz, 1, MAX_ROWS,
         "segment length: tokens per stream and step"),
-    TR_SIZE_ALSO("mem", "mem-len", TR_MODEL, &opt.mem, 0, MAX_ROWS,
+    TR_SIZE("mem", TR_MODEL, &opt.mem, 0, MAX_ROWS,
         "number of memory rows per attention; 0: no memory"),
     TR_CHOICE("positions", TR_MODEL, &opt.positions, "sines|learned|learned-bias",
         "position encoding: sines of the distance; a table for each attention; a table, and a bias "
@@ -102,9 +102,9 @@ static tr_opt table[] = {
     TR_FLAG("own-uv", TR_MODEL, &opt.own_uv,
         "separate u and v for each attention (otherwise all share one pair)"),
     TR_FLAG("biases", TR_MODEL, &opt.biases, "use biases in the projections of attention"),
-    TR_REAL_ALSO("dropout", "dropout-rate", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1,
+    TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1,
         "dropout probability of the embedding and of the output of each branch"),
-    TR_REAL_ALSO("attn-dropout", "dropatt", TR_FREE, &opt.attn_dropout, TR_OPEN_MAX, 0, 1,
+    TR_REAL_OPEN("attn-dropout", TR_FREE, &opt.attn_dropout, TR_OPEN_MAX, 0, 1,
         "dropout probability of attention weights"),
     TR_REAL_OPEN("inner-dropout", TR_FREE, &opt.inner_dropout, TR_OPEN_MAX, 0, 1,
         "dropout probability inside the feed-forward network"),
@@ -134,18 +134,18 @@ static tr_opt table[] = {
     TR_FLAG("one-proj", TR_MODEL | TR_LATER, &opt.one_proj,
         "with --adaptive-in and --div-val 1: all clusters of the input share one projection, and "
         "so do those of the output that --tie-projs ties (Transformer-XL)"),
-    TR_LIST_ALSO("cutoffs", "adapt-io-cutoffs", TR_MODEL, &opt.cutoffs,
+    TR_LIST("cutoffs", TR_MODEL, &opt.cutoffs,
         "ends of the clusters, such as 20000,40000,200000; build/cuts finds good values. The "
         "option can also be repeated with one value each time"),
-    TR_REAL_ALSO("div-val", "adapt-io-divval", TR_MODEL, &opt.div_val, 0, 0, 1e6,
+    TR_REAL("div-val", TR_MODEL, &opt.div_val, 0, 1e6,
         "with --words-out adaptive: each cluster is narrower than the previous one by this "
         "factor; 0: 1"),
     TR_REAL("proj-factor", TR_MODEL, &opt.proj_factor, 0, 1e6,
         "with --words-out reference: each tail is narrower than the previous cluster by this "
         "factor; 0: 4"),
-    TR_LIST_ALSO("proj-dims", NULL, TR_MODEL, &opt.proj_dims,
+    TR_LIST("proj-dims", TR_MODEL, &opt.proj_dims,
         "with --words-out reference: width of each tail, instead of --proj-factor, such as 64,16"),
-    TR_SIZE_ALSO("emb-sz", "d-embed", TR_MODEL, &opt.emb_sz, 0, 1u << 28,
+    TR_SIZE("emb-sz", TR_MODEL, &opt.emb_sz, 0, 1u << 28,
         "with --words-out adaptive: width of the first cluster; 0: --hid-sz"),
     TR_REAL("emb-scale", TR_MODEL, &opt.emb_scale, 0, 1e6,
         "scale factor of the embedding; 0: the square root of --hid-sz"),
@@ -236,17 +236,17 @@ static tr_opt table[] = {
 
     TR_GROUP("Optimisation"),
     TR_LM_OPTIM(opt.lm, "adam|adamw|lamb|sgd|adagrad|muon"),
-    TR_REAL_ALSO("lr", "max-lr", TR_FREE, &opt.lm.lr, 0, 0, 1e6, "learning rate"),
+    TR_REAL("lr", TR_FREE, &opt.lm.lr, 0, 1e6, "learning rate"),
     TR_CHOICE("schedule", TR_FREE, &opt.lm.schedule,
         "constant|cosine|inv-sqrt|xl-cosine|reference",
         "learning-rate schedule after the warm-up; xl-cosine: Transformer-XL's, whose cosine "
         "starts at the first step; reference: the lower of a warm-up from 0 and a cosine"),
-    TR_SIZE_ALSO("lr-warmup", "warmup-steps|warmup-step", TR_FREE, &opt.lm.lr_warmup, 0, TR_INF,
+    TR_SIZE("lr-warmup", TR_FREE, &opt.lm.lr_warmup, 0, TR_INF,
         "length of the linear warm-up, in steps"),
     TR_REAL("lr-start", TR_FREE, &opt.lm.lr_start, 0, 1e6, "initial learning rate of the warm-up"),
-    TR_REAL_ALSO("lr-min", "eta-min", TR_FREE, &opt.lm.lr_min, 0, 0, 1e6,
+    TR_REAL("lr-min", TR_FREE, &opt.lm.lr_min, 0, 1e6,
         "learning rate at the end of the cosine schedule"),
-    TR_REAL_ALSO("momentum", "mom", TR_FIXED, &opt.lm.momentum, 0, 0, 1,
+    TR_REAL("momentum", TR_FIXED, &opt.lm.momentum, 0, 1,
         "momentum of sgd and muon; with muon, 0: 0.95"),
     TR_REAL("eps", TR_FIXED, &opt.eps, 0, 1,
         "epsilon of the optimiser; 0: its default"),
@@ -256,21 +256,21 @@ static tr_opt table[] = {
         "weight decay of adam and sgd (added to the gradient), adamw and muon (decoupled) and lamb "
         "(added to the direction)"),
     TR_LM_GROUPS(opt.lm),
-    TR_REAL_ALSO("grad-clip", "clip", TR_FREE, &opt.lm.grad_clip, 0, 0, 1e9,
+    TR_REAL("grad-clip", TR_FREE, &opt.lm.grad_clip, 0, 1e9,
         "gradient clipping norm, per tensor with adagrad, otherwise over all tensors; 0: no "
         "clipping"),
-    TR_REAL_ALSO("clip-value", "clipvalue", TR_FREE, &opt.clip_value, 0, 0, 1e9,
+    TR_REAL("clip-value", TR_FREE, &opt.clip_value, 0, 1e9,
         "clipping value of gradient elements; 0: no clipping"),
-    TR_SIZE_ALSO("batch-sz", "batch-size", TR_FIXED, &opt.lm.batch_sz, 1, 1u << 30,
+    TR_SIZE("batch-sz", TR_FIXED, &opt.lm.batch_sz, 1, 1u << 30,
         "number of parallel text streams, each of which a step continues by a block"),
     TR_LM_STREAMS(opt.lm),
-    TR_SIZE_ALSO("batch-split", "batch-chunk", TR_FIXED, &opt.lm.batch_split, 1, 1u << 30,
+    TR_SIZE("batch-split", TR_FIXED, &opt.lm.batch_split, 1, 1u << 30,
         "process the batch in this many parts, to save memory"),
     TR_CHOICE("reading", TR_FIXED, &opt.lm.reading, "streams|roll|records",
         "order of the text: streams; streams that are rotated by a random number of tokens in "
         "every epoch; blocks without overlap, as PAR's reference reads"),
     TR_LM_PACE(opt.lm),
-    TR_SIZE_ALSO("steps", "max-step", TR_FREE, &opt.lm.steps, 0, TR_INF,
+    TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF,
         "total number of steps, each of one segment per stream; 0: by --epochs, or 1000"),
     TR_LM_MINUTES(opt.lm),
     TR_REAL("epochs", TR_FREE, &opt.epochs, 0, 1e9,
@@ -282,7 +282,7 @@ static tr_opt table[] = {
     TR_LM_SAVING(opt.lm, "only at the end; with --epochs, after each epoch", "the whole text"),
     TR_INT("eval-mem", TR_FREE | TR_KEPT, &opt.eval_mem, -1, MAX_ROWS,
         "evaluation and generation: number of memory rows; -1: as in training"),
-    TR_SIZE_ALSO("eval-block-sz", "eval-tgt-len", TR_FREE | TR_KEPT, &opt.eval_block_sz, 0,
+    TR_SIZE("eval-block-sz", TR_FREE | TR_KEPT, &opt.eval_block_sz, 0,
         MAX_ROWS, "evaluation: tokens per call; 0: --block-sz"),
     TR_INT("eval-clamp-len", TR_FREE | TR_KEPT, &opt.eval_clamp_len, -1, MAX_ROWS,
         "--clamp-len of evaluation and generation; -1: as in training"),
@@ -298,5 +298,5 @@ static tr_options options = {
     "train_par",
     "Trains Transformer-XL on text, and searches for the best order of attention and feed-forward "
     "blocks (PAR).",
-    table, presets, TR_LM_DEFAULTS DEMO "optim=muon", TR_LM_AFTER, ""
+    table, presets, TR_LM_DEFAULTS DEMO "optim=muon", TR_LM_AFTER, "", &tr_lm_brief
 };

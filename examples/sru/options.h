@@ -282,10 +282,11 @@ static const tr_preset presets[] = {
 
 static tr_options options = {
     "train_sru",
-    "Trains an SRU or SRU++ language model on text. The papers' recipes are available as presets. "
+    "Trains an SRU or SRU++ language model on text. The papers' recipes are available as presets.",
+    table, presets, TR_LM_DEFAULTS DEMO "optim=muon",
     "Not reproduced: the Billion Word trainer's streams of shuffled sentences (<S> w .. <S>, with "
     "a separate vocabulary file; here the text is read in order and <eos> ends a line), the "
     "targets that the authors' code predicts across the ends of streams, the short last block of "
-    "an epoch, and training on several GPUs.",
-    table, presets, TR_LM_DEFAULTS DEMO "optim=muon", TR_LM_AFTER, ""
+    "an epoch, and training on several GPUs. " TR_LM_AFTER,
+    "", &tr_lm_brief
 };

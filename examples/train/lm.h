@@ -290,6 +290,30 @@ typedef struct {
     "The first Ctrl-C finishes the step and saves; without --checkpoint, on a terminal, it asks " \
     "for a second one."
 
+/* The short help. A test checks that it fits on a screen of 24 lines. */
+static const tr_basic tr_lm_basic[] TR_UNUSED = {
+    {"data", "FILE", "text to train on; its last 10 % measure the result"},
+    {"checkpoint", "FILE", "save here, and resume from here; the model to use"},
+    {"minutes", "X", "train for this many minutes"},
+    {"preset", "NAME", "model and settings of a paper (--help presets)"},
+    {"init-from", "FILE", "fine-tune: start from the weights of this model"},
+    {"threads", "N", "number of threads; 0: all"},
+    {"no-train", "", "only use the model of --checkpoint"},
+    {"generate", "N", "write this many tokens"},
+    {"prompt", "TEXT", "text to continue"},
+    {"temperature", "X", "0: the likeliest tokens; 1: as varied as the text"},
+    {"interactive", "", "talk to the model"},
+    {"score", "FILE", "print how likely a text is under the model"},
+    {NULL, NULL, NULL}
+};
+
+static const tr_brief tr_lm_brief TR_UNUSED = {
+    tr_lm_basic,
+    "--data my.txt -o run.safetensors --minutes 10\n"
+    "-m run.safetensors --no-train -p \"Once upon\" -n 200\n"
+    "-m run.safetensors --interactive\n"
+};
+
 typedef struct tr_lm tr_lm;
 
 /* An entry of the plan of a run with --minutes: see lm_minutes.h. */

@@ -4,6 +4,7 @@
 #include "options.h"
 #include "options_values.h"
 #include "options_set.h"
+#include "options_help.h"
 #include "options_parse.h"
 #include "files.h"
 #include "formats.h"
@@ -738,6 +739,19 @@ TR_DEF int tr_lm_do(tr_lm *t, const int *evaluate) {
     return tr_lm_prepare(t) ? tr_lm_run(t, evaluating) : tr_lm_refuse(t);
 }
 
+/* Without arguments: says what to type. Returns the exit code of invalid options. */
+TR_DEF int tr_lm_no_arguments(const tr_options *o, int argc, char **argv, int rank) {
+    tr_buf b;
+    memset(&b, 0, sizeof b);
+    tr_help_examples(o, tr_called(o, argc, argv), &b);
+    if (!rank && !b.oom)
+        fprintf(stderr, "%s: give a text to train on, or a trained model. For example:\n%s"
+                "--help explains the most important options, and --help all lists all\n",
+                o->program, b.s);
+    tr_buf_free(&b);
+    return 2;
+}
+
 /* Reads the command line, runs the program and returns the exit code. t is the first
    member of the trainer's struct, which must be zeroed. evaluate points to the trainer's
    option that requests evaluation without training, or is NULL. */
@@ -748,6 +762,7 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
     t->opt = opt;
     t->kind = kind;
     t->start = stx_get_launch_info();
+    if (argc < 2) return tr_lm_no_arguments(options, argc, argv, t->start.rank);
     /* only rank 0 prints results and help */
     if (t->start.rank > 0 && !freopen(TR_NOWHERE, "w", stdout)) return 1;
     t->best = t->best_seen = (double)NAN;

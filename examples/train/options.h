@@ -1,5 +1,6 @@
 #pragma once
 #include "base.h"
+#include "options_names.h"
 
 
 // >>options: one table for parsing, checking, help and configuration
@@ -43,11 +44,13 @@ typedef struct {
                                unbounded. A flag with max > 0 is a TR_SOME */
     int         open;       /* TR_T_REAL: the excluded bounds, TR_OPEN_MIN, TR_OPEN_MAX or both.
                                TR_T_SET: the argument `training` of TR_SET */
-    const char *choices;    /* choice and set: the names, such as "adagrad|sgd|adam"; other types:
-                               alternative names of the option, or NULL */
+    const char *choices;    /* choice and set: the names, such as "adagrad|sgd|adam"; otherwise
+                               NULL */
     int         keep;       /* class: TR_LOCAL .. TR_MODEL, plus the flags TR_LATER and TR_KEPT */
     int         from;       /* out: source of the value, TR_FROM_... */
     char       *own;        /* out: copy of a text value; see tr_options_free */
+    int         named;      /* out: the name on the command line. 0: none yet; 1: `name`; 2 + k:
+                               the k-th of the names in tr_names */
 } tr_opt;
 
 #define TR_INF HUGE_VAL
@@ -58,34 +61,27 @@ typedef struct {
 /* A row of the option table. The macros below fill in the fields that a type does not
    use. */
 #define TR_ROW(name, type, to, help, min, max, open, choices, keep) \
-    {name, type, to, help, min, max, open, choices, keep, 0, NULL}
+    {name, type, to, help, min, max, open, choices, keep, 0, NULL, 0}
 
 #define TR_GROUP(title) TR_ROW(title, TR_T_GROUP, NULL, NULL, 0, 0, 0, NULL, 0)
 #define TR_END TR_ROW(NULL, TR_T_END, NULL, NULL, 0, 0, 0, NULL, 0)
 
-/* Options with alternative names in `also`, such as "d-model|n-embd". */
-#define TR_SIZE_ALSO(name, also, keep, to, min, max, help) \
-    TR_ROW(name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, also, keep)
-#define TR_REAL_ALSO(name, also, keep, to, open, min, max, help) \
-    TR_ROW(name, TR_T_REAL, TR_TO(double, to), help, min, max, open, also, keep)
-#define TR_TEXT_ALSO(name, also, keep, to, help) \
-    TR_ROW(name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, also, keep)
-
-/* A comma-separated list. If the option is given several times on the command line, the
-   values are joined. A max of 1 distinguishes a list from a text. */
-#define TR_LIST_ALSO(name, also, keep, to, help) \
-    TR_ROW(name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 1, 0, also, keep)
-
 #define TR_INT(name, keep, to, min, max, help) \
     TR_ROW(name, TR_T_INT, TR_TO(int, to), help, min, max, 0, NULL, keep)
 #define TR_SIZE(name, keep, to, min, max, help) \
-    TR_SIZE_ALSO(name, NULL, keep, to, min, max, help)
+    TR_ROW(name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, NULL, keep)
 #define TR_REAL(name, keep, to, min, max, help) \
-    TR_REAL_ALSO(name, NULL, keep, to, 0, min, max, help)
+    TR_REAL_OPEN(name, keep, to, 0, min, max, help)
 #define TR_REAL_OPEN(name, keep, to, open, min, max, help) \
-    TR_REAL_ALSO(name, NULL, keep, to, open, min, max, help)
+    TR_ROW(name, TR_T_REAL, TR_TO(double, to), help, min, max, open, NULL, keep)
 #define TR_TEXT(name, keep, to, help) \
-    TR_TEXT_ALSO(name, NULL, keep, to, help)
+    TR_ROW(name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, NULL, keep)
+
+/* A comma-separated list. If the option is given several times on the command line, the
+   values are joined. A max of 1 distinguishes a list from a text. */
+#define TR_LIST(name, keep, to, help) \
+    TR_ROW(name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 1, 0, NULL, keep)
+
 #define TR_CHOICE(name, keep, to, choices, help) \
     TR_ROW(name, TR_T_CHOICE, TR_TO(int, to), help, 0, 0, 0, choices, keep)
 #define TR_FLAG(name, keep, to, help) \
@@ -114,6 +110,17 @@ typedef struct {
 
 #define TR_PRESET_END {NULL, NULL, NULL}
 
+/* The short help: the options that a beginner needs. */
+typedef struct {
+    const char *name, *takes;   /* option, and its value, such as "FILE"; "": none */
+    const char *about;
+} tr_basic;
+
+typedef struct {
+    const tr_basic *basic;      /* ends with a NULL name */
+    const char     *examples;   /* command lines without the program, each ended by a newline */
+} tr_brief;
+
 typedef struct {
     const char      *program, *about;
     tr_opt          *opt;               /* terminated by TR_END */
@@ -123,6 +130,7 @@ typedef struct {
                                            its first choice */
     const char      *after;             /* last paragraph of the help; may be NULL */
     char             preset_used[64];   /* out: name of the preset, or "" */
+    const tr_brief  *brief;             /* NULL: --help prints everything */
 } tr_options;
 
 /* Maps an underscore to a dash, because they are equivalent in names. */
@@ -199,18 +207,49 @@ TR_DEF int tr_set_bits(const tr_opt *p, int v) {
     return ((1 << n) - 1) & ~tr_set_removed(v);
 }
 
-/* Finds an option by its name, an alternative name, or the joined names of a set and
-   one of its members, as in "literal-rows". Returns NULL if there is none. */
-TR_DEF tr_opt *tr_find_option(const tr_options *o, const char *name, size_t n) {
+/* Finds the option whose own name this is. Returns NULL if there is none. */
+TR_DEF tr_opt *tr_find_exact(const tr_options *o, const char *name, size_t n) {
     tr_opt *p;
     for (p = o->opt; p->type != TR_T_END; p++)
         if (p->type != TR_T_GROUP && tr_same_name(name, n, p->name)) return p;
-    for (p = o->opt; p->type != TR_T_END; p++) {
-        int also = p->type != TR_T_CHOICE && p->type != TR_T_SET;
-        if (also && tr_choice_index(p->choices, name, n) >= 0) return p;
-        if (tr_set_member(p, name, n)) return p;
-    }
     return NULL;
+}
+
+/* Returns the other names of an option, as "a|b|c"; "" if there are none. In a program
+   with both options, a name in two rows belongs to the first: see tr_find_option. */
+TR_DEF const char *tr_also(const tr_opt *p) {
+    size_t i;
+    for (i = 0; i < TR_NAMES; i++)
+        if (tr_same_name(p->name, strlen(p->name), tr_names[i].ours)) return tr_names[i].also;
+    return "";
+}
+
+/* Finds an option by its name, another name (tr_names), or the joined names of a set and
+   one of its members, as in "literal-rows". Returns NULL if there is none. */
+TR_DEF tr_opt *tr_find_option(const tr_options *o, const char *name, size_t n) {
+    tr_opt *p = tr_find_exact(o, name, n);
+    size_t i;
+    for (i = 0; p == NULL && i < TR_NAMES; i++)
+        if (tr_choice_index(tr_names[i].also, name, n) >= 0)
+            p = tr_find_exact(o, tr_names[i].ours, strlen(tr_names[i].ours));
+    if (p != NULL) return p;
+    for (p = o->opt; p->type != TR_T_END; p++)
+        if (tr_set_member(p, name, n)) return p;
+    return NULL;
+}
+
+/* Returns the letter's option if the word is a name of one letter, such as "-p" or
+   "-p=x"; otherwise NULL. */
+TR_DEF tr_opt *tr_find_letter(const tr_options *o, const char *word) {
+    if (word[0] != '-' || word[1] == 0 || word[1] == '-') return NULL;
+    return word[2] == 0 || word[2] == '=' ? tr_find_option(o, word + 1, 1) : NULL;
+}
+
+/* Nonzero if the word on the command line is an option: it begins with two dashes, or is
+   the name of one letter. */
+TR_DEF int tr_is_option(const tr_options *o, const char *word) {
+    return (word[0] == '-' && word[1] == '-') || strcmp(word, "-h") == 0
+           || tr_find_letter(o, word) != NULL;
 }
 
 /* Like tr_find_option, but also accepts "no-NAME". *no receives 1 for "no-NAME", and 0

@@ -9,7 +9,7 @@
 
 // >>options: command line
 
-/* Reports a word that does not begin with two dashes. `flag` is the flag before it, or
+/* Reports a word that is not an option. `flag` is the flag before it, or
    NULL. */
 TR_DEF int tr_not_option(const tr_options *o, const char *word, const tr_opt *flag, char *err,
                          size_t size) {
@@ -24,53 +24,108 @@ TR_DEF int tr_not_option(const tr_options *o, const char *word, const tr_opt *fl
         const char *meant = p != NULL ? p->name : tr_guess_option(o, word + 1, n);
         if (meant != NULL)
             return tr_fail(err, size,
-                           "%.80s: unknown option (did you mean --%s?); --help lists all options",
-                           word, meant);
+                           "%.80s: unknown option (did you mean --%s?); --help all lists all "
+                           "options", word, meant);
     }
     return tr_fail(err, size,
-                   "expected an option, got '%.80s': options begin with --, and --help lists them",
-                   word);
+                   "expected an option, got '%.80s': options begin with --, and --help all lists "
+                   "them", word);
 }
+
+/* A word of the command line that is an option. `name` is the word without its dashes. */
+typedef struct {
+    const char *name, *value;   /* value: the text after "=", or NULL */
+    size_t      n;              /* length of the name */
+} tr_argument;
+
+TR_DEF tr_argument tr_read_argument(const char *word) {
+    tr_argument a;
+    a.name = word + 1 + (word[1] == '-');
+    a.n = strcspn(a.name, "=");
+    a.value = a.name[a.n] == '=' ? a.name + a.n + 1 : NULL;
+    return a;
+}
+
+TR_DEF int tr_is_help(const tr_argument *a) {
+    return tr_same_name(a->name, a->n, "help") || tr_same_name(a->name, a->n, "h");
+}
+
+/* What the first pass over the command line finds. */
+typedef struct {
+    const char *preset;     /* value of --preset, or NULL */
+    const char *topic;      /* value of --help; "": --help without a value; NULL: no --help */
+} tr_found;
 
 /* The first pass over the command line: finds --preset and --help, and reports words
    that are neither options nor values. */
-TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, const char **preset, int *help,
-                   char *err, size_t size) {
+TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, tr_found *found, char *err,
+                   size_t size) {
     const tr_opt *p, *flag = NULL;
     int i, used, no;
     for (i = 1; i < argc; i += used) {
-        const char *next = i + 1 < argc && !tr_is_option(argv[i + 1]) ? argv[i + 1] : NULL;
-        const char *word, *value;
-        size_t n;
+        const char *next = i + 1 < argc && !tr_is_option(o, argv[i + 1]) ? argv[i + 1] : NULL;
+        tr_argument a;
         used = 1;
-        if (strcmp(argv[i], "-h") == 0) {       /* the only short option, by convention */
-            *help = 1;
-            continue;
-        }
-        if (!tr_is_option(argv[i]) || argv[i][2] == 0)
+        if (!tr_is_option(o, argv[i]) || strcmp(argv[i], "--") == 0)
             return tr_not_option(o, argv[i], flag, err, size);
 
-        word = argv[i] + 2;
-        n = strcspn(word, "=");
-        value = word[n] == '=' ? word + n + 1 : NULL;
+        a = tr_read_argument(argv[i]);
         flag = NULL;
-        if (tr_same_name(word, n, "help")) {
-            *help = 1;
-        } else if (tr_same_name(word, n, "preset")) {
-            *preset = value != NULL ? value : next;
-            if (*preset == NULL)
+        if (tr_is_help(&a)) {
+            found->topic = a.value != NULL ? a.value : next;
+            if (a.value == NULL && next != NULL) used = 2;
+            if (found->topic == NULL) found->topic = "";
+        } else if (tr_same_name(a.name, a.n, "preset")) {
+            found->preset = a.value != NULL ? a.value : next;
+            if (found->preset == NULL)
                 return tr_fail(err, size, "--preset: expected the name of a preset, got nothing; "
-                               "--help lists them");
-            if (value == NULL) used = 2;
+                               "--help presets lists them");
+            if (a.value == NULL) used = 2;
         } else {
-            p = tr_find_word(o, word, n, &no);
-            if (p == NULL) return tr_unknown_option(o, word, n, err, size);
-            if (no || value != NULL) continue;
+            p = tr_find_word(o, a.name, a.n, &no);
+            if (p == NULL) return tr_unknown_option(o, a.name, a.n, err, size);
+            if (no || a.value != NULL) continue;
             if (p->type == TR_T_FLAG && !tr_accepts_number(p)) flag = p;
-            else if (next != NULL && !tr_set_member(p, word, n)) used = 2;
+            else if (next != NULL && !tr_set_member(p, a.name, a.n)) used = 2;
         }
     }
     return 1;
+}
+
+/* Returns the number of the name by which a word calls an option, for the field `named`.
+   A member of a set counts as the set's own name. */
+TR_DEF int tr_which_name(const tr_opt *p, const char *name, size_t n) {
+    return 2 + (tr_same_name(name, n, p->name) ? -1 : tr_choice_index(tr_also(p), name, n));
+}
+
+/* Writes the name of an option with its dashes. */
+TR_DEF void tr_dashed(const tr_opt *p, int named, char out[80]) {
+    size_t n = strlen(p->name);
+    const char *name = named > 1 ? tr_choice(tr_also(p), named - 2, &n) : p->name;
+    snprintf(out, 80, "%s%.*s", n == 1 ? "-" : "--", (int)(n < 70 ? n : 70), name);
+}
+
+/* Applies one option of the command line and returns the number of words used, or 0 on
+   error. An option that is given by two of its names is an error, because a later value
+   would silently replace the other; one name may be repeated. */
+TR_DEF int tr_apply_argument(const tr_options *o, const char *word, const char *next, char *err,
+                             size_t size) {
+    const tr_argument a = tr_read_argument(word);
+    char first[80], second[80], why[TR_ERR];
+    int no, named, used;
+    tr_opt *p = tr_find_word(o, a.name, a.n, &no);
+    if (p == NULL) return tr_unknown_option(o, a.name, a.n, err, size);
+    named = tr_which_name(p, a.name + 3 * no, a.n - 3 * (size_t)no);
+    tr_dashed(p, named, second);
+    if (p->named && p->named != named) {
+        tr_dashed(p, p->named, first);
+        return tr_fail(err, size, "%s and %s are the same option: give one of them", first, second);
+    }
+    p->named = named;
+    used = tr_option(o, a.name, next, TR_FROM_ARGS, why, sizeof why);
+    if (!used && named > 1)
+        return tr_fail(err, size, "%.900s (%s is --%s)", why, second, p->name);
+    return used ? used : tr_fail(err, size, "%s", why);
 }
 
 /* Parses the command line. Returns 1 if the program should continue. Returns 2 if the
@@ -78,20 +133,21 @@ TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, const char **pres
    error, returns 0 with a message in err, which the program should print before it
    exits with status 2 (or 1 if ferror(stdout): the help could not be printed). */
 TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size) {
-    const char *preset = NULL;
-    int i, used, help = 0;
+    tr_found found = {NULL, NULL};
+    int i, used;
     if (!tr_reset(o, err, size) || !tr_check_table(o, err, size)) return 0;
-    if (!tr_scan(o, argc, argv, &preset, &help, err, size)) return 0;
-    if (preset != NULL && !tr_select_preset(o, preset, err, size)) return 0;
-    if (help) return tr_print_help(o, err, size);
+    if (!tr_scan(o, argc, argv, &found, err, size)) return 0;
+    if (found.preset != NULL && !tr_select_preset(o, found.preset, err, size)) return 0;
+    if (found.topic != NULL)
+        return tr_print_help(o, tr_called(o, argc, argv), found.topic, err, size);
 
     for (i = 1; i < argc; i += used) {
-        const char *word = argv[i] + 2;
-        if (tr_same_name(word, strcspn(word, "="), "preset")) {
-            used = strchr(word, '=') != NULL ? 1 : 2;
+        const tr_argument a = tr_read_argument(argv[i]);
+        if (tr_same_name(a.name, a.n, "preset")) {
+            used = a.value != NULL ? 1 : 2;
             continue;
         }
-        used = tr_option(o, word, i + 1 < argc ? argv[i + 1] : NULL, TR_FROM_ARGS, err, size);
+        used = tr_apply_argument(o, argv[i], i + 1 < argc ? argv[i + 1] : NULL, err, size);
         if (!used) return 0;
     }
     return 1;

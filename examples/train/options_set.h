@@ -37,11 +37,6 @@ TR_DEF int tr_option_off(tr_opt *p, const char *word, size_t n, const char *valu
                : tr_set(p, "off", from, err, size);
 }
 
-/* Nonzero if word begins with two dashes. */
-TR_DEF int tr_is_option(const char *word) {
-    return word[0] == '-' && word[1] == '-';
-}
-
 /* Applies one option. `word` is "name", "name=value" or "no-name", and `next` is the
    following word, or NULL. Returns the number of words used (1 or 2), or 0 on error. */
 TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, int from, char *err,
@@ -59,9 +54,9 @@ TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, in
     if (value != NULL) return tr_set(p, value, from, err, size);
 
     flag = p->type == TR_T_FLAG || p->type == TR_T_SET;
-    if (flag && (!tr_value_is_optional(p) || next == NULL || tr_is_option(next)))
+    if (flag && (!tr_value_is_optional(p) || next == NULL || tr_is_option(o, next)))
         return tr_set(p, "on", from, err, size);
-    if (next != NULL && !tr_is_option(next)) return tr_set(p, next, from, err, size) ? 2 : 0;
+    if (next != NULL && !tr_is_option(o, next)) return tr_set(p, next, from, err, size) ? 2 : 0;
 
     tr_expected(p, expected, sizeof expected);
     if (next == NULL)
@@ -115,6 +110,7 @@ TR_DEF int tr_reset(tr_options *o, char *err, size_t size) {
     o->preset_used[0] = 0;
     for (p = o->opt; p->type != TR_T_END; p++) {
         p->from = TR_FROM_DEFAULT;
+        p->named = 0;
         switch (p->type) {
         case TR_T_INT:
         case TR_T_FLAG:
@@ -262,14 +258,20 @@ TR_DEF int tr_try_option(const tr_options *o, const char *word, char *err, size_
 }
 
 /* Checks the option table itself: no name occurs twice or is reserved, defaults are in
-   range, and all presets can be parsed. tr_parse calls this first, so that a mistake in
-   a table is found at the first start and not when a preset is used. */
+   range, the short help names options, and all presets can be parsed. tr_parse calls this
+   first, so that a mistake in a table is found at the first start and not only when a
+   preset is used. */
 TR_DEF int tr_check_table(const tr_options *o, char *err, size_t size) {
     const tr_opt *p;
     const tr_preset *preset;
     char word[256], why[TR_ERR];
+    const tr_basic *basic = o->brief != NULL ? o->brief->basic : NULL;
     for (p = o->opt; p->type != TR_T_END; p++)
         if (p->type != TR_T_GROUP && !tr_check_row(p, err, size)) return 0;
+    for (; basic != NULL && basic->name != NULL; basic++)
+        if (strcmp(basic->name, "preset") != 0
+            && tr_find_exact(o, basic->name, strlen(basic->name)) == NULL)
+            return tr_fail(err, size, "short help: there is no option --%s", basic->name);
 
     for (preset = o->preset; preset != NULL && preset->name != NULL; preset++) {
         const char *line = preset->set;

@@ -310,7 +310,8 @@ if there man "manual pages"; then
                 [ -s '$work/page' ]"
     done
     check "a manual page has every option" \
-        sh -c "'$p/x/bin/train_par' --help | sed -n 's/^  \(--[a-z0-9-]*\) .*/\1/p' |
+        sh -c "'$p/x/bin/train_par' --help all |
+            sed -n 's/^  \(-[a-z], \)*\(--[a-z0-9-]*\) .*/\2/p' |
             while read -r o; do LC_ALL=C.UTF-8 man -l '$p/d a/man/man1/train_par.1' |
             grep -q -e \"\$o\" || { echo \"\$o\"; exit 1; }; done"
 fi

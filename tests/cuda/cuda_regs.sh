@@ -265,7 +265,7 @@ check "the trainer links with it" \
     ${CC:-cc} -std=c99 -DSEQTX_CUDA examples/train_attn_span.c "$out/${archs%% *}.o" \
     -o "$out/train" -L"$lib" -lcublasLt -lcudart -lstdc++ -lm
 check "and says that there is no GPU, or trains" \
-    sh -c "LD_LIBRARY_PATH=$lib '$out/train' --help | grep -q -- --device"
+    sh -c "LD_LIBRARY_PATH=$lib '$out/train' --help all | grep -q -- --device"
 if [ -n "$record" ] && [ "$failed" -eq 0 ]; then
     echo "# checksum $(checksum "$table")" >> "$table"
 fi

@@ -64,7 +64,8 @@ check "a trainer links with it" \
     -o "$work/train" -L"$lib" $libs \
     -lcublasLt -lcudart -lstdc++ -lm
 check "and runs" \
-    sh -c "LD_LIBRARY_PATH=$path:$lib:\$LD_LIBRARY_PATH '$work/train' --help | grep -q -- --device"
+    sh -c "LD_LIBRARY_PATH=$path:$lib:\$LD_LIBRARY_PATH '$work/train' --help all |
+        grep -q -- --device"
 check "and has NCCL in it" \
     sh -c "LD_LIBRARY_PATH=$path:$lib:\$LD_LIBRARY_PATH ldd '$work/train' | grep -q 'libnccl.*=> /'"
 echo "$passed passed, $failed failed"

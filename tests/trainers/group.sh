@@ -532,7 +532,7 @@ good "--version" . --version
 check "--version once" [ "$(grep -c "^$prog, seqtx" out)" -eq 1 ]
 good "--dry-run" . --dry-run --data t.txt $options
 check "--dry-run once" [ "$(grep -c '^[0-9]* parameters' out)" -eq 1 ]
-good "--help" . --help
+good "--help" . --help all
 check "--help once" [ "$(grep -c -e '^  --batch-sz' out)" -eq 1 ]
 good "--list-presets" . --list-presets
 check "--list-presets once" [ "$(grep -c '^reference' out)" -eq 1 ]

@@ -80,8 +80,7 @@ static tr_opt table[] = {
     TR_SET("literal", TR_MODEL | TR_LATER, &literal, "rows|pad|free_ze", 4,
            "literal forms of the original"),
     TR_SET("nothing", TR_LOCAL, &nothing, "", 0, "this model has none"),
-    TR_SIZE_ALSO("later", "afterwards|some-day", TR_MODEL | TR_LATER, &later, 0, TR_INF,
-                 "an option of a later version"),
+    TR_SIZE("later", TR_MODEL | TR_LATER, &later, 0, TR_INF, "an option of a later version"),
     TR_END};
 
 static tr_options options = {"prog",
@@ -90,7 +89,8 @@ static tr_options options = {"prog",
                              presets,
                              "nlayers=8 nheads=2 fast steps=1000 lr=0.07 dropout=0.1 prompt=",
                              "The end.",
-                             ""};
+                             "",
+                             NULL};
 
 /* Sets the defaults and parses the words of `line`, which are separated by '|', so that
    values can contain blanks. */
@@ -130,9 +130,6 @@ static int fails_with(const char *line, const char *part) {
 
 static void test_values(void) {
     EXPECT(parse("") == 1 && nlayers == 8 && steps == 1000 && !options.preset_used[0]);
-    EXPECT(parse("--afterwards|5") == 1 && later == 5 && tr_given(&options, "later"));
-    EXPECT(parse("--later=1|--some_day=7") == 1 && later == 7);
-    EXPECT(parse("--some|7") == 0 && parse("--some-da|7") == 0);
     EXPECT(parse("--nlayers|12|--lr=1e-3|--data|a b|--adapt-span") == 1);
     EXPECT(nlayers == 12 && lr == 1e-3 && adapt_span == 1);
     SAME(data, "a b");
@@ -155,6 +152,82 @@ static void test_values(void) {
     EXPECT(parse("--prompt||--data=") == 1);
     SAME(prompt, "");
     SAME(data, "");
+}
+
+/* Other names of options: of other programs, and of one letter. */
+static void test_other_names(void) {
+    EXPECT(parse("--n_layer|5|--n-head=3|--max_iters|7|--learning_rate=0.5") == 1);
+    EXPECT(nlayers == 5 && nheads == 3 && steps == 7 && lr == 0.5);
+    EXPECT(tr_given(&options, "nlayers") && tr_given(&options, "learning-rate"));
+    EXPECT(parse("-p|once upon|--fast") == 1 && fast == 1);
+    SAME(prompt, "once upon");
+    EXPECT(parse("-p=-x") == 1);
+    SAME(prompt, "-x");
+    EXPECT(parse("-p|-x|--nheads|-3") == 1 && nheads == -3);
+    SAME(prompt, "-x");
+    EXPECT(parse("--lr|1|--lr|2") == 1 && lr == 2);
+    EXPECT(parse("--learning-rate|1|--learning_rate|2") == 1 && lr == 2);
+    EXPECT(parse("--literal|--no-literal-pad|--literal_rows") == 1);
+    /* a set takes no value from the next option */
+    EXPECT(parse("--literal|-p|x") == 1 && literal == TR_EVERY);
+
+    EXPECT(fails_with("--lr|1|--learning_rate|2",
+                      "--lr and --learning-rate are the same option: give one of them"));
+    EXPECT(fails_with("-p|a|--prompt|b", "-p and --prompt are the same option"));
+    EXPECT(fails_with("--max-iters|5|--max-steps|5", "--max-iters and --max-steps are the same"));
+    EXPECT(fails_with("--n_layer|0", "--nlayers: expected a whole number from 1 to 100, got '0' "
+                                     "(--n-layer is --nlayers)"));
+    EXPECT(fails_with("-p", "--prompt: expected a text, got nothing (-p is --prompt)"));
+    EXPECT(fails_with("--data|-p", "--data: expected a text, got the option '-p' (if that is the "
+                                   "value, write --data=-p)"));
+    EXPECT(fails_with("--no-learning-rate", "--lr is not a flag"));
+
+    /* presets and checkpoints: the option's own name */
+    EXPECT(parse("--n_layer|5|--temp|1") == 0);     /* this program has no --temperature */
+    EXPECT(parse("--n_layer|5") == 1);
+    {
+        char *json = tr_options_json(&options, 1);
+        HOLDS(json, "\"nlayers\":5,");
+        EXPECT(strstr(json, "n-layer") == NULL);
+        free(json);
+    }
+    EXPECT(tr_apply(&options, "n-layer=6", TR_FROM_ARGS, err, sizeof err) == 1 && nlayers == 6);
+    {
+        /* a program's own option precedes the table, and so does the first row */
+        static const char *out, *model;
+        static double max_lr, own_lr;
+        tr_opt rows[] = {TR_REAL("lr", TR_FREE, &own_lr, 0, 1, "rate"),
+                         TR_REAL("max-lr", TR_FREE, &max_lr, 0, 1, "largest rate"),
+                         TR_TEXT("out", TR_LOCAL, &out, "directory"),
+                         TR_TEXT("checkpoint", TR_LOCAL, &model, "file"), TR_END};
+        tr_options o = {"prog", "", rows, NULL, NULL, NULL, "", NULL};
+        tr_buf b;
+        memset(&b, 0, sizeof b);
+        EXPECT(tr_find_option(&o, "max_lr", 6) == rows + 1);
+        EXPECT(tr_find_option(&o, "o", 1) == rows + 3);
+        EXPECT(tr_find_option(&o, "learning_rate", 13) == rows);
+        tr_help(&o, NULL, &b, 80);
+        HOLDS(b.s, "--lr X                    rate; also --learning-rate [0]\n");
+        HOLDS(b.s, "  -m, -o, --checkpoint TEXT file; also --model, --resume\n");
+        HOLDS(b.s, "  --out TEXT                directory; also --out-dir\n");
+        tr_buf_free(&b);
+    }
+}
+
+/* No name of the table is in two rows that the same program can have: the rows of an
+   option are one, and a name of two options is either of a letter or in `like`. */
+static void test_name_table(void) {
+    size_t i, k, n;
+    int j;
+    for (i = 0; i < TR_NAMES; i++) {
+        const char *name;
+        EXPECT(i == 0 || strcmp(tr_names[i].ours, tr_names[i - 1].ours) > 0);
+        for (j = 0; (name = tr_choice(tr_names[i].also, j, &n)) != NULL; j++)
+            for (k = 0; k < TR_NAMES; k++) {
+                EXPECT(k == i || n == 1 || tr_choice_index(tr_names[k].also, name, n) < 0);
+                EXPECT(tr_choice_index(tr_names[k].like, name, n) < 0);
+            }
+    }
 }
 
 /* Command lines that must be refused, and a part of each error. */
@@ -204,12 +277,12 @@ static const char *const bad_options[][2] = {
     /* prefixes of an option */
     {"--drop|0.1", "did you mean --dropout?"},
     {"--pro|x", "did you mean --prompt?"},
-    {"--learning_rate|1", "--learning_rate: unknown option (did you mean --lr?)"},
     /* names that other programs use */
-    {"--max_iters=5", "did you mean --steps?"},
+    {"--learning_rat|1", "--learning_rat: unknown option (did you mean --lr?)"},
+    {"--max_itres=5", "did you mean --steps?"},
     {"--num_train_epochs|3", "did you mean --steps?"},
-    {"--n_layer|3", "did you mean --nlayers?"},
-    {"-p|x", "-p: unknown option (did you mean --prompt?); --help lists all options"},
+    {"--n_layr|3", "did you mean --nlayers?"},
+    {"-f|x", "-f: unknown option (did you mean --data?); --help all lists all options"},
     {"-lr|1", "-lr: unknown option (did you mean --lr?)"},
     {"--prompt_file|x", "--prompt_file: unknown option (did you mean --prompt?)"},
     {"--lr_x=1", "--lr_x: unknown option (did you mean --lr?)"},
@@ -230,7 +303,7 @@ static void test_bad_options(void) {
     size_t i;
     for (i = 0; i < sizeof bad_options / sizeof *bad_options; i++)
         EXPECT(fails_with(bad_options[i][0], bad_options[i][1]));
-    EXPECT(fails_with("--xyzzy", "--xyzzy: unknown option; --help lists all options"));
+    EXPECT(fails_with("--xyzzy", "--xyzzy: unknown option; --help all lists all options"));
     EXPECT(strstr(err, "did you mean") == NULL);
     EXPECT(tr_is_opposite("do-train", 8, "no-train") && !tr_is_opposite("notrain", 7, "no-train"));
     EXPECT(tr_is_opposite("no-fats", 7, "fast") && !tr_is_opposite("no-fats", 7, "no-fast"));
@@ -263,7 +336,7 @@ static void test_some(void) {
     static int again, quick;
     tr_opt one[] = {TR_SOME("again", TR_FREE, &again, 40, "again"),
                     TR_FLAG("quick", TR_LOCAL, &quick, "be quick"), TR_END};
-    tr_options o = {"prog", "", one, NULL, NULL, NULL, ""};
+    tr_options o = {"prog", "", one, NULL, NULL, NULL, "", NULL};
     char *argv[4] = {(char *)(uintptr_t) "prog", NULL, NULL, NULL}, expected[64];
     size_t i;
     int k;
@@ -333,8 +406,8 @@ static void test_tables(void) {
         EXPECT(tr_check_table(&options, err, sizeof err) == 1);
         EXPECT(tr_check_table(&o, err, sizeof err) == 0);
         SAME(err,
-             "preset broken: --nlayer: unknown option (did you mean --nlayers?); --help lists all "
-             "options");
+             "preset broken: --nlayer: unknown option (did you mean --nlayers?); --help all lists "
+             "all options");
         one[0].set = "nlayers=0";
         EXPECT(tr_check_table(&o, err, sizeof err) == 0 && nlayers == 8);
         HOLDS(err, "preset broken: --nlayers: expected a whole number from 1 to 100, got '0'");
@@ -361,9 +434,20 @@ static void test_tables(void) {
                           TR_INT("a_b", TR_LOCAL, &nheads, 0, 0, ""), TR_END};
         tr_opt reserved[] = {TR_INT("help", TR_LOCAL, &nlayers, 0, 0, ""), TR_END};
         tr_opt range[] = {TR_INT("a", TR_LOCAL, &nlayers, 50, 60, ""), TR_END};
-        tr_options o = {"p", "", twice, NULL, NULL, NULL, ""};
+        tr_options o = {"p", "", twice, NULL, NULL, NULL, "", NULL};
         EXPECT(tr_check_table(&o, err, sizeof err) == 0);
         HOLDS(err, "declared twice");
+        {
+            static const tr_basic basic[] = {{"preset", "", ""}, {"a_b", "", ""}, {"c", "", ""},
+                                             {NULL, NULL, NULL}};
+            static const tr_brief brief = {basic, ""};
+            tr_options p = o;
+            p.opt = twice + 1;
+            EXPECT(tr_check_table(&p, err, sizeof err) == 1);
+            p.brief = &brief;
+            EXPECT(tr_check_table(&p, err, sizeof err) == 0);
+            SAME(err, "short help: there is no option --c");
+        }
         o.opt = reserved;
         EXPECT(tr_check_table(&o, err, sizeof err) == 0);
         HOLDS(err, "reserved");
@@ -373,40 +457,85 @@ static void test_tables(void) {
     }
 }
 
+/* Returns the length of the longest line. */
+static size_t longest_line(const char *text) {
+    size_t longest = 0, n;
+    for (; *text != 0; text += n + (text[n] != 0)) {
+        n = strcspn(text, "\n");
+        if (n > longest) longest = n;
+    }
+    return longest;
+}
+
+/* The text of --help, which tr_parse prints to standard output, or NULL. */
+static const char *printed_help(const char *line) {
+    int keep = dup(1), file = open(in_dir("help"), O_WRONLY | O_CREAT | O_TRUNC, 0600), r;
+    fflush(stdout);
+    dup2(file, 1);
+    r = parse(line);
+    fflush(stdout);
+    dup2(keep, 1);
+    close(keep);
+    close(file);
+    return r == 2 ? get_file(in_dir("help"), NULL) : NULL;
+}
+
 static void test_help(void) {
+    static const tr_basic basic[] = {{"data", "FILE", "the text"},
+                                     {"preset", "NAME", "settings"},
+                                     {NULL, NULL, NULL}};
+    static const tr_brief brief = {basic, "--data a.txt\n-p b\n"};
+    static const size_t width[] = {80, 100, 40};
+    const char *text;
+    size_t i;
     tr_buf b;
-    const char *p, *line;
-    size_t longest = 0;
     memset(&b, 0, sizeof b);
     EXPECT(parse("--preset|enwik8_small") == 1);
-    tr_help(&options, &b, 100);
+    for (i = 0; i < 3; i++) {
+        b.n = 0;
+        tr_help(&options, NULL, &b, width[i]);
+        EXPECT(longest_line(b.s) > width[i] - 10 && longest_line(b.s) <= width[i]);
+    }
+    b.n = 0;
+    tr_help(&options, NULL, &b, 80);
     HOLDS(b.s, "usage: prog [--preset NAME]");
     HOLDS(b.s, "\nModel\n");
-    HOLDS(b.s, "--nlayers N");
-    HOLDS(b.s, "optimiser (adagrad|sgd|adam|inv_sqrt)");
-    HOLDS(b.s, "Values are those of --preset enwik8_small");
+    HOLDS(b.s, "--nlayers N               number of layers; also --n-layer, --num-layers [4]\n");
+    HOLDS(b.s, "optimiser (adagrad, sgd, adam, inv_sqrt) [sgd]");
+    HOLDS(b.s, "Values in brackets are those of --preset enwik8_small");
     HOLDS(b.s, "--no-adapt-span");
-    HOLDS(b.s, "\nPresets\n  enwik8_small  a small one\n");
+    HOLDS(b.s, "  -p, --prompt TEXT         what to begin with");
+    HOLDS(b.s, "\nPresets\n  enwik8_small              a small one\n");
     HOLDS(b.s, "\nThe end.\n");
-    for (line = b.s; line != NULL && *line != 0; line = p + 1) {
-        p = strchr(line, '\n');
-        if (p == NULL) break;
-        if ((size_t)(p - line) > longest) longest = (size_t)(p - line);
-    }
-    EXPECT(longest > 80 && longest <= 100);
     tr_buf_free(&b);
-    fflush(stdout);
-    { /* tr_parse prints the text of --help to standard output */
-        int keep = dup(1), file = open(in_dir("help"), O_WRONLY | O_CREAT | O_TRUNC, 0600), r;
-        dup2(file, 1);
-        r = parse("--help");
-        fflush(stdout);
-        dup2(keep, 1);
-        close(keep);
-        close(file);
-        EXPECT(r == 2);
-        HOLDS(get_file(in_dir("help"), NULL), "optimiser steps");
-    }
+    text = printed_help("--help");
+    HOLDS(text, "optimiser steps");
+    EXPECT(longest_line(text) <= 80);
+
+    /* the short help, and the parts of the long one */
+    options.brief = &brief;
+    text = printed_help("--help");
+    HOLDS(text,
+          "Tests options.\n\n  --data FILE               the text\n"
+          "  --preset NAME             settings\n\n  prog --data a.txt\n  prog -p b\n\n");
+    HOLDS(printed_help("-h"), "--data a.txt");
+    HOLDS(printed_help("--help|all"), "optimiser steps");
+    HOLDS(printed_help("--help=all"), "optimiser steps");
+    HOLDS(printed_help("--lr|0.5|--help"), "  prog --data a.txt");
+    HOLDS(printed_help("--help|--preset|enwik8_small"), "optimiser (adagrad, sgd, adam, inv_sqrt)");
+    SAME(printed_help("--help|max_iters"),
+         "  --steps N                 optimiser steps; also --max-iters, --max-step,\n"
+         "                            --max-steps [1000]\n");
+    SAME(printed_help("--help=--lr"),
+         "  --lr X                    learning rate; also --learning-rate, --max-lr [0.07]\n");
+    text = printed_help("--help|trai");
+    EXPECT(text != NULL && strncmp(text, "Training\n  --steps N ", 21) == 0);
+    HOLDS(text, "  --nothing ");
+    HOLDS(printed_help("--help|presets"), "\nPresets\n  enwik8_small ");
+    EXPECT(printed_help("--help|nlayer") == NULL);
+    SAME(err, "--help: expected all, or the name of an option or group, got 'nlayer' (did you mean "
+              "nlayers?); --help all lists them");
+    options.brief = NULL;
 }
 
 /* Returns the result of tr_options_adopt for a command line and the checkpoint `json`:
@@ -634,11 +763,11 @@ static void test_set_help(void) {
     tr_buf b;
     memset(&b, 0, sizeof b);
     EXPECT(parse("--literal=pad") == 1);
-    tr_help(&options, &b, 200);
-    HOLDS(b.s, "--literal [NAMES]  pad ");
-    HOLDS(b.s, "of the original (rows|pad|free_ze, separated by commas; without names, all that "
-               "apply) (switch off: --no-literal)");
-    HOLDS(b.s, "--nothing          off ");
+    tr_help(&options, NULL, &b, 200);
+    HOLDS(b.s, "--literal [NAMES]         literal forms of the original (rows, pad, free_ze; "
+               "separated by commas; without names, all that apply) (switch off: --no-literal) "
+               "[pad]\n");
+    HOLDS(b.s, "--nothing                 this model has none [off]\n");
     tr_buf_free(&b);
 }
 
@@ -1618,6 +1747,8 @@ static void test_clock(void) {
 int main(int argc, char **argv) {
     if (!dir_create("train_h")) return 1;
     test_values();
+    test_other_names();
+    test_name_table();
     test_bad_options();
     test_some();
     test_presets();

@@ -397,20 +397,13 @@ while read -r theirs ours; do
     run led $theirs 3
     check "$theirs is suggested as --$ours: $(tail -n 1 err)" grep -q -e "did you mean --$ours?" err
 done <<'END'
---temp temperature
---learning_rate lr
---max_iters steps
---n_embd hid-sz
---n_layer nlayers
---block_size block-sz
--n generate
--p prompt
--m checkpoint
---model checkpoint
---resume checkpoint
 --repeat_penalty repetition-penalty
 --ctx-size block-sz
 --output_dir out
+--num_train_epochs epochs
+--n_layers nlayers
+-c block-sz
+--save_steps save-every
 --per_device_train_batch_size batch-sz
 --max_length generate
 --threads_batch threads
@@ -421,6 +414,32 @@ END
 run led --do_train 1
 check "--do_train is not answered with its opposite: $(tail -n 1 err)" \
     grep -q -e '--do_train: unknown option; --help' err
+
+# names of nanoGPT and of one letter are the same options
+mkdir names names/ours names/theirs
+good "our names" names/ours $tiny --lr 0.01 --steps 6 --log-every 2 --eval-every 3 \
+    --eval-blocks 1 --threads 1 --checkpoint a.st --data ../../t.txt
+theirs=$(echo " $tiny" | sed 's/ --nlayers/ --n_layer/; s/ --hid-sz/ --n_embd/
+    s/ --nheads/ --n_head/; s/ --block-sz/ --block_size/; s/ --batch-sz/ --batch_size/')
+check "sizes by nanoGPT's names: $theirs" [ "$(echo "$theirs" | grep -o -e --n_ | wc -l)" -ge 2 ]
+good "nanoGPT's names" names/theirs $theirs --learning_rate 0.01 --max_iters 6 --log_interval 2 \
+    --eval_interval 3 --eval_iters 1 -t 1 -o a.st --data ../../t.txt
+check "the same checkpoint" cmp names/ours/a.st names/theirs/a.st
+good "ours, a text" names/ours --checkpoint a.st --no-train --prompt "the cat" --generate 9 \
+    --seed 3 --temperature 0.7 --threads 1
+cp out text
+for way in "-m a.st -n 9 -s 3 -t 1" "--model a.st --max_new_tokens=9 -s=3 -t=1"; do
+    good "$way" names/theirs --no-train --temp 0.7 -p "the cat" $way
+    check "$way: the same text" cmp text out
+done
+run names/ours --resume a.st -m a.st --no-train -n 1
+check "two names of an option are refused: exit code 2, got $rc" [ $rc -eq 2 ]
+check "two names of an option: the message: $(cat err)" \
+    grep -q "^$prog: --resume and -m are the same option: give one of them" err
+run names
+check "without arguments: exit code 2, got $rc" [ $rc -eq 2 ]
+check "without arguments: five lines, of at most 80 columns" \
+    [ "$(wc -l <err)" -eq 5 -a "$(awk 'length > 80' err | wc -l)" -eq 0 -a ! -s out ]
 
 # ========================================================================================
 section "options on resume"
@@ -1852,15 +1871,20 @@ run bad --checkpoint chars.st --no-train --generate 5 --prompt '#' --threads 1
 check "a prompt with an unknown character: exit code 2, got $rc" [ $rc -eq 2 ]
 check "a prompt with an unknown character: the message" grep -q -e '--prompt' err
 
-good "help" . --help
+good "help" . --help all
 cp out help
 check "nothing on standard error" [ ! -s err ]
+check "help: at most 80 columns" [ "$(awk 'length > 80' help | wc -l)" -eq 0 ]
+good "short help" . --help
+check "short help: a screen of 24 lines, with the next prompt" [ "$(wc -l <out)" -le 23 ]
+check "short help: at most 80 columns" [ "$(awk 'length > 80' out | wc -l)" -eq 0 ]
 check "exit codes" \
     [ "$(tr -s '\n ' ' ' <help |
     grep -c 'Exit code: 0 success; 1 failed .* 130 stopped by Ctrl-C, 143 by SIGTERM')" -eq 1 ]
-# Every option is either local to a start and a machine, or in the checkpoint; --help
+# Every option is either local to a start and a machine, or in the checkpoint; --help all
 # lists all.
-sed -n 's/^  --\([a-z][a-z0-9-]*\)\( .*\|\)$/\1/p' help | grep -v '^help$\|^preset$' | sort >all
+sed -n 's/^  \(-[a-z], \)*--\([a-z][a-z0-9-]*\)\( .*\|\)$/\2/p' help |
+    grep -v '^help$\|^preset$' | sort >all
 header log/run.st | sed 's/.*"config":"{//; s/}","step".*//' | tr ',' '\n' |
     sed -n 's/^\\"\([a-z][a-z0-9-]*\)\\":.*/\1/p' >names
 { echo; for name in $local_options; do echo "$name"; done; } >>names
