@@ -24001,12 +24001,12 @@ static int stx__model_tensors(stx_ctx *x, const stx_family *family, void *model,
         for (i = 0; i < p->count; i++) {
             const stx_entry *e = stx_file_find(f, p->name[i]);
             if (e && !stx__entry_readable(e)) return 0;
-            if (e && stx__same_shape(e, p->tensor[i]) && !stx__is_integer(e->dtype)) continue;
+            if (e && stx__fits_shape(e, p->tensor[i], 0) && stx__is_param(e->dtype)) continue;
             stx_fail(x, STX_ERR_FORMAT,
-                     "%s: tensor \"%s\": expected floating-point values of shape %s, which the "
-                     "metadata \"model.*\" describes, got %s of shape %s: the file is damaged; use "
-                     "another copy", f->path, p->name[i], stx__shape(p->tensor[i], expected),
-                     e ? e->kind : "no tensor", e ? stx__entry_shape(e, got) : "()");
+                     "%s: tensor \"%s\": expected shape %s, which the metadata \"model.*\" "
+                     "describes, and dtype F32, F64, F16 or BF16, got %s of shape %s: the file is "
+                     "damaged; use another copy", f->path, p->name[i], stx__shape(p->tensor[i], expected),
+                     e ? e->kind : "no tensor", e ? stx__dims(e->dim, e->ndim, got) : "()");
             return 0;
         }
     return 1;

@@ -5002,6 +5002,7 @@ STX_DEF const stx_family *stx_comp_family(void) {
         STX_FIELD_LIST_OF(stx_comp_desc, cmems, layers),
         STX_FIELD(stx_comp_desc, SIZE, ratio),
         STX_FIELD(stx_comp_desc, INT, compress),
+        STX_FIELD(stx_comp_desc, CODE, custom),
         STX_FIELD(stx_comp_desc, SIZE, overlap),
         STX_FIELD(stx_comp_desc, INT, conv_no_bias),
         STX_FIELD_ARRAY(stx_comp_desc, SIZE, dilation),

@@ -103,15 +103,15 @@ typedef struct {
 
 /* Parameter groups, after --weight-decay. */
 #define TR_LM_GROUPS(o) \
-    TR_LIST_ALSO("freeze", NULL, TR_FIXED | TR_LATER, &(o).freeze, \
+    TR_LIST("freeze", TR_FIXED | TR_LATER, &(o).freeze, \
         "do not train the parameters with these names, which takes less time and memory. " \
         "Patterns are separated by commas; * is any text, [0-5] a number from 0 to 5, and " \
         "!PATTERN excludes names that the patterns before it select: '*,!layers.11.*,!out_emb.*' " \
         "trains only layer 11 and the output"), \
-    TR_LIST_ALSO("lr-of", NULL, TR_FREE | TR_LATER, &(o).lr_of, \
+    TR_LIST("lr-of", TR_FREE | TR_LATER, &(o).lr_of, \
         "factors of the learning rate, such as 'in_emb.*=0.1,layers.[0-5].*=0.3'; if several " \
         "patterns match a name, the last applies"), \
-    TR_LIST_ALSO("no-decay", NULL, TR_FREE | TR_LATER, &(o).no_decay, \
+    TR_LIST("no-decay", TR_FREE | TR_LATER, &(o).no_decay, \
         "no weight decay of the parameters with these names; see --freeze. default: of all " \
         "except the matrices of the layers, that is, of biases, normalisation, embeddings, " \
         "output matrices and other vectors")
