@@ -11,10 +11,11 @@
    header.
 
    Contents: a language model that reads text segment by segment and remembers the
-   inputs of its attention blocks. Attention and feed-forward blocks can be in any
-   order; if they alternate, the model is Transformer-XL. Optional: a supernet whose
-   gates learn, in one training run, which kind of block to keep at each position, and
-   adaptive input and output for large vocabularies.
+   inputs of its attention blocks. Attention and feed-forward blocks, and block types of
+   your program, can be in any order; if the first two alternate, the model is
+   Transformer-XL. Optional: a supernet whose gates learn, in one training run, which
+   kind of block to keep at each position, and adaptive input and output for large
+   vocabularies.
 
 
    MANUAL
@@ -35,18 +36,18 @@
    Letters used in this file
        B  streams (rows of a batch)          L  blocks; l is one of them
        T  tokens per stream and call         k  branch: 0 attention, 1 feed-forward,
-       V  vocabulary size                       2 identity
-       D  model dimension                    M  capacity of the memory, rows
-       H  heads                              n  rows in the memory
-       dh head dimension                     S  keys of a call, n + T
-       dh' dh, or more with a bias per       i  a query;  j a key
-          distance; see >>position bias      t  distance n + i - j >= 0, in tokens
-       F  feed-forward size                  u  content bias, (H,dh)
-       E  width of the embedding             v  position bias, (H,dh)
-       J  tails (see Adaptive vocabulary)    al parameters of a gate, (3)
-       N  rows of an elementwise kernel      p  probabilities of the branches, (3)
-       C  channels of an elementwise kernel  w  weights of the branches, (3)
-       R  draws per gate
+       V  vocabulary size                       2 identity, 3 + t own type t
+       D  model dimension                    K  branches, 3 + desc.types
+       H  heads                              M  capacity of the memory, rows
+       dh head dimension                     n  rows in the memory
+       dh' dh, or more with a bias per       S  keys of a call, n + T
+          distance; see >>position bias      i  a query;  j a key
+       F  feed-forward size                  t  distance n + i - j >= 0, in tokens
+       E  width of the embedding             u  content bias, (H,dh)
+       J  tails (see Adaptive vocabulary)    v  position bias, (H,dh)
+       N  rows of an elementwise kernel      al parameters of a gate, (K)
+       C  channels of an elementwise kernel  p  probabilities of the branches, (K)
+       R  draws per gate                     w  weights of the branches, (K)
    In the code, x is the context, m a model, d a desc, and a the arguments of a kernel.
 
    The model. Every attention block keeps its inputs from earlier segments and attends to
@@ -61,7 +62,8 @@
        's'      A = Wo attend(h)                  h' = Y0 = LN_a(h + A)
        'f'      G = W2 relu(W1 h + b1) + b2       h' = Y1 = LN_f(h + G)
        'i'                                        h' = h
-       mixture  w = gate(al, noise, tau)          h' = w0 Y0 + w1 Y1 + w2 h
+       own      forward(h), of your program       h' = Y3 = LN(h + forward(h))
+       mixture  w = gate(al, noise, tau)          h' = w0 Y0 + w1 Y1 + w2 h + w3 Y3 ..
 
        memory (B,n,D)    h (B,T,D) ------------.--------------.
              |               |                 |              |
@@ -247,6 +249,30 @@
        s5f          5 attention, 1 feed-forward
        (sff)4f3     4 x (1 attention, 2 feed-forward), 3 feed-forward
 
+   Own block types. desc.type is a list of up to three types (stx_par_type). Each has a
+   letter for patterns and two functions. `weights` describes the parameters of a block,
+   and `forward` computes the branch with stx_ operators. A type that depends on earlier
+   tokens also has a memory: `rows` rows of `width` channels, which forward reads as
+   in->past, and to which it appends *state. A causal convolution over k tokens stores its
+   input, with rows = k - 1; a recurrent block stores its state, with rows = 1.
+
+       stx_tensor *forward(stx_ctx *x, void *user, const stx_par_branch *in,
+                           stx_tensor **state) {
+           stx_tensor *rows = stx_concat(x, in->past, in->h);      // (B,k - 1 + T,D)
+           *state = in->h;
+           ..                                  // the result is (B,T,D)
+       }
+       stx_par_type conv = {'c', "conv", weights, forward, NULL, 2, 0, cost, 0};
+       d.type = &conv;
+       d.types = 1;
+       d.pattern = "(cf)4s";                   // or NULL: the search has K = 4 branches
+
+   The model adds the residual connection, the norm, dropout and, in a search, the gate.
+   Everything else works as for the other branches: shares and latency, stx_par_argmax
+   and _sample, stx_par_inherit, stx_par_count, checkpoints, recomputation, generation,
+   and memories that are saved, copied or reset. A search computes every branch of every
+   block, so each type makes it slower. examples/own_block.c is a complete program.
+
    Configuration (stx_par_desc). The "reference" column describes PAR's TensorFlow
    program with its base_model.sh. The "Transformer-XL" column describes the authors'
    program with its scripts for enwik8 (12 layers) and WikiText-103 (base); "zero" means
@@ -256,6 +282,7 @@
        -----------------  ----------------  ----------------  -------------------------
        vocab (V)          vectors only      12000             205 / 267735
        pattern, blocks    supernet, 32      supernet, 6       (sf)12 / (sf)16
+       type, types        none              none              none
        dim, heads         512, 8            128, 4            512, 8 / 410, 10
        inner (F)          4 D               512               2048 / 2100
        segment, mem (M)   128, segment      32, 16            512, 512 / 150, 150
@@ -333,9 +360,8 @@
        after it enters the memory. An optimiser's clip_value limits the summed gradient
        of a word; in the reference, it limits each summand.
 
-       Omitted: Transformer-XL's attn_type 2 and 3, ext_len and sampled softmax; branches
-       other than the three (experts); a learned temperature, which the reference does not
-       learn either.
+       Omitted: Transformer-XL's attn_type 2 and 3, ext_len and sampled softmax; experts;
+       a learned temperature, which the reference does not learn either.
 
        To reproduce Transformer-XL, set the fields below, use STX_ADAM with clip 0.25, and
        stx_schedule with STX_LR_COSINE and literal = 1 (otherwise, the learning rates
@@ -491,6 +517,52 @@ enum { STX_PAR_INIT_XL = 0, STX_PAR_INIT_REF };
 /* Value of stx_par_desc.mem for a model without memory (0 selects the default) */
 #define STX_PAR_NO_ROWS SIZE_MAX
 
+/* Block types of the program, in addition to 's', 'f' and 'i': at most
+   STX_PAR_MAX_TYPES. K, the number of branches of a mixture, is 3 + desc.types. */
+enum { STX_PAR_MAX_TYPES = 3, STX_PAR_MAX_BRANCHES = 3 + STX_PAR_MAX_TYPES };
+
+/* What a block type reads. */
+typedef struct stx_par_branch {
+    const struct stx_par_desc *desc;    /* with the defaults filled in */
+    size_t l;                           /* the block */
+    stx_tensor *const *w;               /* the block's weights, in the order in which the
+                                           type describes them */
+    stx_tensor *h;                      /* (B,T,D): the input, normalised with pre_norm.
+                                           Rows of padding are 0 */
+    stx_tensor *past;                   /* (B,rows,width): the newest rows of the block's
+                                           memory, oldest first, as constants. Rows from
+                                           before a text are 0. NULL if the type has no
+                                           memory */
+    const stx_ids *pad;                 /* (B,T): nonzero where h is padding; NULL without
+                                           padding */
+} stx_par_branch;
+
+/* A block type of the program. A block computes LN(h + forward(h)), or h + forward(LN(h))
+   with pre_norm; the model has the norm, dropout, gate and memory. See Own block types in
+   the manual.
+
+   weights   describes the weights of block l: fills in w[0 .. n), which are zeros at
+             first, and returns n, at most STX_MAX_WEIGHTS. d has the defaults filled in.
+             The parameters are named layers.<l>.<name>.<weight>. NULL: no weights
+   forward   returns (B,T,D), computed by operators from in->h, in->past, in->w and
+             constants. If `rows` is not 0, it also sets *state to a tensor (B,n,width),
+             n >= 1, whose rows are appended to the block's memory. Returns NULL if it
+             fails. It is called in training, evaluation and generation (with any T >= 1),
+             and again in the backward pass if the block is recomputed, so it must have no
+             side effects */
+typedef struct stx_par_type {
+    char        letter;         /* in patterns: a letter other than s, f, i and g */
+    const char *name;           /* part of the parameters' names, such as "conv"; must be
+                                   valid as long as the model */
+    size_t    (*weights)(void *user, const struct stx_par_desc *d, size_t l, stx_weight *w);
+    stx_tensor *(*forward)(stx_ctx *x, void *user, const stx_par_branch *in, stx_tensor **state);
+    void       *user;           /* passed to both functions */
+    size_t      rows, width;    /* memory: number of rows that forward reads, and their
+                                   channels; width 0: D */
+    double      cost;           /* time of a block, as in stx_par_desc.cost */
+    double      pi0;            /* initial probability, as in stx_par_desc.pi0; 0: 1 / K */
+} stx_par_type;
+
 /* Configuration of a model. Zero means the default, which is given after "0:". */
 typedef struct stx_par_desc {
     size_t vocab;           /* V; 0: no embedding or output head; use stx_par_segment */
@@ -502,6 +574,8 @@ typedef struct stx_par_desc {
     const char *pattern;    /* the blocks, such as "(sfff)6f8"; see Patterns in the
                                manual. Copied. NULL or "": a supernet, in which every
                                block is a mixture */
+    const stx_par_type *type;   /* block types of the program; copied */
+    size_t types;           /* number of elements in `type`, at most STX_PAR_MAX_TYPES */
 
     size_t segment;         /* expected number of tokens per call, which determines the
                                table sizes; 0: 128. Calls may be shorter or longer */
@@ -542,7 +616,8 @@ typedef struct stx_par_desc {
                                unnormalised probabilities, as in the reference; see The
                                gate in the manual */
     double pi0[3];          /* initial probabilities of attention, feed-forward and
-                               identity; if all are 0: 0.33, 0.33, 0.34 */
+                               identity; if all are 0: 0.33, 0.33, 0.34, or 1 / K each
+                               with types */
     int    gate;            /* the gate in training. STX_PAR_SOFT: w = y. STX_PAR_ST: one-hot w
                                with the gradient of y */
     int    gate_eval;       /* the gate in evaluation. STX_PAR_EVAL_ARGMAX: only the most probable
@@ -609,8 +684,8 @@ STX_DEF void stx_par_reference(stx_par_desc *d);
 
 /* A block and its parameters. */
 typedef struct stx_par_block {
-    int         kind;                       /* what the block runs: 's', 'f', 'i', or 'g'
-                                               for a mixture */
+    int         kind;                       /* what the block runs: 's', 'f', 'i', the letter
+                                               of a type, or 'g' for a mixture */
     stx_tensor *attn_gain, *attn_shift;     /* (D) each: LN_a */
     stx_tensor *wq, *wkv, *wr, *wo;         /* wq and wr (H dh,D), wkv (2 H dh,D) with the
                                                rows of the keys first, wo (D,H dh) */
@@ -622,7 +697,12 @@ typedef struct stx_par_block {
                                                is for distance t */
     stx_tensor *ff_gain, *ff_shift;         /* (D) each: LN_f */
     stx_tensor *w1, *b1, *w2, *b2;          /* w1 (F,D), b1 (F), w2 (D,F), b2 (D) */
-    stx_tensor *al;                         /* (3): the gate's parameters, owned by
+    struct {
+        stx_tensor *gain, *shift;           /* (D) each: the norm */
+        stx_tensor *w[STX_MAX_WEIGHTS];
+    } own[STX_PAR_MAX_TYPES];               /* parameters of desc.type[t]; NULL if the block
+                                               does not run it */
+    stx_tensor *al;                         /* (K): the gate's parameters, owned by
                                                stx_par.gates; mixtures only */
 } stx_par_block;
 
@@ -642,9 +722,9 @@ typedef struct stx_par_positions {
 typedef struct stx_par {
     stx_ctx       *ctx;
     stx_par_desc   desc;                /* with the defaults filled in; desc.pattern is
-                                           `pattern`. tau and cost are the current values.
-                                           `gate` and gate_eval may be changed between
-                                           steps */
+                                           `pattern`, and desc.type is the model's copy.
+                                           tau and cost are the current values. `gate` and
+                                           gate_eval may be changed between steps */
     char          *pattern;             /* L letters, or NULL for a supernet */
     stx_params    *params;              /* the weights */
     stx_params    *gates;               /* `al` of each block, named arch.<l>, for a separate
@@ -658,17 +738,19 @@ typedef struct stx_par {
                                            pos[1] for the most recently used other
                                            clamp_len */
     stx_tensor    *tau;                 /* (1), the temperature */
-    stx_real      *cost;                /* (3), on the device: the time of each branch */
-    stx_tensor    *keep;                /* (2,H dh'): a row of ones and a row of zeros,
-                                           from which stx__par_keep builds the factors
-                                           that zero the attention outputs of padding.
-                                           NULL until padding occurs */
+    stx_par_type  *own;                 /* [desc.types], desc.type for writing */
+    stx_real      *cost;                /* (K), on the device: the time of each branch */
+    stx_tensor    *keep[2];             /* (2,H dh') and (2,D): a row of ones and a row of
+                                           zeros, from which stx__par_keep builds the
+                                           factors that zero rows of padding in outputs of
+                                           attention and in inputs of own types. NULL
+                                           until padding occurs */
     int            frozen;              /* 1: the gates are constants; see stx_par_freeze */
     stx_real      *uniforms;            /* the caller's U, on the device; see
                                            stx_par_set_uniforms */
     size_t         uniforms_count;      /* number of values in uniforms; 0: U is drawn at random */
     size_t         uniforms_capacity;   /* number of values that uniforms has space for */
-    stx_tensor   **w;                   /* [L]: w (R,3) of the last forward pass, valid until
+    stx_tensor   **w;                   /* [L]: w (R,K) of the last forward pass, valid until
                                            the next stx_begin. NULL if the block did not
                                            run as a mixture */
     stx_tensor    *latency;             /* (1), total latency of all blocks in the last forward
@@ -701,7 +783,7 @@ STX_DEF const stx_family *stx_par_family(void);
 STX_DEF stx_params *stx_par_params(stx_par *m);
 
 /* Returns the number of weights of a model with this desc, without creating it. Tied
-   weights are counted once. The 3 L parameters of a supernet's gates are not included.
+   weights are counted once. The K L parameters of a supernet's gates are not included.
    Returns 0, without setting an error, if the desc is invalid, and SIZE_MAX if the
    number does not fit in size_t. */
 STX_DEF size_t stx_par_count(const stx_par_desc *d);
@@ -723,6 +805,8 @@ typedef struct stx_par_state {
     int       same_length;  /* 1: every query sees at most M keys, including its own;
                                requires M >= 2. Applies to the same passes as clamp_len */
     stx_memory *mem;        /* for each attention block (B,n,D), oldest row first */
+    stx_memory *own;        /* the memory of block l for desc.type[t] in layer l types + t; NULL
+                               if no type has a memory */
     uint64_t  calls;        /* number of forward passes since a reset: a pass that writes
                                this memory sets it to 1 plus the `calls` of the memory
                                that it read, or to 1 if it read none */
@@ -754,18 +838,19 @@ STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state 
                                size_t n);
 
 /* Copy the memory of block l to or from host memory. stx_par_state_get writes (B,n,D)
-   values to out, oldest row first, where n = s->mem->layer[l].count is the number of
-   rows per stream. stx_par_state_set replaces the block's memory with n <= M rows per
-   stream. stx_par_state_get fails while a stream lacks rows (after
-   stx_par_state_reset_stream or because of padding), because plain values cannot mark
-   rows as missing. Both return 1, or set an error and return 0. */
+   values to out, oldest row first, where n = s->mem->layer[l].count is the number of rows
+   per stream. stx_par_state_set replaces the block's memory with n <= M rows per stream.
+   stx_par_state_get fails while a stream lacks rows (after stx_par_state_reset_stream or
+   because of padding), because plain values cannot mark rows as missing. The memories of
+   own block types are not included. Both return 1, or set an error and return 0. */
 STX_DEF int stx_par_state_get(const stx_par_state *s, size_t l, stx_real *out);
 STX_DEF int stx_par_state_set(stx_par_state *s, size_t l, const stx_real *in, size_t n);
 
 /* stx_par_state_save saves the memory to a checkpoint. The entries are "<prefix>calls"
-   and those that stx_memory_save writes under "<prefix>mem."; the prefix can have at
-   most 64 bytes. stx_par_state_load loads it into a memory with the same B. Both return
-   1, or set an error and return 0; a failed load leaves s empty. */
+   and those that stx_memory_save writes under "<prefix>mem." and, with own block types,
+   "<prefix>own."; the prefix can have at most 64 bytes. stx_par_state_load loads it into
+   a memory with the same B. Both return 1, or set an error and return 0; a failed load
+   leaves s empty. */
 STX_DEF int stx_par_state_save(stx_writer *w, const stx_par_state *s, const char *prefix);
 STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *prefix);
 
@@ -868,19 +953,19 @@ typedef struct stx_par_anneal {
 
 STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n);
 
-/* Sets the times of an attention block (cost[0]) and of a feed-forward block (cost[1]),
-   for example to measured times. */
+/* Sets the times of an attention block (cost[0]), of a feed-forward block (cost[1]) and
+   of the own types (cost[2] ..), for example to measured times. */
 STX_DEF void stx_par_set_cost(stx_par *m, const double *cost);
 
 /* If frozen is 1, the parameters of the gates become constants at the next forward pass,
    and their gradients are not computed. If frozen is 0, they become trainable again. */
 STX_DEF void stx_par_freeze(stx_par *m, int frozen);
 
-/* Makes the following calls use the values u (R,L,3) instead of a random U. u is in
+/* Makes the following calls use the values u (R,L,K) instead of a random U. u is in
    host memory, and each value must be above 0 and below 1. R = stx_par_draws(m, B, T)
-   for calls with B streams of T tokens, and count is the number of values, 3 L R.
+   for calls with B streams of T tokens, and count is the number of values, K L R.
    u = NULL restores random draws. Sets an error and keeps the previous values if count
-   is 0 or not a multiple of 3 L (with STX_PAR_NOISE_STEP: not 3 L), or if a value is
+   is 0 or not a multiple of K L (with STX_PAR_NOISE_STEP: not K L), or if a value is
    out of range. A forward pass that needs a different number of draws fails. The values
    are copied to the device, where replayed steps read them, so set them between steps. */
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count);
@@ -888,7 +973,7 @@ STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count);
 /* Returns R, the number of draws per block in a call with B streams of T tokens. */
 STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T);
 
-/* Writes the current branch probabilities of all gates to p (L,3). Returns 1, or 0
+/* Writes the current branch probabilities of all gates to p (L,K). Returns 1, or 0
    after an error or for a fixed network. */
 STX_DEF int stx_par_probs(const stx_par *m, double *p);
 
@@ -896,7 +981,8 @@ STX_DEF int stx_par_probs(const stx_par *m, double *p);
    space for `capacity` bytes, and returns its length, or 0 if it does not fit or the
    arguments are invalid.
 
-   expand    a pattern with one letter per block; see Patterns in the manual
+   expand    a pattern with one letter per block; see Patterns in the manual. Accepts
+             only s, f and i; stx_par_create also accepts the letters of desc.type
    format    the inverse of expand: a short form with counts
    rule      the paper's rule: floor(L / every) attention blocks, evenly spaced within the
              first two thirds
@@ -978,7 +1064,9 @@ typedef struct stx_par_gen {
     size_t     rows;            /* number of cached rows so far, up to M */
     stx_cache *cache;           /* keys and values of each attention block */
     stx_real **pos;             /* [L]: r_t of each attention block, (M + 1,H dh') */
-    char      *kind;            /* (L): what each block runs: s, f, i, or g for a mixture */
+    stx_memory *own;            /* memories of own block types, as in stx_par_state */
+    char      *kind;            /* (L): what each block runs: s, f, i, the letter of a type,
+                                   or g for a mixture */
     int32_t   *pad;             /* (B,M), on the host, the newest row last: nonzero for rows from
                                    before a stream's reset */
     int        masked;          /* 1: an element of pad is nonzero */
@@ -1032,7 +1120,8 @@ STX_DEF stx_lm stx_par_as_lm(stx_par *m);
 
    U_k of a draw is uniforms[draw * uniforms_stride + k], or if uniforms is NULL
 
-       ((bits >> 9) + 0.5) 2^-23, bits = word k of stx_philox(seed, stream, first + draw)
+       ((bits >> 9) + 0.5) 2^-23, bits = word k of stx_philox(seed, stream, first + draw),
+                                  or word k - 4 with stream + 2^61 if k >= 4
 
    which is never 0 or 1, and is exact in float. All results are computed in double and
    rounded once. The backward kernel reads y but not w, so a hard gate has the gradient
@@ -1048,20 +1137,21 @@ STX_DEF stx_lm stx_par_as_lm(stx_par *m);
    All values are floats in every precision. */
 typedef struct stx_par_gate_args {
     size_t R, uniforms_stride;
+    int    branches;                /* K, at most STX_PAR_MAX_BRANCHES; 0: 3 */
     int    form;                    /* STX_PAR_FORM_LOGITS or STX_PAR_FORM_PI */
     int    hard, noisy;
     int    latency_w;               /* STX_PAR_LATENCY_OF_P or _OF_W */
     uint64_t seed, stream, first;
-    const stx_real *al;             /* (3): parameters of the gate */
+    const stx_real *al;             /* (K): parameters of the gate */
     const stx_real *tau;            /* (1): temperature */
     const stx_real *uniforms;       /* (R,..), or NULL */
-    const stx_real *cost, *before;  /* cost (3) and before (1); before = NULL means 0 */
-    stx_real *w, *y;                /* (R,3); y may alias w unless hard is set */
+    const stx_real *cost, *before;  /* cost (K) and before (1); before = NULL means 0 */
+    stx_real *w, *y;                /* (R,K); y may alias w unless hard is set */
     stx_real *lat;                  /* (1), the latency. If it is NULL in both kernels, no
                                        latency is computed, and cost, before, dlat and
                                        dbefore are not used */
-    const stx_real *dw, *dlat;      /* dw (R,3) and dlat (1); NULL means 0 */
-    stx_real *dal, *dbefore;        /* dal (3) and dbefore (1); NULL if not needed */
+    const stx_real *dw, *dlat;      /* dw (R,K) and dlat (1); NULL means 0 */
+    stx_real *dal, *dbefore;        /* dal (K) and dbefore (1); NULL if not needed */
 } stx_par_gate_args;
 
 STX_KERNEL(stx_par_gate_fwd, (stx_ctx *x, const stx_par_gate_args *a))
@@ -1158,12 +1248,19 @@ STX_STRICT_ON
 
 // >>gate
 
-/* Computes the uniforms U (3) of one draw; see stx_par_gate_args. */
+/* Returns K, the number of branches. */
+static int stx__par_gate_branches(const stx_par_gate_args *a) {
+    return a->branches ? a->branches : 3;
+}
+
+/* Computes the uniforms U (K) of one draw; see stx_par_gate_args. */
 static void stx__par_uniform(const stx_par_gate_args *a, size_t draw, double *U) {
-    uint32_t bits[4];
+    const int K = stx__par_gate_branches(a);
+    uint32_t bits[8];
     int k;
     stx_philox(a->seed, a->stream, a->first + draw, bits);
-    for (k = 0; k < 3; k++) {
+    if (K > 4) stx_philox(a->seed, a->stream + ((uint64_t)1 << 61), a->first + draw, bits + 4);
+    for (k = 0; k < K; k++) {
         if (a->uniforms)
             U[k] = (double)a->uniforms[draw * a->uniforms_stride + (size_t)k];
         else
@@ -1174,14 +1271,14 @@ static void stx__par_uniform(const stx_par_gate_args *a, size_t draw, double *U)
 /* Computes pi, p = pi / sum pi, and ln pi. With STX_PAR_FORM_LOGITS, pi is divided by
    its largest element, and ln_pi receives ln p, which differs from ln pi by a
    constant. */
-static void stx__par_probabilities(int form, const stx_real *al, double *ln_pi, double *pi,
+static void stx__par_probabilities(int form, int K, const stx_real *al, double *ln_pi, double *pi,
                                    double *p) {
     double max = (double)al[0], sum = 0;
     int k;
-    for (k = 1; k < 3; k++)
+    for (k = 1; k < K; k++)
         if ((double)al[k] > max) max = (double)al[k];
 
-    for (k = 0; k < 3; k++) {
+    for (k = 0; k < K; k++) {
         if (form == STX_PAR_FORM_PI)
             pi[k] = (al[k] > 0 ? (double)al[k] : 0) + 1e-5;
         else
@@ -1189,7 +1286,7 @@ static void stx__par_probabilities(int form, const stx_real *al, double *ln_pi, 
         if (al[k] != al[k]) pi[k] = (double)al[k];      /* keep a NaN, even with STX_PAR_FORM_PI */
         sum += pi[k];
     }
-    for (k = 0; k < 3; k++) {
+    for (k = 0; k < K; k++) {
         ln_pi[k] = form == STX_PAR_FORM_PI ? log(pi[k]) : (double)al[k] - max - log(sum);
         p[k] = pi[k] / sum;
     }
@@ -1199,15 +1296,17 @@ static void stx__par_probabilities(int form, const stx_real *al, double *ln_pi, 
    largest element. */
 static int stx__par_sample_gate(const stx_par_gate_args *a, size_t draw, const double *ln_pi,
                                 double *y) {
-    double U[3], v[3], sum = 0, tau = a->noisy ? (double)a->tau[0] : 1;
+    const int K = stx__par_gate_branches(a);
+    double U[STX_PAR_MAX_BRANCHES], v[STX_PAR_MAX_BRANCHES], sum = 0;
+    const double tau = a->noisy ? (double)a->tau[0] : 1;
     int k, best = 0;
     if (a->noisy) stx__par_uniform(a, draw, U);
-    for (k = 0; k < 3; k++) {
+    for (k = 0; k < K; k++) {
         v[k] = (ln_pi[k] + (a->noisy ? -log(-log(U[k])) : 0)) / tau;
         if (v[k] > v[best]) best = k;
     }
-    for (k = 0; k < 3; k++) sum += y[k] = exp(v[k] - v[best]);
-    for (k = 0; k < 3; k++) y[k] /= sum;
+    for (k = 0; k < K; k++) sum += y[k] = exp(v[k] - v[best]);
+    for (k = 0; k < K; k++) y[k] /= sum;
     return best;
 }
 
@@ -1215,21 +1314,23 @@ STX_DEF void stx_par_gate_fwd(stx_ctx *x, const stx_par_gate_args *a) {
     STX__FP_SCOPE;
     const int of_p = a->lat && a->latency_w == STX_PAR_LATENCY_OF_P;
     const int of_w = a->lat && a->latency_w == STX_PAR_LATENCY_OF_W;
-    double ln_pi[3], pi[3], p[3], y[3], lat = 0;
-    size_t draw;
+    const int K = stx__par_gate_branches(a);
+    double ln_pi[STX_PAR_MAX_BRANCHES], pi[STX_PAR_MAX_BRANCHES], p[STX_PAR_MAX_BRANCHES];
+    double y[STX_PAR_MAX_BRANCHES], lat = 0;
+    size_t draw, at = 0;
     int k, best;
     (void)x;
-    stx__par_probabilities(a->form, a->al, ln_pi, pi, p);
+    stx__par_probabilities(a->form, K, a->al, ln_pi, pi, p);
     for (draw = 0; draw < a->R; draw++) {
         best = stx__par_sample_gate(a, draw, ln_pi, y);
-        for (k = 0; k < 3; k++) {
-            a->y[3 * draw + (size_t)k] = (stx_real)y[k];
+        for (k = 0; k < K; k++, at++) {
+            a->y[at] = (stx_real)y[k];
             if (a->hard && y[k] == y[k]) y[k] = k == best;      /* keeps a NaN */
-            a->w[3 * draw + (size_t)k] = (stx_real)y[k];
+            a->w[at] = (stx_real)y[k];
             if (of_w) lat += y[k] * (double)a->cost[k] / (double)a->R;
         }
     }
-    for (k = 0; k < 3 && of_p; k++) lat += p[k] * (double)a->cost[k];
+    for (k = 0; k < K && of_p; k++) lat += p[k] * (double)a->cost[k];
     if (a->lat) a->lat[0] = (stx_real)(lat + (a->before ? (double)a->before[0] : 0));
 }
 
@@ -1241,33 +1342,35 @@ STX_DEF void stx_par_gate_bwd(stx_ctx *x, const stx_par_gate_args *a) {
     const int of_w = a->lat && a->latency_w == STX_PAR_LATENCY_OF_W;
     const double tau = a->noisy ? (double)a->tau[0] : 1;
     const double dlat = a->lat && a->dlat ? (double)a->dlat[0] : 0;
-    double ln_pi[3], pi[3], p[3], ds[3] = {0, 0, 0}, ds_sum = 0, pi_sum = 0, mean_cost = 0;
+    const int K = stx__par_gate_branches(a);
+    double ln_pi[STX_PAR_MAX_BRANCHES], pi[STX_PAR_MAX_BRANCHES], p[STX_PAR_MAX_BRANCHES];
+    double ds[STX_PAR_MAX_BRANCHES] = {0}, ds_sum = 0, pi_sum = 0, mean_cost = 0;
     size_t draw;
     int k;
     (void)x;
     if (a->dbefore && a->lat) a->dbefore[0] += (stx_real)dlat;
     if (!a->dal) return;
-    stx__par_probabilities(a->form, a->al, ln_pi, pi, p);
+    stx__par_probabilities(a->form, K, a->al, ln_pi, pi, p);
 
     /* backpropagate through the softmax of each draw */
     for (draw = 0; draw < a->R; draw++) {
-        const stx_real *y = a->y + 3 * draw;
-        double dw[3], dot = 0;
-        for (k = 0; k < 3; k++) {
-            dw[k] = (a->dw ? (double)a->dw[3 * draw + (size_t)k] : 0)
+        const stx_real *y = a->y + (size_t)K * draw;
+        double dw[STX_PAR_MAX_BRANCHES], dot = 0;
+        for (k = 0; k < K; k++) {
+            dw[k] = (a->dw ? (double)a->dw[(size_t)K * draw + (size_t)k] : 0)
                     + (of_w ? dlat * (double)a->cost[k] / (double)a->R : 0);
             dot += (double)y[k] * dw[k];
         }
-        for (k = 0; k < 3; k++) ds[k] += (double)y[k] * (dw[k] - dot) / tau;
+        for (k = 0; k < K; k++) ds[k] += (double)y[k] * (dw[k] - dot) / tau;
     }
 
     /* compute the gradients of the parameters, with the part from the latency of p */
-    for (k = 0; k < 3; k++) {
+    for (k = 0; k < K; k++) {
         ds_sum += ds[k];
         pi_sum += pi[k];
         if (of_p) mean_cost += p[k] * (double)a->cost[k];
     }
-    for (k = 0; k < 3; k++) {
+    for (k = 0; k < K; k++) {
         double c = of_p ? dlat * ((double)a->cost[k] - mean_cost) : 0;
         if (a->form == STX_PAR_FORM_LOGITS)
             a->dal[k] += (stx_real)(ds[k] - p[k] * ds_sum + p[k] * c);
@@ -1738,6 +1841,36 @@ static stx_tensor *stx__par_mix(stx_ctx *x, stx_tensor *const *in, size_t period
     return y;
 }
 
+/* Sizes of stx__par_columns: columns [first, first + n) of w (R,K) */
+typedef struct stx__par_column {
+    size_t R, K, first, n;
+} stx__par_column;
+
+static void stx__par_columns_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    const stx__par_column *s = (const stx__par_column *)save;
+    stx_real *dw = stx_grad(x, in[0], NULL);
+    if (!dw) return;
+    dw = stx_offset_ptr(x, dw, s->first);
+    STX_RUN(x, stx_copy2d, (x, dw, s->K, y->grad, 3, s->R, s->n, 1));
+}
+
+/* Returns n <= 3 columns of w (R,K), followed by zeros, as weights (R,3) for
+   stx__par_mix. */
+static stx_tensor *stx__par_columns(stx_ctx *x, stx_tensor *w, size_t first, size_t n) {
+    stx__par_column *s = (stx__par_column *)stx_step_host_bytes(x, sizeof *s);
+    stx_tensor *y = w ? stx_new_f32(x, w->dim[0], 3, 0, 0) : NULL;
+    if (!s || !y) return NULL;
+    s->R = w->dim[0];
+    s->K = w->dim[1];
+    s->first = first;
+    s->n = n;
+    STX_RUN(x, stx_fill, (x, y->data, y->size, 0));
+    STX_RUN(x, stx_copy2d,
+            (x, y->data, 3, stx_offset_ptr(x, w->data, first), s->K, s->R, n, 0));
+    stx_record(x, y, &w, 1, stx__par_columns_back, s);
+    return y;
+}
+
 typedef struct stx__par_gate {
     stx_par_gate_args a;
     stx_tensor *w, *lat;
@@ -1753,7 +1886,7 @@ static void stx__par_gate_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in,
     if (stx_ok(x)) STX_RUN(x, stx_par_gate_bwd, (x, &s->a));
 }
 
-/* Returns the weights w (R,3) of a block's gate with parameters al (3), as an op. `how`
+/* Returns the weights w (R,K) of a block's gate with parameters al (K), as an op. `how`
    holds the kernel's arguments except al, w, y, lat and before. If lat is not NULL,
    *lat is the total latency of the preceding blocks (NULL if there are none), and is
    replaced by the total including this block. */
@@ -1761,16 +1894,17 @@ static stx_tensor *stx__par_gate_op(stx_ctx *x, stx_tensor *al, const stx_par_ga
                                     stx_tensor **lat) {
     stx__par_gate *s = (stx__par_gate *)stx_step_host_bytes(x, sizeof *s);
     stx_tensor *in[2], *made[2] = {NULL, NULL};
+    const size_t K = (size_t)stx__par_gate_branches(how);
     if (!s || !al) return NULL;
     s->a = *how;
     in[0] = al;
     in[1] = lat ? *lat : NULL;
-    s->w = made[0] = stx_new_f32(x, how->R, 3, 0, 0);
+    s->w = made[0] = stx_new_f32(x, how->R, K, 0, 0);
     s->lat = NULL;
     if (lat) s->lat = made[1] = *lat = stx_new_f32(x, 1, 0, 0, 0);
     s->a.y = s->w ? s->w->data : NULL;
     if (how->hard)
-        s->a.y = (stx_real *)stx_step_device_bytes(x, stx_bytes_of(how->R, 3, sizeof *s->a.y));
+        s->a.y = (stx_real *)stx_step_device_bytes(x, stx_bytes_of(how->R, K, sizeof *s->a.y));
     if (!stx_ok(x) || !s->a.y) return NULL;
 
     s->a.al = al->data;
@@ -1822,17 +1956,17 @@ static size_t stx__par_times(const char **p) {
 }
 
 /* Expands the pattern at p, up to a ')' or the end, and appends the result to the *n
-   letters already in out. Returns the position where it stopped, or NULL if the pattern
-   is invalid. */
+   letters already in out. `letters` are those that a pattern can have. Returns the
+   position where it stopped, or NULL if the pattern is invalid. */
 static const char *stx__par_expand(char *out, size_t capacity, size_t *n, const char *p,
-                                   int depth) {
+                                   const char *letters, int depth) {
     while (*p && *p != ')') {
         size_t from = *n, times, unit, i;
         if (*p == '(') {
-            p = depth < 8 ? stx__par_expand(out, capacity, n, p + 1, depth + 1) : NULL;
+            p = depth < 8 ? stx__par_expand(out, capacity, n, p + 1, letters, depth + 1) : NULL;
             if (!p || *p != ')' || *n == from) return NULL;
         } else {
-            if ((*p != 's' && *p != 'f' && *p != 'i') || *n + 1 >= capacity) return NULL;
+            if (!strchr(letters, *p) || *n + 1 >= capacity) return NULL;
             out[(*n)++] = *p;
         }
         p++;
@@ -1844,13 +1978,27 @@ static const char *stx__par_expand(char *out, size_t capacity, size_t *n, const 
     return p;
 }
 
-STX_DEF size_t stx_par_expand(char *out, size_t capacity, const char *pattern) {
+/* Implements stx_par_expand, for patterns with the given letters. */
+static size_t stx__par_expand_all(char *out, size_t capacity, const char *pattern,
+                                  const char *letters) {
     const char *end = NULL;
     size_t n = 0;
-    if (pattern && out && capacity) end = stx__par_expand(out, capacity, &n, pattern, 0);
+    if (pattern && out && capacity) end = stx__par_expand(out, capacity, &n, pattern, letters, 0);
     if (!end || *end) n = 0;
     if (out && capacity) out[n] = 0;
     return n;
+}
+
+STX_DEF size_t stx_par_expand(char *out, size_t capacity, const char *pattern) {
+    return stx__par_expand_all(out, capacity, pattern, "sfi");
+}
+
+/* Writes the letter of each branch, in the order of the gates, to out. */
+static void stx__par_letters(const stx_par_desc *d, char out[STX_PAR_MAX_BRANCHES + 1]) {
+    size_t t;
+    strcpy(out, "sfi");
+    for (t = 0; t < STX_PAR_MAX_TYPES; t++) out[3 + t] = t < d->types ? d->type[t].letter : 0;
+    out[3 + t] = 0;
 }
 
 /* Length of the longest group that stx_par_format recognises. This limit bounds the
@@ -1917,11 +2065,17 @@ STX_DEF size_t stx_par_rule(char *out, size_t capacity, size_t L, size_t every) 
     return L;
 }
 
-/* Computes p (3) of the gate of block l. Returns 0 after an error. */
+/* Returns K, the number of branches of a mixture. */
+static size_t stx__par_branches(const stx_par *m) {
+    return 3 + m->desc.types;
+}
+
+/* Computes p (K) of the gate of block l. Returns 0 after an error. */
 static int stx__par_block_probs(const stx_par *m, size_t l, double *p) {
     const stx_real *al = stx_param_mirror(m->ctx, m->block[l].al);
-    double ln_pi[3], pi[3];
-    if (al) stx__par_probabilities(m->desc.gate_form, al, ln_pi, pi, p);
+    double ln_pi[STX_PAR_MAX_BRANCHES], pi[STX_PAR_MAX_BRANCHES];
+    if (al)
+        stx__par_probabilities(m->desc.gate_form, (int)stx__par_branches(m), al, ln_pi, pi, p);
     return al != NULL;
 }
 
@@ -1930,7 +2084,7 @@ STX_DEF int stx_par_probs(const stx_par *m, double *p) {
     size_t l;
     if (!m || !m->gates || !p || !stx_ok(m->ctx)) return 0;
     for (l = 0; l < m->desc.blocks; l++)
-        if (!stx__par_block_probs(m, l, p + 3 * l)) return 0;
+        if (!stx__par_block_probs(m, l, p + stx__par_branches(m) * l)) return 0;
     return 1;
 }
 
@@ -1939,18 +2093,19 @@ STX_DEF int stx_par_probs(const stx_par *m, double *p) {
    an error. */
 static int stx__par_letter(const stx_par *m, size_t l, const double *U) {
     STX__FP_SCOPE;
-    double p[3];
-    int k;
+    const size_t K = stx__par_branches(m);
+    double p[STX_PAR_MAX_BRANCHES], sum;
+    char letters[STX_PAR_MAX_BRANCHES + 1];
+    size_t k, best = 0;
     if (!m->gates) return m->pattern[l];
     if (!stx__par_block_probs(m, l, p)) return 0;
-    if (U) {
-        k = *U >= p[0];
-        if (*U >= p[0] + p[1]) k = 2;
-    } else {
-        k = p[1] > p[0];
-        if (p[2] > p[k]) k = 2;
+    sum = p[0];
+    for (k = 1; k < K; k++) {
+        if (U ? *U >= sum : p[k] > p[best]) best = k;
+        sum += p[k];
     }
-    return "sfi"[k];
+    stx__par_letters(&m->desc, letters);
+    return letters[best];
 }
 
 static size_t stx__par_choose(const stx_par *m, char *out, size_t capacity, int draw, uint64_t seed,
@@ -2258,6 +2413,13 @@ static size_t stx__par_mem(const stx_par_desc *d) {
     return d->mem == STX_PAR_NO_ROWS ? 0 : d->mem;
 }
 
+/* Describes the weights of the program's type t in block l in w (STX_MAX_WEIGHTS).
+   Returns their number. */
+static size_t stx__par_weights(const stx_par_desc *d, size_t t, size_t l, stx_weight *w) {
+    memset(w, 0, STX_MAX_WEIGHTS * sizeof *w);
+    return d->type[t].weights ? d->type[t].weights(d->type[t].user, d, l, w) : 0;
+}
+
 /* Returns the number of rows of a learned position table. */
 static size_t stx__par_table_rows(const stx_par_desc *d) {
     return d->segment + stx__par_mem(d);
@@ -2379,7 +2541,8 @@ static int stx__par_check_vocab(stx_ctx *x, stx_par_desc *d) {
 static int stx__par_check_latency(stx_ctx *x, stx_par_desc *d) {
     const int hinge = d->latency == STX_PAR_LATENCY_HINGE;
     const int fbnet = d->latency == STX_PAR_LATENCY_FBNET;
-    int k;
+    int k, any = d->cost[0] > 0 || d->cost[1] > 0;
+    size_t t;
     if (!stx__par_one_of(x, "latency", d->latency, STX_PAR_LATENCY_FBNET)
         || !stx__par_one_of(x, "latency_w", d->latency_w, STX_PAR_LATENCY_OF_W))
         return 0;
@@ -2390,7 +2553,8 @@ static int stx__par_check_latency(stx_ctx *x, stx_par_desc *d) {
         || !stx__par_number(x, "latency_power", d->latency_power, -1e3, 1e3, "-1000 to 1000"))
         return 0;
 
-    if (d->latency && d->cost[0] == 0 && d->cost[1] == 0)
+    for (t = 0; t < d->types; t++) any |= d->type[t].cost > 0;
+    if (d->latency && !any)
         return stx__par_bad(x, "cost", 0, "a time above 0 if latency is set");
     if (d->latency && d->latency_weight == 0)
         return stx__par_bad(x, "latency_weight", 0, "a number other than 0 if latency is set");
@@ -2419,7 +2583,7 @@ static int stx__par_check_search(stx_ctx *x, stx_par_desc *d) {
         return 0;
     if (by_token && !stx__par_in_range(x, "noise_tokens", d->noise_tokens, 1, 31)) return 0;
     for (k = 0; k < 3; k++) {
-        if (none) d->pi0[k] = equal[k];
+        if (none) d->pi0[k] = d->types ? 1 / (3 + (double)d->types) : equal[k];
         if (!(d->pi0[k] > above && d->pi0[k] < 1e30))
             return stx__par_bad(x, "pi0", d->pi0[k],
                                 "positive probabilities, or finite weights with STX_PAR_FORM_PI");
@@ -2446,21 +2610,97 @@ STX_DEF void stx_par_reference(stx_par_desc *d) {
     d->init = STX_PAR_INIT_REF;
 }
 
+static int stx__par_bad_type(stx_ctx *x, size_t t, const char *field, double got,
+                             const char *expected) {
+    char full[48];
+    snprintf(full, sizeof full, "type[%zu].%s", t, field);
+    return stx__par_bad(x, full, got, expected);
+}
+
+/* Checks the letter and the name of type t, which must differ from those before it. */
+static int stx__par_check_names(stx_ctx *x, const stx_par_type *type, size_t t) {
+    const char letter = type[t].letter, *name = type[t].name ? type[t].name : "";
+    const char lower = (char)(letter | 32);
+    int letter_taken = letter && strchr("sfig", letter);
+    int name_taken = !strcmp(name, "attn") || !strcmp(name, "ff");
+    size_t i;
+    for (i = 0; i < t; i++) {
+        letter_taken |= type[i].letter == letter;
+        name_taken |= !strcmp(type[i].name, name);
+    }
+    if (lower < 'a' || lower > 'z' || letter_taken) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_create: type[%zu].letter: expected a letter other than s, f, i and g, "
+                 "which are built in, and those of other types, got '%c'", t,
+                 letter > ' ' && letter < 127 ? letter : '?');
+        return 0;
+    }
+    if (!*name || strlen(name) > 32 || name_taken) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_create: type[%zu].name: expected 1 to 32 bytes other than \"attn\", "
+                 "\"ff\" and the names of other types, got \"%.32s\"", t, name);
+        return 0;
+    }
+    return 1;
+}
+
+/* Checks the types of the program, except for their weights. */
+static int stx__par_check_types(stx_ctx *x, const stx_par_desc *d) {
+    size_t t;
+    if (d->types > STX_PAR_MAX_TYPES || (d->types && !d->type))
+        return stx__par_bad(x, "types", (double)d->types,
+                            "the number of elements in `type`, at most STX_PAR_MAX_TYPES (3)");
+    for (t = 0; t < d->types; t++) {
+        const stx_par_type *type = &d->type[t];
+        if (!stx__par_check_names(x, d->type, t)) return 0;
+        if (!type->forward) {
+            stx_fail(x, STX_ERR_ARG, "stx_par_create: type[%zu].forward: expected a function that "
+                                     "returns (B,T,D), got NULL", t);
+            return 0;
+        }
+        if (type->rows > (size_t)1 << 30)
+            return stx__par_bad_type(x, t, "rows", (double)type->rows, "at most 2^30");
+        if (type->width > (size_t)1 << 29 || (type->width && !type->rows))
+            return stx__par_bad_type(x, t, "width", (double)type->width,
+                                     "at most 2^29, and 0 unless `rows` is set");
+        if (!(type->cost >= 0 && type->cost < 1e30))
+            return stx__par_bad_type(x, t, "cost", type->cost, "0 or more");
+        if (!(type->pi0 >= 0 && type->pi0 < 1e30))
+            return stx__par_bad_type(x, t, "pi0", type->pi0, "0 or more (0 means 1 / K)");
+    }
+    return 1;
+}
+
+/* Checks the weights of the types. */
+static int stx__par_check_weights(stx_ctx *x, const stx_par_desc *d) {
+    char op[64];
+    stx_weight w[STX_MAX_WEIGHTS];
+    size_t t, l;
+    for (t = 0; t < d->types; t++) {
+        snprintf(op, sizeof op, "stx_par_create: type[%zu]", t);
+        for (l = 0; l < d->blocks; l++)
+            if (!stx_weights_check(x, op, w, stx__par_weights(d, t, l, w))) return 0;
+    }
+    return 1;
+}
+
 /* Checks the pattern, if there is one, and fills in the number of blocks. */
 static int stx__par_check_blocks(stx_ctx *x, stx_par_desc *d) {
-    char pattern[STX__PAR_MAX_BLOCKS + 1], quoted[STX_QUOTE];
+    char pattern[STX__PAR_MAX_BLOCKS + 1], quoted[STX_QUOTE], letters[STX_PAR_MAX_BRANCHES + 1];
     size_t L;
+    stx__par_letters(d, letters);
     if (d->pattern && !*d->pattern) d->pattern = NULL;
     if (!d->pattern) {
         if (!d->blocks) d->blocks = 32;
         return 1;
     }
-    L = stx_par_expand(pattern, sizeof pattern, d->pattern);
+    L = stx__par_expand_all(pattern, sizeof pattern, d->pattern, letters);
     if (!L) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_par_create: pattern: expected at most %d of the letters s, f and i, with "
-                 "groups and counts such as (sfff)6f8, got \"%s\"",
-                 (int)STX__PAR_MAX_BLOCKS, stx_quote(quoted, d->pattern, strlen(d->pattern)));
+                 "stx_par_create: pattern: expected at most %d of the letters s, f and i%s%s%s, "
+                 "with groups and counts such as (sfff)6f8, got \"%s\"", (int)STX__PAR_MAX_BLOCKS,
+                 d->types ? " and of desc.type (" : "", letters + 3, d->types ? ")" : "",
+                 stx_quote(quoted, d->pattern, strlen(d->pattern)));
         return 0;
     }
     if (d->blocks && d->blocks != L) {
@@ -2539,7 +2779,7 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
         return 0;
     }
     *d = *from;
-    if (!stx__par_check_blocks(x, d)) return 0;
+    if (!stx__par_check_types(x, d) || !stx__par_check_blocks(x, d)) return 0;
     stx__par_defaults(d);
     if (!stx__par_check_sizes(x, d) || !stx__par_check_positions(x, d)) return 0;
     if (!stx__par_allowed_if(x, "no_final_norm", d->no_final_norm, d->pre_norm,
@@ -2554,14 +2794,17 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
         || !stx__par_number(x, "proj_std", d->proj_std, 0, 1e6, "0 or more"))
         return 0;
     d->recompute_layers = STX_MIN(d->recompute_layers, d->blocks);
-    return stx__par_check_search(x, d) && stx__par_check_vocab(x, d);
+    return stx__par_check_search(x, d) && stx__par_check_weights(x, d)
+        && stx__par_check_vocab(x, d);
 }
 
 /* Writes the letters of a resolved desc's blocks, with a terminating 0, to kind
    (L + 1). In a supernet, each letter is 'g'. */
 static void stx__par_kinds(const stx_par_desc *d, char *kind) {
+    char letters[STX_PAR_MAX_BRANCHES + 1];
+    stx__par_letters(d, letters);
     if (d->pattern)
-        stx_par_expand(kind, d->blocks + 1, d->pattern);
+        stx__par_expand_all(kind, d->blocks + 1, d->pattern, letters);
     else
         memset(kind, 'g', d->blocks);
 }
@@ -2574,12 +2817,18 @@ static int stx__par_feeds(int kind) {
     return kind == 'f' || kind == 'g';
 }
 
+/* Returns 1 if a block of this kind runs type t of the program. */
+static int stx__par_runs(const stx_par_desc *d, int kind, size_t t) {
+    return kind == 'g' || kind == d->type[t].letter;
+}
+
 STX_DEF size_t stx_par_count(const stx_par_desc *desc) {
     STX__FP_SCOPE;
     char kind[STX__PAR_MAX_BLOCKS + 1];
     stx_par_desc d;
     stx_vocab_io_desc vocab;
-    size_t n = 0, l, attn, ff, width, rows, uv, attentions = 0;
+    stx_weight w[STX_MAX_WEIGHTS];
+    size_t n = 0, l, t, attn, ff, own, width, rows, uv, attentions = 0;
     if (!desc || !stx_par_resolve(NULL, desc, &d)) return 0;
     if (d.vocab) {
         stx__par_vocab_desc(&d, &vocab);
@@ -2602,6 +2851,11 @@ STX_DEF size_t stx_par_count(const stx_par_desc *desc) {
 
     stx__par_kinds(&d, kind);
     for (l = 0; l < d.blocks; l++) {
+        for (t = 0; t < d.types; t++) {
+            if (!stx__par_runs(&d, kind[l], t)) continue;
+            own = stx_weights_size(w, stx__par_weights(&d, t, l, w));
+            n = stx_size_add(stx_size_add(n, 2, d.dim), 1, own);
+        }
         attentions += (size_t)stx__par_attends(kind[l]);
         if (stx__par_attends(kind[l])) n = stx_size_add(n, 1, attn);
         if (stx__par_feeds(kind[l])) n = stx_size_add(n, 1, ff);
@@ -2721,6 +2975,18 @@ static void stx__par_feed_params(stx_par *m, size_t l) {
     block->b2 = stx__par_zeros(m, l, "ff.fc2.bias", D, 0);
 }
 
+/* Creates the norm and the weights of the program's type t in block l. */
+static void stx__par_own_params(stx_par *m, size_t l, size_t t) {
+    stx_par_block *block = &m->block[l];
+    stx_weight w[STX_MAX_WEIGHTS];
+    const size_t n = stx__par_weights(&m->desc, t, l, w);
+    char full[96];
+    snprintf(full, sizeof full, "layers.%zu.%.32s.norm", l, m->own[t].name);
+    stx__par_norm_params(m, full, &block->own[t].gain, &block->own[t].shift);
+    snprintf(full, sizeof full, "layers.%zu.%.32s.", l, m->own[t].name);
+    stx_weights_create(m->params, full, w, n, block->own[t].w);
+}
+
 /* Rescales the head of STX_PAR_OUT_REF. In the reference, the head's words and the
    tails are rows of one matrix, and Glorot's formula uses the size of that matrix. */
 static void stx__par_scale_ref_head(stx_par *m) {
@@ -2734,21 +3000,25 @@ static void stx__par_scale_ref_head(stx_par *m) {
 
 static void stx__par_gate_params(stx_par *m) {
     const stx_par_desc *d = &m->desc;
-    stx_real al[3];
+    const size_t K = stx__par_branches(m);
+    double cost[STX_PAR_MAX_BRANCHES - 1];
+    stx_real al[STX_PAR_MAX_BRANCHES];
     char name[32];
-    size_t l;
-    int k;
-    for (k = 0; k < 3; k++)
-        al[k] = (stx_real)(d->gate_form == STX_PAR_FORM_PI ? d->pi0[k] : log(d->pi0[k]));
+    size_t l, k;
+    for (k = 0; k < K; k++) {
+        const double pi0 = k < 3 ? d->pi0[k] : m->own[k - 3].pi0;
+        al[k] = (stx_real)(d->gate_form == STX_PAR_FORM_PI ? pi0 : log(pi0));
+    }
+    for (k = 0; k + 1 < K; k++) cost[k] = k < 2 ? d->cost[k] : m->own[k - 2].cost;
     m->gates = stx_params_create(m->ctx);
     for (l = 0; l < d->blocks && stx_ok(m->ctx); l++) {
         snprintf(name, sizeof name, "arch.%zu", l);
-        m->block[l].al = stx_param(m->gates, STX_ZEROS, 0, name, 3, 0, 0, 0);
+        m->block[l].al = stx_param(m->gates, STX_ZEROS, 0, name, K, 0, 0, 0);
         stx_set(m->ctx, m->block[l].al, al);
     }
     m->tau = stx_scalar_create(m->ctx, d->tau);
-    m->cost = stx_block_f32(m->ctx, 3);
-    stx_par_set_cost(m, d->cost);
+    m->cost = stx_block_f32(m->ctx, K);
+    stx_par_set_cost(m, cost);
 }
 
 STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
@@ -2757,7 +3027,7 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
     stx_par_desc *d;
     stx_vocab_io_desc vocab;
     char *kind;
-    size_t l;
+    size_t l, t;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
         stx_fail(x, STX_ERR_ARG, "stx_par_create: expected a desc (all zeros is valid), got NULL");
@@ -2772,7 +3042,14 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
     m->w = (stx_tensor **)stx_persist(x, stx_bytes_of(d->blocks, sizeof *m->w, 1));
     m->attended = (stx_attention_record *)stx_persist(x, d->blocks * sizeof *m->attended);
     kind = (char *)stx_persist(x, d->blocks + 1);
-    if (!m->params || !m->block || !m->w || !m->attended || !kind) return NULL;
+    m->own = (stx_par_type *)stx_persist(x, stx_bytes_of(d->types + 1, sizeof *m->own, 1));
+    if (!m->params || !m->block || !m->w || !m->attended || !kind || !m->own) return NULL;
+    for (t = 0; t < d->types; t++) {
+        m->own[t] = d->type[t];
+        if (m->own[t].pi0 == 0) m->own[t].pi0 = 1 / (3 + (double)d->types);
+        if (m->own[t].rows && !m->own[t].width) m->own[t].width = d->dim;
+    }
+    d->type = d->types ? m->own : NULL;
     stx__par_kinds(d, kind);
     if (d->pattern) m->pattern = kind;
     d->pattern = m->pattern;
@@ -2786,6 +3063,8 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
         m->block[l].kind = kind[l];
         if (stx__par_attends(kind[l]) && !stx__par_attention_params(m, l)) return NULL;
         if (stx__par_feeds(kind[l])) stx__par_feed_params(m, l);
+        for (t = 0; t < d->types; t++)
+            if (stx__par_runs(d, kind[l], t)) stx__par_own_params(m, l, t);
     }
     if (stx__par_ends_in_norm(d))
         stx__par_norm_params(m, "final_norm", &m->final_gain, &m->final_shift);
@@ -2844,19 +3123,21 @@ STX_DEF void stx_par_set_tau(stx_par *m, double tau) {
 
 STX_DEF void stx_par_set_cost(stx_par *m, const double *cost) {
     STX__FP_SCOPE;
-    stx_real c[3] = {0, 0, 0};
-    int k;
+    stx_real c[STX_PAR_MAX_BRANCHES] = {0};
+    size_t k, n;
     if (!m || !m->cost || !cost || !stx_ok(m->ctx)) return;
-    for (k = 0; k < 2; k++) {
+    n = stx__par_branches(m) - 1;       /* all branches but the identity, which takes 0 */
+    for (k = 0; k < n; k++) {
         if (cost[k] >= 0 && cost[k] < 1e30) continue;
         stx_bad_value(m->ctx, "stx_par_set_cost", "cost", cost[k], "0 or more");
         return;
     }
-    for (k = 0; k < 2; k++) {
-        m->desc.cost[k] = cost[k];
-        c[k] = (stx_real)cost[k];
+    for (k = 0; k < n; k++) {
+        if (k < 2) m->desc.cost[k] = cost[k];
+        else m->own[k - 2].cost = cost[k];
+        c[k < 2 ? k : k + 1] = (stx_real)cost[k];
     }
-    stx_upload(m->ctx, m->cost, c, 3);
+    stx_upload(m->ctx, m->cost, c, n + 1);
 }
 
 STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n) {
@@ -2880,12 +3161,12 @@ STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
     if (!m) return;
     if (!u) m->uniforms_count = 0;
     if (!m->gates || !u || !stx_ok(m->ctx)) return;
-    per_draw = 3 * m->desc.blocks;
+    per_draw = stx__par_branches(m) * m->desc.blocks;
     if (!count || count % per_draw || (one_draw && count != per_draw)) {
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_par_set_uniforms: count: expected %s%zu values (3 per block), got %zu; count "
-                 "is the number of values, not of draws",
-                 one_draw ? "" : "a multiple of ", per_draw, count);
+                 "stx_par_set_uniforms: count: expected %s%zu values (%zu per block), got %zu; "
+                 "count is the number of values, not of draws",
+                 one_draw ? "" : "a multiple of ", per_draw, stx__par_branches(m), count);
         return;
     }
     for (i = 0; i < count && u[i] > 0 && u[i] < 1; i++) {}
@@ -2916,6 +3197,61 @@ STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T) {
 
 
 // >>memory
+
+/* Creates an empty memory for the program's block types, or returns NULL if none has
+   one. */
+static stx_memory *stx__par_own_memory(const stx_par *m, size_t B) {
+    stx_ctx *x = m->ctx;
+    const stx_par_desc *d = &m->desc;
+    stx_memory *own = NULL;
+    stx_memory_desc md;
+    size_t *widths, l, t, rows = 0;
+    for (t = 0; t < d->types; t++) rows = STX_MAX(rows, d->type[t].rows);
+    if (!rows) return NULL;
+    widths = (size_t *)stx_block(x, stx_bytes_of(d->blocks, d->types, sizeof *widths));
+    if (widths) {
+        for (l = 0; l < d->blocks; l++)
+            for (t = 0; t < d->types; t++)
+                widths[l * d->types + t] =
+                    stx__par_runs(d, m->block[l].kind, t) ? d->type[t].width : 0;
+        memset(&md, 0, sizeof md);
+        md.layers = d->blocks * d->types;
+        md.B = B;
+        md.max_rows = rows;
+        md.missing_as_zeros = 1;
+        md.widths = widths;
+        own = stx_memory_create(x, &md);
+    }
+    stx_block_free(x, widths);
+    return own;
+}
+
+/* Returns the memory (B,rows,width) of type t in block l, with zeros before its oldest
+   row. `own` may be NULL. Returns NULL if the type has no memory. */
+static stx_tensor *stx__par_own_past(const stx_par *m, const stx_memory *own, size_t l, size_t t,
+                                     size_t B) {
+    stx_ctx *x = m->ctx;
+    const stx_par_type *type = &m->desc.type[t];
+    stx_tensor *past = own ? stx_memory_read(own, l * m->desc.types + t, type->rows) : NULL, *zeros;
+    const size_t n = past ? past->dim[1] : 0;
+    if (n == type->rows) return past;
+    zeros = stx_new(x, B, type->rows - n, type->width, 0);
+    if (zeros) STX_RUN(x, stx_fill, (x, zeros->data, zeros->size, 0));
+    return past ? stx_concat(x, zeros, past) : zeros;
+}
+
+/* Appends `state` to the memory of type t in block l. in may be `out` or NULL. If state
+   is NULL, the block did not run the type, and its memory is emptied. */
+static int stx__par_own_push(const stx_par *m, stx_memory *out, const stx_memory *in, size_t l,
+                             size_t t, const stx_tensor *state) {
+    const size_t at = l * m->desc.types + t, rows = m->desc.type[t].rows;
+    stx_memory_layer *layer = out ? &out->layer[at] : NULL;
+    if (!layer || !layer->width) return 1;
+    if (state) return stx_memory_push(out, in, at, rows, state, NULL);
+    layer->count = layer->logical_count = 0;
+    layer->masked = 0;
+    return 1;
+}
 
 STX_DEF stx_par_state *stx_par_state_create_sized(stx_par *m, size_t B, size_t M) {
     stx_ctx *x = m ? m->ctx : NULL;
@@ -2949,6 +3285,7 @@ STX_DEF stx_par_state *stx_par_state_create_sized(stx_par *m, size_t B, size_t M
         s->mem = stx_memory_create(x, &d);
     }
     stx_block_free(x, widths);
+    s->own = stx__par_own_memory(m, B);
     if (stx_ok(x)) return s;
     stx_par_state_free(s);
     return NULL;
@@ -2961,17 +3298,21 @@ STX_DEF stx_par_state *stx_par_state_create(stx_par *m, size_t B) {
 STX_DEF void stx_par_state_free(stx_par_state *s) {
     if (!s) return;
     stx_memory_free(s->mem);
+    stx_memory_free(s->own);
     stx_block_free(s->model->ctx, s);
 }
 
 STX_DEF void stx_par_state_reset(stx_par_state *s) {
     if (!s || !stx_ok(s->model->ctx)) return;
     stx_memory_reset(s->mem);
+    stx_memory_reset(s->own);
     s->calls = 0;
 }
 
 STX_DEF void stx_par_state_reset_stream(stx_par_state *s, size_t b) {
-    if (s) stx_memory_reset_stream(s->mem, b);
+    if (!s) return;
+    stx_memory_reset_stream(s->mem, b);
+    stx_memory_reset_stream(s->own, b);
 }
 
 STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state *from, size_t c,
@@ -2989,6 +3330,7 @@ STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state 
         return 0;
     }
     if (!stx_memory_copy(to->mem, b, from->mem, c, n)) return 0;
+    if (to->own && !stx_memory_copy(to->own, b, from->own, c, n)) return 0;
     to->calls = n == to->B ? from->calls : STX_MAX(to->calls, from->calls);
     return 1;
 }
@@ -3026,8 +3368,20 @@ STX_DEF int stx_par_state_save(stx_writer *w, const stx_par_state *s, const char
     }
     snprintf(full, sizeof full, "%smem.", prefix);
     if (!stx_memory_save(w, s->mem, full)) return 0;
+    snprintf(full, sizeof full, "%sown.", prefix);
+    if (s->own && !stx_memory_save(w, s->own, full)) return 0;
     snprintf(full, sizeof full, "%scalls", prefix);
     return stx_writer_meta_u64(w, full, s->calls);
+}
+
+/* Empties a memory, or does nothing if s is NULL. Unlike stx_memory_reset, it also works
+   after an error. */
+static void stx__par_empty(stx_memory *s) {
+    size_t l;
+    for (l = 0; s && l < s->desc.layers; l++) {
+        s->layer[l].count = s->layer[l].logical_count = 0;
+        s->layer[l].masked = 0;
+    }
 }
 
 STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *prefix) {
@@ -3041,14 +3395,19 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
     if (!stx_file_meta_u64(x, f, full, &calls)) return 0;
     snprintf(full, sizeof full, "%.64smem.", prefix);
     if (!stx_memory_load(s->mem, f, full)) return 0;
+    snprintf(full, sizeof full, "%.64sown.", prefix);
+    if (s->own && !stx_memory_load(s->own, f, full)) {
+        stx__par_empty(s->mem);
+        return 0;
+    }
     for (l = 0; l < s->model->desc.blocks; l++) {
         if (s->mem->layer[l].count <= s->M) continue;
         stx_fail(x, STX_ERR_FORMAT,
                  "memory \"%s\": block %zu: expected at most %zu rows, got %zu; create the "
                  "memory with as many rows as the file has",
                  prefix, l, s->M, s->mem->layer[l].count);
-        for (l = 0; l < s->model->desc.blocks; l++)
-            s->mem->layer[l].count = s->mem->layer[l].logical_count = 0;
+        stx__par_empty(s->mem);
+        stx__par_empty(s->own);
         return 0;
     }
     s->calls = calls;
@@ -3290,7 +3649,11 @@ typedef struct stx__par_job {
     size_t    n;                /* number of rows in the memory, or, in generation, in the cache */
     int       kind;             /* what the block runs: 's', 'f' or 'g' */
     int       past_input;       /* index of the memory (B,n,D) in in[]; 0: it is not an input */
-    int       gate_input;       /* index of the gate's w (R,3) in in[]; 0: no gate */
+    int       gate_input;       /* index of the gate's w (R,K) in in[]; 0: no gate */
+    int       own_input[STX_PAR_MAX_TYPES];     /* index of the memory (B,rows,width) of the
+                                                   program's type t in in[]; 0: none */
+    const stx_ids *pad;         /* (B,T), or NULL; nonzero for padding */
+    stx_tensor    *keep_rows;   /* (B,T,D): 0 at padding, else 1; NULL without padding */
     stx_cached_rows view;       /* the memory, unless it is an input */
     size_t    span;             /* the largest distance that a query sees; 0: no limit */
     const stx_par_positions *pos;
@@ -3392,51 +3755,123 @@ static stx_tensor *stx__par_feed(stx_ctx *x, const stx__par_job *job, stx_tensor
     return stx_linear(x, h, block->w2, no_bias ? NULL : block->b2, STX_ACT_NONE);
 }
 
+/* Returns y, or NULL and an error if it does not have the shape (B,T,C) of h, or any T
+   with any_rows. `what` names it. */
+static stx_tensor *stx__par_checked(stx_ctx *x, const stx__par_job *job, size_t t, const char *what,
+                                    stx_tensor *y, const stx_tensor *h, size_t C, int any_rows) {
+    const stx_par_type *type = &job->m->desc.type[t];
+    const int fits = y && y->ndim == 3 && y->dim[0] == h->dim[0] && y->dim[2] == C
+                     && (any_rows || y->dim[1] == h->dim[1]);
+    char rows[32] = "n", got[80] = "NULL";
+    if (!stx_ok(x)) return NULL;
+    if (fits) return y;
+    if (!any_rows) snprintf(rows, sizeof rows, "%zu", h->dim[1]);
+    if (y)
+        snprintf(got, sizeof got, "%d dimensions, (%zu,%zu,%zu)", y->ndim, y->dim[0],
+                 y->ndim > 1 ? y->dim[1] : 0, y->ndim > 2 ? y->dim[2] : 0);
+    stx_fail(x, STX_ERR_SHAPE,
+             "stx_par_segment: block %zu, type '%c' (%s): %s: expected (%zu,%s,%zu), got %s",
+             job->l, type->letter, type->name, what, h->dim[0], rows, C, got);
+    return NULL;
+}
+
+/* Computes the branch of the program's type t, for h (B,T,D), normalised with pre_norm.
+   past (B,rows,width) is its memory; *state receives the rows to append to it. */
+static stx_tensor *stx__par_own(stx_ctx *x, const stx__par_job *job, size_t t, stx_tensor *h,
+                                stx_tensor *past, stx_tensor **state) {
+    const stx_par_desc *d = &job->m->desc;
+    const stx_par_type *type = &d->type[t];
+    stx_par_branch in;
+    stx_tensor *y;
+    memset(&in, 0, sizeof in);
+    in.desc = d;
+    in.l = job->l;
+    in.w = job->m->block[job->l].own[t].w;
+    in.h = job->keep_rows ? stx_mul(x, h, job->keep_rows) : h;
+    in.past = past;
+    in.pad = job->pad;
+    *state = NULL;
+    if (!stx_ok(x) || !in.h) return NULL;
+    y = type->forward(x, type->user, &in, state);
+    y = stx__par_checked(x, job, t, "result", y, h, d->dim, 0);
+    if (type->rows && y) *state = stx__par_checked(x, job, t, "*state", *state, h, type->width, 1);
+    return stx_ok(x) ? y : NULL;
+}
+
+/* Returns the mixture of all branches, before dropout: branch[k] with norm gain[k],
+   shift[k]. A kernel mixes attention, feed-forward and identity; the program's types
+   follow in pairs, with the identity's weight replaced by 0. */
+static stx_tensor *stx__par_mixture(stx_ctx *x, const stx__par_job *job, stx_tensor *h,
+                                    stx_tensor *w, stx_tensor *const *branch,
+                                    stx_tensor *const *gain, stx_tensor *const *shift) {
+    const stx_par_desc *d = &job->m->desc;
+    stx_tensor *y = NULL;
+    size_t first, i;
+    for (first = 0; first == 0 || first < 3 + d->types; first += first ? 2 : 3) {
+        const size_t n = first ? STX_MIN(3 + d->types - first, (size_t)2) : 3;
+        stx_tensor *mix[8] = {NULL}, *part;
+        mix[0] = h;
+        mix[1] = stx_dropout(x, branch[first], d->dropout);
+        /* an odd branch at the end is paired with itself, with weight 0 */
+        mix[2] = n > 1 ? stx_dropout(x, branch[first + 1], d->dropout) : stx_detach(x, mix[1]);
+        mix[3] = d->types ? stx__par_columns(x, w, first, n) : w;
+        for (i = 0; i < 2 && !d->pre_norm; i++) {
+            const size_t k = n > 1 ? first + i : first;
+            mix[4 + 2 * i] = n > 1 || !i ? gain[k] : stx_detach(x, gain[k]);
+            mix[5 + 2 * i] = n > 1 || !i ? shift[k] : stx_detach(x, shift[k]);
+        }
+        part = stx__par_mix(x, mix, job->period, job->rows_per_draw, d->norm_eps);
+        y = y ? stx_add(x, y, part) : part;
+    }
+    return y;
+}
+
 /* One block, as a function that stx_recompute can call. in[0] is h (B,T,D), followed by
-   the memory and the gate's w if they are inputs. */
+   the memory, the gate's w and the memories of the program's types if they are inputs.
+   out[t] receives the state of type t. */
 static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     STX__FP_SCOPE;
     const stx__par_job *job = (const stx__par_job *)user;
     const stx_par_desc *d = &job->m->desc;
     const stx_par_block *block = &job->m->block[job->l];
     const int attends = stx__par_attends(job->kind), feeds = stx__par_feeds(job->kind);
-    const int mixed = attends && feeds, pre = d->pre_norm;
+    const int mixed = job->kind == 'g', pre = d->pre_norm;
     /* stx_residual_norm_bias adds the last bias of a single branch, unless a ReLU
        follows it */
     const int no_bias = !pre && !mixed && !(attends && d->attn_relu);
-    stx_tensor *h = in[0], *a = NULL, *f = NULL, *gain, *shift, *bias = NULL;
-    (void)out;
+    stx_tensor *h = in[0], *branch[STX_PAR_MAX_BRANCHES] = {NULL}, *past, *a, *bias = NULL;
+    stx_tensor *gain[STX_PAR_MAX_BRANCHES] = {NULL}, *shift[STX_PAR_MAX_BRANCHES] = {NULL};
+    size_t t, k = 0;
 
+    gain[0] = block->attn_gain;
+    shift[0] = block->attn_shift;
+    gain[1] = block->ff_gain;
+    shift[1] = block->ff_shift;
     if (attends) {
-        stx_tensor *past = job->past_input ? in[job->past_input] : NULL;
-        a = pre ? stx_layernorm(x, h, block->attn_gain, block->attn_shift, d->norm_eps) : h;
-        a = stx__par_attention(x, job, a, past, no_bias);
+        past = job->past_input ? in[job->past_input] : NULL;
+        a = pre ? stx_layernorm(x, h, gain[0], shift[0], d->norm_eps) : h;
+        branch[0] = stx__par_attention(x, job, a, past, no_bias);
     }
     if (feeds) {
-        f = pre ? stx_layernorm(x, h, block->ff_gain, block->ff_shift, d->norm_eps) : h;
-        f = stx__par_feed(x, job, f, no_bias);
+        k = 1;
+        a = pre ? stx_layernorm(x, h, gain[1], shift[1], d->norm_eps) : h;
+        branch[1] = stx__par_feed(x, job, a, no_bias);
+    }
+    for (t = 0; t < d->types; t++) {
+        if (!stx__par_runs(d, job->kind, t)) continue;
+        k = 3 + t;
+        gain[k] = block->own[t].gain;
+        shift[k] = block->own[t].shift;
+        past = job->own_input[t] ? in[job->own_input[t]] : NULL;
+        a = pre ? stx_layernorm(x, h, gain[k], shift[k], d->norm_eps) : h;
+        branch[k] = stx__par_own(x, job, t, a, past, &out[t]);
     }
     if (!stx_ok(x)) return NULL;
 
-    if (mixed) {
-        stx_tensor *mix[8] = {NULL};
-        mix[0] = h;
-        mix[1] = stx_dropout(x, a, d->dropout);
-        mix[2] = stx_dropout(x, f, d->dropout);
-        mix[3] = in[job->gate_input];
-        if (!pre) {
-            mix[4] = block->attn_gain;
-            mix[5] = block->attn_shift;
-            mix[6] = block->ff_gain;
-            mix[7] = block->ff_shift;
-        }
-        return stx__par_mix(x, mix, job->period, job->rows_per_draw, d->norm_eps);
-    }
-    if (pre) return stx_add(x, h, stx_dropout(x, attends ? a : f, d->dropout));
-    gain = attends ? block->attn_gain : block->ff_gain;
-    shift = attends ? block->attn_shift : block->ff_shift;
-    if (no_bias) bias = attends ? block->bo : block->b2;
-    return stx_residual_norm_bias(x, h, attends ? a : f, bias, d->dropout, gain, shift,
+    if (mixed) return stx__par_mixture(x, job, h, in[job->gate_input], branch, gain, shift);
+    if (pre) return stx_add(x, h, stx_dropout(x, branch[k], d->dropout));
+    if (no_bias && k < 2) bias = attends ? block->bo : block->b2;
+    return stx_residual_norm_bias(x, h, branch[k], bias, d->dropout, gain[k], shift[k],
                                   d->norm_eps);
 }
 
@@ -3481,6 +3916,7 @@ static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, co
     stx_tensor *al = m->block[l].al;
     stx_par_gate_args a;
     memset(&a, 0, sizeof a);
+    a.branches = (int)stx__par_branches(m);
     a.noisy = noisy;
     a.R = noisy ? stx_par_draws(m, B, T) : 1;
     a.form = d->gate_form;
@@ -3500,8 +3936,8 @@ static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, co
     if (training && d->noise != STX_PAR_NOISE_STEP) a.first = (uint64_t)stx_rank(x) * a.R;
 
     a.tau = m->tau->data;
-    a.uniforms = u ? u + 3 * l : NULL;
-    a.uniforms_stride = 3 * d->blocks;
+    a.uniforms = u ? u + stx__par_branches(m) * l : NULL;
+    a.uniforms_stride = stx__par_branches(m) * d->blocks;
     a.cost = m->cost;
     job->period = one_draw ? B * T : T;
     job->rows_per_draw = noisy && d->noise == STX_PAR_NOISE_TOKENS ? d->noise_tokens : job->period;
@@ -3510,24 +3946,26 @@ static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, co
     return m->w[l];
 }
 
-/* Returns the caller's uniforms (R,L,3) for R draws, on the device. Returns NULL if
+/* Returns the caller's uniforms (R,L,K) for R draws, on the device. Returns NULL if
    there are none, or after an error. */
 static const stx_real *stx__par_caller_uniforms(stx_par *m, size_t R) {
     if (!m->uniforms_count || !stx__par_noisy(m)) return NULL;
-    if (m->uniforms_count == R * m->desc.blocks * 3) return m->uniforms;
+    if (m->uniforms_count == R * m->desc.blocks * stx__par_branches(m)) return m->uniforms;
     stx_fail(m->ctx, STX_ERR_ARG,
-             "stx_par_segment: expected (%zu,%zu,3) values from stx_par_set_uniforms for this "
-             "call, got %zu values", R, m->desc.blocks, m->uniforms_count);
+             "stx_par_segment: expected (%zu,%zu,%zu) values from stx_par_set_uniforms for this "
+             "call, got %zu values", R, m->desc.blocks, stx__par_branches(m), m->uniforms_count);
     return NULL;
 }
 
-/* Returns a factor (B,T,H dh') that zeroes the attention's outputs for padded tokens,
-   or NULL if there is no padding. No query attends to padded tokens, but they are
-   queries themselves: without the factor, their hidden states, and the gradients
-   through them, would depend on earlier tokens. */
-static stx_tensor *stx__par_keep(stx_par *m, const stx_ids *pad) {
+/* Returns a factor (B,T,H dh') that zeroes the attention's outputs for padded tokens, or
+   NULL if there is no padding. No query attends to padded tokens, but they are queries
+   themselves: without the factor, their hidden states, and the gradients through them,
+   would depend on earlier tokens. With own = 1, returns a factor (B,T,D) for the inputs
+   of the program's block types. */
+static stx_tensor *stx__par_keep(stx_par *m, const stx_ids *pad, int own) {
     stx_ctx *x = m->ctx;
-    const size_t width = m->desc.heads * stx__par_wide_head_dim(&m->desc);
+    const size_t attn_width = m->desc.heads * stx__par_wide_head_dim(&m->desc);
+    const size_t width = own ? m->desc.dim : attn_width;
     const size_t n = pad ? pad->B * pad->T : 0;
     int32_t *hidden, any = 0;
     size_t i;
@@ -3538,13 +3976,13 @@ static stx_tensor *stx__par_keep(stx_par *m, const stx_ids *pad) {
         any |= hidden[i];
     }
     if (!any) return NULL;
-    if (!m->keep) {
+    if (!m->keep[own]) {
         stx_real *table = (stx_real *)stx_block(x, stx_bytes_of(2 * width, sizeof *table, 1));
         for (i = 0; table && i < width; i++) table[i] = 1;
-        if (table) m->keep = stx_constant_create(x, table, 2, width, 0, 0);
+        if (table) m->keep[own] = stx_constant_create(x, table, 2, width, 0, 0);
         stx_block_free(x, table);
     }
-    return stx_embedding(x, m->keep, stx_tokens(x, hidden, pad->B, pad->T));
+    return stx_embedding(x, m->keep[own], stx_tokens(x, hidden, pad->B, pad->T));
 }
 
 /* Returns the largest distance that a query sees; 0 if there is no limit, or after an
@@ -3604,6 +4042,9 @@ typedef struct stx__par_call {
                                    computed for a block; NULL if not computed yet */
     const stx_real *u;          /* the caller's uniforms, on the device, or NULL */
     const stx_memory *memory;   /* memory to read, or NULL */
+    const stx_memory *own;      /* the same for the program's block types */
+    stx_tensor    *keep_rows;   /* (B,T,D) or NULL; see stx__par_job */
+    stx_tensor    *state[STX_PAR_MAX_TYPES];    /* of the block that ran last */
 } stx__par_call;
 
 /* Prepares the attention of a block: its memory, its mask and its positions. If the
@@ -3640,13 +4081,27 @@ static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_
     return 1;
 }
 
-/* Runs block l on h (B,T,D). Returns the input of the next block (B,T,D). */
+/* Appends the memories of the program's types that the block runs to in[]. */
+static void stx__par_prepare_own(stx_par *m, const stx_memory *own, size_t B, stx__par_job *job,
+                                 stx_tensor **in, int *count) {
+    const stx_par_desc *d = &m->desc;
+    size_t t;
+    for (t = 0; t < d->types; t++) {
+        if (!d->type[t].rows || !stx__par_runs(d, job->kind, t)) continue;
+        job->own_input[t] = (*count)++;
+        in[job->own_input[t]] = stx__par_own_past(m, own, job->l, t, B);
+    }
+}
+
+/* Runs block l on h (B,T,D). Returns the input of the next block (B,T,D), and sets
+   call->state. */
 static stx_tensor *stx__par_block_of(stx_par *m, size_t l, stx_tensor *h, stx__par_call *call) {
     stx_ctx *x = m->ctx;
     const stx_par_desc *d = &m->desc;
     stx__par_job *job = (stx__par_job *)stx_step_host_bytes(x, sizeof *job);
-    stx_tensor *in[3];
+    stx_tensor *in[3 + STX_PAR_MAX_TYPES];
     int count = 1;
+    memset(call->state, 0, sizeof call->state);
     if (!job) return NULL;
     memset(job, 0, sizeof *job);
     job->m = m;
@@ -3659,11 +4114,14 @@ static stx_tensor *stx__par_block_of(stx_par *m, size_t l, stx_tensor *h, stx__p
         job->gate_input = count++;
         in[job->gate_input] = stx__par_gate_of(m, l, call->B, call->T, call->u, call->calls, job);
     }
+    job->pad = call->pad;
+    job->keep_rows = call->keep_rows;
+    stx__par_prepare_own(m, call->own, call->B, job, in, &count);
     if (!stx_ok(x)) return NULL;
     if (job->kind == 'i') return h;
     if (d->blocks - l <= d->recompute_layers)
-        return stx_recompute(x, stx__par_run, job, in, count, NULL, 0);
-    return stx__par_run(x, job, in, NULL);
+        return stx_recompute(x, stx__par_run, job, in, count, call->state, (int)d->types);
+    return stx__par_run(x, job, in, call->state);
 }
 
 STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pad,
@@ -3673,7 +4131,7 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
     const stx_par_state *settings = in ? in : out;
     const stx_par_desc *d;
     stx__par_call call;
-    size_t l, M;
+    size_t l, t, M;
     int same_length;
     if (!stx_ok(x) || !h || !stx__par_segment_fits(m, h, pad, in, out)) return NULL;
     d = &m->desc;
@@ -3684,13 +4142,15 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
     call.T = h->dim[1];
     call.calls = in ? in->calls : 0;
     call.memory = in ? in->mem : NULL;
+    call.own = in ? in->own : NULL;
     call.clamp = settings ? settings->clamp_len : d->clamp_len;
     call.span = stx__par_span(x, "stx_par_segment", same_length, M);
     m->latency = NULL;
     memset(m->w, 0, d->blocks * sizeof *m->w);
     if (m->gates) call.u = stx__par_caller_uniforms(m, stx_par_draws(m, call.B, call.T));
-    call.keep = stx__par_keep(m, pad);
+    call.keep = stx__par_keep(m, pad, 0);
     call.pad = call.keep ? pad : NULL;
+    if (call.pad && d->types) call.keep_rows = stx__par_keep(m, pad, 1);
 
     for (l = 0; l < d->blocks && h && stx_ok(x); l++) {
         stx_tensor *next = stx__par_block_of(m, l, h, &call);
@@ -3698,6 +4158,8 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
         if (out && out->mem->layer[l].width
             && !stx_memory_push(out->mem, call.memory, l, out->M, h, call.pad))
             return NULL;
+        for (t = 0; out && t < d->types; t++)
+            if (!stx__par_own_push(m, out->own, call.own, l, t, call.state[t])) return NULL;
         h = next;
     }
     if (out) {
@@ -3831,6 +4293,7 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
     key = stx_key_add(key, m->uniforms_count);
     if (s) {
         key = stx_memory_key(s->mem, key);
+        key = stx_memory_key(s->own, key);
         key = stx_key_add(key, s->M);
         key = stx_key_add(key, s->clamp_len);
         key = stx_key_add(key, (uint64_t)s->same_length);
@@ -3877,6 +4340,7 @@ STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M) {
     g->same_length = m->desc.same_length;
     g->stale = 1;
     g->cache = stx_cache_create(x, L, B, m->vocab_io ? m->desc.vocab : 1);
+    g->own = stx__par_own_memory(m, B);
     g->pos = (stx_real **)stx_block(x, stx_bytes_of(L, sizeof *g->pos, 1));
     g->kind = (char *)stx_block(x, L + 1);
     /* M + 1 rows, so that the buffer is not empty if M = 0 */
@@ -3904,12 +4368,14 @@ STX_DEF void stx_par_gen_free(stx_par_gen *g) {
     stx_block_free(x, g->kind);
     stx_block_free(x, g->pad);
     stx_cache_free(g->cache);
+    stx_memory_free(g->own);
     stx_block_free(x, g);
 }
 
 STX_DEF void stx_par_gen_reset(stx_par_gen *g) {
     if (!g || !stx_ok(g->model->ctx)) return;
     stx_cache_reset(g->cache);
+    stx_memory_reset(g->own);
     g->rows = 0;
     g->masked = 0;
     g->stale = 1;
@@ -3925,6 +4391,7 @@ STX_DEF void stx_par_gen_reset_stream(stx_par_gen *g, size_t b) {
         return;
     }
     for (i = 0; i < g->rows; i++) g->pad[b * g->M + g->M - 1 - i] = g->masked = 1;
+    stx_memory_reset_stream(g->own, b);
 }
 
 /* Recomputes the positions and the branches to run, which depend on the parameters. */
@@ -4003,6 +4470,7 @@ STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
         rows = n;
         if (n && !stx__par_gen_fill_cache(g, from->mem, l, n)) return 0;
     }
+    if (g->own && !stx_memory_copy(g->own, 0, from->own, 0, g->B)) return 0;
     g->rows = rows == SIZE_MAX ? STX_MIN(stx_memory_max_rows(from->mem), g->M) : rows;
     return stx_ok(x);
 }
@@ -4038,7 +4506,7 @@ static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
     const size_t T = h->dim[1], n = g->rows, M = g->M;
     const size_t span = stx__par_span(x, "stx_par_gen_step", g->same_length, M);
     const stx_ids *mask = NULL;
-    size_t l;
+    size_t l, t;
     if (!stx_ok(x) || (g->stale && !stx__par_gen_fill(g))) return NULL;
     m->latency = NULL;
     if (g->masked) {
@@ -4048,7 +4516,8 @@ static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
 
     for (l = 0; l < m->desc.blocks && h; l++) {
         stx__par_job job;
-        stx_tensor *in[2];
+        stx_tensor *in[2 + STX_PAR_MAX_TYPES], *state[STX_PAR_MAX_TYPES] = {NULL};
+        int count = 1;
         if (g->kind[l] == 'i') continue;
         memset(&job, 0, sizeof job);
         job.m = m;
@@ -4063,10 +4532,13 @@ static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
                                                                it */
         in[0] = h;
         if (job.kind == 'g') {
-            job.gate_input = 1;
+            job.gate_input = count++;
             in[1] = stx__par_gate_of(m, l, g->B, T, NULL, 0, &job);
         }
-        h = stx_ok(x) ? stx__par_run(x, &job, in, NULL) : NULL;
+        stx__par_prepare_own(m, g->own, g->B, &job, in, &count);
+        h = stx_ok(x) ? stx__par_run(x, &job, in, state) : NULL;
+        for (t = 0; h && t < m->desc.types; t++)
+            if (!stx__par_own_push(m, g->own, g->own, l, t, state[t])) return NULL;
     }
     if (!h) return NULL;
     g->rows = STX_MIN(n + T, M);
@@ -4214,6 +4686,8 @@ STX_DEF const stx_family *stx_par_family(void) {
         STX_FIELD(stx_par_desc, SIZE, inner),
         STX_FIELD(stx_par_desc, SIZE, blocks),
         STX_FIELD(stx_par_desc, TEXT, pattern),
+        STX_FIELD(stx_par_desc, CODE, type),
+        STX_FIELD(stx_par_desc, SIZE, types),
         STX_FIELD(stx_par_desc, SIZE, segment),
         STX_FIELD(stx_par_desc, SIZE, mem),
         STX_FIELD(stx_par_desc, INT, positions),

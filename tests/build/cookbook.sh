@@ -66,9 +66,9 @@ for word; do case \$word in
 esac; done
 exec ${CC:-cc} -DSEQTX_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE \\
     -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE -DSEQTX_COMPRESSIVE_IMPLEMENTATION_DONE \\
-    -DSEQTX_TEXT_IMPLEMENTATION_DONE "\$@" \\
-    \$lib/seqtx.o \$lib/seqtx_attn_span.o \$lib/seqtx_compressive.o \$lib/seqtx_text.o \\
-    -lm -pthread $LDLIBS
+    -DSEQTX_PAR_IMPLEMENTATION_DONE -DSEQTX_TEXT_IMPLEMENTATION_DONE "\$@" \\
+    \$lib/seqtx.o \$lib/seqtx_attn_span.o \$lib/seqtx_compressive.o \$lib/seqtx_par.o \\
+    \$lib/seqtx_text.o -lm -pthread $LDLIBS
 END
 chmod +x "$work/bin/cc"
 commands() {    # commands FILE: runs them in order until one fails

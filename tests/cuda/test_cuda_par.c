@@ -42,28 +42,33 @@ static void gate_point(gate *t) {
 /* How the parameters and the noise of a gate are initialised. */
 enum { GATE_RANDOM, GATE_EQUAL, GATE_FAR, GATE_NAN };
 
+/* Number of branches of the gates */
+static size_t branches = 3;
+
 /* Returns the number of elements of array i of a gate with R draws. */
 static size_t gate_size(int i, size_t R) {
-    if (i == W || i == Y || i == DW) return 3 * R;
-    return i == DAL ? 3 : 1;
+    if (i == W || i == Y || i == DW) return branches * R;
+    return i == DAL ? branches : 1;
 }
 
 /* Creates the arrays of a gate. With GATE_EQUAL, all parameters and all noise values
    are equal, so the first branch wins. With GATE_FAR, the parameters are far apart. */
 static void gate_make(gate *t, size_t R, int form, int how, int injected) {
-    static const float far_[3] = {-90, 60, 88}, equal[3] = {0.5f, 0.5f, 0.5f},
-                       costs[3] = {1.7f, 0.6f, 0};
-    size_t i, stride = 3 + R % 4;
+    static const float far_[6] = {-90, 60, 88, 87, -3, 1},
+                       equal[6] = {0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f},
+                       costs[6] = {1.7f, 0.6f, 0, 2.3f, 0.1f, 0.9f};
+    size_t i, stride = branches + R % 4;
     memset(t, 0, sizeof *t);
     t->c.R = R;
+    if (branches != 3) t->c.branches = (int)branches;
     t->c.uniforms_stride = stride;
     t->c.form = form;
     t->c.seed = 7 + R;
     t->c.stream = R << 20;
     t->c.first = 5 * R;
-    t->a[AL] = arr_of(3, form == STX_PAR_FORM_PI ? 0.6 : 2, 0, P_);
-    if (how == GATE_EQUAL) memcpy(t->a[AL].c, equal, sizeof equal);
-    if (how == GATE_FAR) memcpy(t->a[AL].c, far_, sizeof far_);
+    t->a[AL] = arr_of(branches, form == STX_PAR_FORM_PI ? 0.6 : 2, 0, P_);
+    if (how == GATE_EQUAL) memcpy(t->a[AL].c, equal, branches * sizeof *equal);
+    if (how == GATE_FAR) memcpy(t->a[AL].c, far_, branches * sizeof *far_);
     if (how == GATE_NAN) t->a[AL].c[1] = NAN;
     /* A parameter that is 0 has a gradient; negative parameters have none. */
     if (form == STX_PAR_FORM_PI && how == GATE_RANDOM && R % 3 == 0) t->a[AL].c[R % 2] = 0;
@@ -80,7 +85,7 @@ static void gate_make(gate *t, size_t R, int form, int how, int injected) {
             t->a[UNIFORM].c[i] = i % 2 ? 5.9604645e-8f : 0.99999994f;
     }
     arr_upload(&t->a[UNIFORM]);
-    t->a[COST] = arr_from(costs, 3, B_);
+    t->a[COST] = arr_from(costs, branches, B_);
     for (i = BEFORE; i < GATES; i++) t->a[i] = arr_of(gate_size((int)i, R), 1, 0, B_);
     t->c.uniforms = injected ? t->a[UNIFORM].c : NULL;
     t->c.dw = t->c.dlat = t->c.dal = t->c.dbefore = t->a[DW].c;
@@ -135,8 +140,9 @@ static void test_gates(void) {
         if (brief && R > 260) R = 7;
         gate_case(&t, n, R);
         snprintf(name, sizeof name,
-                 "gate, R %zu form %d how %d hard %d noisy %d latency %d of w %d",
-                 R, t.c.form, gate_how(n), t.c.hard, t.c.noisy, t.c.lat != NULL, t.c.latency_w);
+                 "gate, %zu branches, R %zu form %d how %d hard %d noisy %d latency %d of w %d",
+                 branches, R, t.c.form, gate_how(n), t.c.hard, t.c.noisy, t.c.lat != NULL,
+                 t.c.latency_w);
         BOTH(stx_par_gate_fwd, (cx, &t.c), (gx, &t.d));
         arr_check(name, &t.a[Y], tol);
         arr_check(name, &t.a[W], t.c.hard ? 0 : tol);
@@ -508,7 +514,7 @@ typedef struct model {
 enum { WORDS = 23, FIRST = 7 }; /* WORDS: the vocabulary size; FIRST: the number of words
                                    in the first cluster */
 
-enum { SOFT, HARD, RUNS, REFERENCE, FIXED, AGAIN, FORMS, MODELS };
+enum { SOFT, HARD, RUNS, REFERENCE, FIXED, AGAIN, FORMS, TYPES, MODELS };
 
 static const char *const model_names[MODELS] = {
     "soft, a draw per step, hinge",
@@ -517,7 +523,41 @@ static const char *const model_names[MODELS] = {
     "the reference",
     "fixed",
     "recomputation, dropout",
-    "learned with a bias, no last norm, one projection"};
+    "learned with a bias, no last norm, one projection",
+    "two more block types"};
+
+/* A causal convolution over two rows, with a memory of one row */
+static size_t conv_weights(void *user, const stx_par_desc *d, size_t l, stx_weight *w) {
+    (void)user;
+    (void)l;
+    w[0].name = "weight";
+    w[0].rows = d->dim;
+    w[0].columns = 2 * d->dim;
+    w[0].init = STX_NORMAL;
+    w[0].a = 0.2;
+    return 1;
+}
+
+static stx_tensor *conv_forward(stx_ctx *x, void *user, const stx_par_branch *in,
+                                stx_tensor **state) {
+    stx_tensor *rows = stx_concat(x, in->past, in->h);
+    (void)user;
+    *state = in->h;
+    rows = stx_concat_channels(x, stx_slice(x, rows, 0, in->h->dim[1]), in->h);
+    return stx_linear(x, rows, in->w[0], NULL, STX_ACT_TANH);
+}
+
+/* A branch without weights and memory */
+static stx_tensor *gelu_forward(stx_ctx *x, void *user, const stx_par_branch *in,
+                                stx_tensor **state) {
+    (void)user;
+    (void)state;
+    return stx_gelu(x, in->h);
+}
+
+static const stx_par_type model_types[] = {
+    {'c', "conv", conv_weights, conv_forward, NULL, 1, 0, 2, 0},
+    {'e', "gelu", NULL, gelu_forward, NULL, 0, 0, 0.5, 0.1}};
 
 static size_t model_blocks = 2;
 static const char *model_pattern = "sfisf"; /* the pattern of the models FIXED and FORMS */
@@ -577,6 +617,12 @@ static void model_options(stx_par_desc *d, int which) {
         d->cutoff[0] = FIRST;
         d->cutoffs = 1;
         d->emb = 12;
+        break;
+    case TYPES:
+        d->type = model_types;
+        d->types = 2;
+        d->noise = STX_PAR_NOISE_SEQUENCE;
+        d->latency = STX_PAR_LATENCY_ADD;
         break;
     }
 }
@@ -741,13 +787,15 @@ static void compare_models(int which, int half_, int padded) {
     if (!half_) params_check(name, &a, &b);
     for (l = 0; l < a.m->desc.blocks && stx_ok(b.x); l++)
         cuda_check_memory(name, b.x, b.s->mem, a.s->mem, l, half_ ? 0 : 3e-4);
+    for (l = 0; a.s->own && l < 2 * a.m->desc.blocks && stx_ok(b.x); l++)
+        cuda_check_memory(name, b.x, b.s->own, a.s->own, l, half_ ? 0 : 3e-4);
     model_free(&a);
     model_free(&b);
 }
 
 static void test_models(void) {
     /* models that are tested in f32: bit 0 without padding, bit 1 with padding */
-    static const int in_f32[MODELS] = {3, 2, 1, 2, 1, 1, 3};
+    static const int in_f32[MODELS] = {3, 2, 1, 2, 1, 1, 3, 3};
     int which, half_, padded;
     for (half_ = 0; half_ < 2; half_++)
         for (which = 0; which < MODELS; which++)
@@ -927,10 +975,11 @@ int main(int argc, char **argv) {
         gx = cuda_ctx(STX_CUDA, cuda_precision(half));
         CHECK(stx_ok(gx), "%s", stx_error(gx));
         for (off = 0; off < 2 && stx_ok(gx); off++) {
-            if (PART("gates")) {
+            for (branches = 3; branches <= STX_PAR_MAX_BRANCHES && PART("gates"); branches++) {
                 test_gates();
                 test_gate_streams();
             }
+            branches = 3;
             if (PART("mix")) test_mix();
             if (PART("alone")) test_alone();
             if (PART("latency")) test_latency();
