@@ -418,6 +418,71 @@ static void par_streams(void) {
     }
 }
 
+/* Returns the hidden states (B,n,D) of the vectors that `hidden` makes from this seed, as
+   a generator computes them. */
+static stx_real *generated(stx_par_gen *g, size_t n, uint64_t seed) {
+    stx_ctx *x = g->model->ctx;
+    const size_t size = STREAMS * n * g->model->desc.dim;
+    stx_real *v;
+    stx_tensor *h;
+    test_state = seed;
+    v = random_values(size);
+    stx_begin(x, STX_EVAL);
+    h = stx_par_gen_step(g, stx_input(x, v, STREAMS, n, g->model->desc.dim, 0));
+    CHECK(h != NULL, "%s", stx_error(x));
+    if (h) memcpy(v, h->data, size * sizeof *v);
+    return v;
+}
+
+/* A generator that continues from a memory, and whose streams are reset, must have the
+   results of segments. (The pattern has no attention: generation sees the rows that an
+   evaluation with one token per call sees.) */
+static void par_generators(void) {
+    enum { n = 7, D = 16 };
+
+    stx_par_desc d = par_desc(3);
+    stx_ctx *x = context(1, 3);
+    stx_par *m;
+    stx_par_state *s;
+    stx_par_gen *g;
+    stx_real *a, *b;
+    d.pattern = "crfcZ";
+    m = stx_par_create(x, &d);
+    perturb(x, stx_par_params(m));
+    s = stx_par_state_create(m, STREAMS);
+    g = stx_par_gen_create(m, STREAMS);
+    free(generated(g, n, 9));
+    free(hidden(m, s, n, 0, 5));
+    CHECK(stx_par_gen_set(g, s), "%s", stx_error(x));
+    a = hidden(m, s, n, 0, 6);
+    b = generated(g, n, 6);
+    CHECK(max_difference(a, b, STREAMS * n * D) <= TOL, "continued from a memory: error %g",
+          max_difference(a, b, STREAMS * n * D));
+    free(a);
+    free(b);
+
+    stx_par_state_reset_stream(s, 1);
+    stx_par_gen_reset_stream(g, 1);
+    a = hidden(m, s, n, 0, 7);
+    b = generated(g, n, 7);
+    CHECK(max_difference(a, b, STREAMS * n * D) <= TOL, "a stream was reset: error %g",
+          max_difference(a, b, STREAMS * n * D));
+    free(a);
+    free(b);
+
+    stx_par_state_reset(s);
+    stx_par_gen_reset(g);
+    a = hidden(m, s, n, 0, 8);
+    b = generated(g, n, 8);
+    CHECK(max_difference(a, b, STREAMS * n * D) <= TOL, "reset: error %g",
+          max_difference(a, b, STREAMS * n * D));
+    free(a);
+    free(b);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    stx_par_gen_free(g);
+    stx_destroy(x);
+}
+
 /* Gates that prefer one branch must give that branch's letter, latency and hidden states:
    those of the network with this pattern and the same weights. With a straight-through
    gate, so does training. */
@@ -656,6 +721,7 @@ int main(void) {
         }
     }
     par_streams();
+    par_generators();
     par_found();
     par_noise();
     par_errors();
