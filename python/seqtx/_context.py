@@ -138,7 +138,10 @@ def fill(desc: Any, prefix: str, values: Any, keep: Optional[List[Any]] = None) 
         elif isinstance(value, str):
             setattr(desc, name, _constant(prefix, name, value))
         else:
-            setattr(desc, name, kind(value).value)
+            try:
+                setattr(desc, name, kind(value).value)
+            except TypeError as e:
+                raise TypeError(f"{name}: {e}") from None
             if getattr(desc, name) != value:
                 raise ValueError(f"{name}: {value} does not fit")
     return desc

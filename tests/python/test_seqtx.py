@@ -392,7 +392,7 @@ def errors():
           lyers=2)
     fails("a value of the library's checks", seqtx.ArgumentError, "stx_span_create: heads", A, 31,
           dim=32, heads=5)
-    fails("a fraction", TypeError, "integer", A, 31, layers=2.5)
+    fails("a fraction", TypeError, "layers: ", A, 31, layers=2.5)
     fails("a negative size", ValueError, "layers: -1 does not fit", A, 31, layers=-1)
     fails("no vocabulary", ValueError, "vocab", A, 0)
     fails("a constant", ValueError, "got 'zip'", seqtx.Compressive, 31, compress="zip")
@@ -405,7 +405,7 @@ def errors():
     fails("another safetensors file", seqtx.FormatError, "a checkpoint", seqtx.open, golden)
     m = A(31, layers=1, dim=16, heads=1, span=16)
     fails("an id out of range", ValueError, "31", m.evaluate, [[31]], [[1]])
-    check("... and the model goes on", m.evaluate([1, 2], [2, 3]) > 0)
+    check("... and the model can be used", m.evaluate([1, 2], [2, 3]) > 0)
     fails("shapes", ValueError, "one shape", m.loss, [1, 2], [1])
     fails("text instead of ids", TypeError, "encode", m.loss, list("ab"), list("ab"))
     fails("floats instead of ids", TypeError, "float", m.loss, [1.0], [1.0])
