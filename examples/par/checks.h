@@ -202,17 +202,6 @@ TR_DEF int eval_fits(run *r) {
                    opt.eval_mem, need / (1 << 30), limit / (1 << 30));
 }
 
-/* Returns the number of steps per epoch of the text on which the weights are trained. */
-TR_DEF uint64_t epoch(const tr_lm *t) {
-    stx_batches_desc d;
-    memset(&d, 0, sizeof d);
-    d.B = opt.lm.batch_sz;
-    d.T = opt.lm.block_sz;
-    d.how = opt.lm.reading;
-    d.count = t->use;
-    return stx_batches_epoch(t->text[0], &d);
-}
-
 TR_DEF void plan_evaluation(tr_lm *t) {
     if (opt.eval_block_sz) t->eval_block = (size_t)opt.eval_block_sz;
     t->eval_window = opt.eval_mem >= 0 || opt.eval_clamp_len >= 0 || opt.eval_same_length;
@@ -227,15 +216,9 @@ TR_DEF void plan_evaluation(tr_lm *t) {
    schedules of the learning rate and the temperature. */
 TR_DEF void plan(tr_lm *t) {
     run *r = (run *)t;
-    uint64_t steps, total = 1000;       /* steps: steps per epoch */
     plan_gate_text(r);
-    steps = epoch(t);
-    if (r->gate_first) steps = steps * opt.arch_every / (opt.arch_every - 1);
-
-    if (opt.epochs > 0 && steps) total = (uint64_t)(opt.epochs * (double)steps + 0.5);
-    tr_lm_plan(t, total, schedule_kinds[opt.lm.schedule]);
-    if (opt.epochs > 0 && !t->eval_every) t->eval_every = steps;
-    if (opt.epochs > 0 && !t->save_every) t->save_every = steps;
+    if (r->gate_first) t->weight_steps = 1 - 1 / (double)opt.arch_every;
+    tr_lm_plan(t, 1000, schedule_kinds[opt.lm.schedule]);
     t->schedule.literal = opt.lm.schedule == LR_XL_COSINE;
     plan_evaluation(t);
 

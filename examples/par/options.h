@@ -45,7 +45,7 @@ static struct {
 
     /* optimisation */
     int         eps_hat;
-    double      eps, clip_value, epochs;
+    double      eps, clip_value;
 
     /* evaluation */
     int         eval_mem, eval_clamp_len, eval_same_length;
@@ -271,15 +271,13 @@ static tr_opt table[] = {
         "every epoch; blocks without overlap, as PAR's reference reads"),
     TR_LM_PACE(opt.lm),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF,
-        "total number of steps, each of one segment per stream; 0: by --epochs, or 1000"),
-    TR_LM_MINUTES(opt.lm),
-    TR_REAL("epochs", TR_FREE, &opt.epochs, 0, 1e9,
-        "number of passes over the training text, if --steps is 0"),
+        "total number of steps, each of one segment per stream; 0: --epochs, --minutes or 1000"),
+    TR_LM_LENGTH(opt.lm),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF,
         "seed of initial values, dropout, noise and positions in the text. If given, also the seed "
         "of sampling; otherwise sampling differs every time"),
     TR_LM_DATA(opt.lm),
-    TR_LM_SAVING(opt.lm, "only at the end; with --epochs, after each epoch", "the whole text"),
+    TR_LM_SAVING(opt.lm, "only at the end", "the whole text"),
     TR_INT("eval-mem", TR_FREE | TR_KEPT, &opt.eval_mem, -1, MAX_ROWS,
         "evaluation and generation: number of memory rows; -1: as in training"),
     TR_SIZE("eval-block-sz", TR_FREE | TR_KEPT, &opt.eval_block_sz, 0,

@@ -40,7 +40,7 @@ typedef struct {
     uint64_t    save_every, log_every, gpu, vocab, generate, top_k;
     uint64_t    update_every, update_after, random_segments, streams;
     uint64_t    sample_every, sample_prime, sample_length, repetition_window;
-    double      max_memory, temperature, top_p, repetition_penalty, minutes;
+    double      max_memory, temperature, top_p, repetition_penalty, minutes, epochs;
 
     /* in the trainer's words */
     uint64_t    seed, steps, batch_sz, batch_split, block_sz, lr_warmup;
@@ -125,7 +125,11 @@ typedef struct {
         "process the batch in this many parts, to save memory")
 
 /* Options for the length of a run, after --steps. */
-#define TR_LM_MINUTES(o) \
+#define TR_LM_LENGTH(o) \
+    TR_REAL("epochs", TR_FREE | TR_LATER, &(o).epochs, 0, 1e9, \
+        "instead of a number of steps: number of passes over the training text, such as 2.5. A " \
+        "pass is as many steps as it takes each stream to reach its end, where the few tokens " \
+        "that do not fill a block are not read"), \
     TR_REAL("minutes", TR_FREE | TR_LATER, &(o).minutes, 0, 1e6, \
         "instead of a number of steps: train for this many minutes, such as 0.5. The schedule is " \
         "fitted to the measured speed and corrected as it changes. The time includes ten " \
@@ -138,8 +142,8 @@ typedef struct {
         "as \"plan\"")
 
 /* Options for running and saving. The strings `zero` and `whole` complete the help:
-   `zero` says what an interval of 0 steps between saves or evaluations means, and
-   `whole` says what 0 evaluation blocks mean. */
+   `zero` says what an interval of 0 steps between saves or evaluations means in a run with
+   --steps, and `whole` says what 0 evaluation blocks mean. */
 #define TR_LM_SAVING(o, zero, whole) \
     TR_GROUP("Running"), \
     TR_TEXT("out", TR_LOCAL, &(o).out, \
@@ -162,14 +166,16 @@ typedef struct {
         "training; with --no-train, those of --checkpoint. Programs read it like a checkpoint " \
         "(stx_lm_open), and so do --no-train, --eval-only and --init-from"), \
     TR_SIZE("save-every", TR_FREE, &(o).save_every, 0, TR_INF, \
-        "steps between saves; 0: " zero), \
+        "steps between saves; 0: " zero "; with --epochs, after each one; with --minutes, 4 " \
+        "times"), \
     TR_TEXT("best", TR_LOCAL, &(o).best, \
         "also save to this file whenever an evaluation during training is the best so far"), \
     TR_FLAG("keep-best", TR_LOCAL, &(o).keep_best, \
         "like --best, with a file named after --checkpoint: run.best.safetensors for " \
         "run.safetensors"), \
     TR_SIZE("eval-every", TR_FREE, &(o).eval_every, 0, TR_INF, \
-        "steps between evaluations; 0: " zero), \
+        "steps between evaluations; 0: " zero "; with --epochs, after each one; with --minutes, " \
+        "10 times"), \
     TR_SIZE("eval-blocks", TR_FREE, &(o).eval_blocks, 0, TR_INF, \
         "number of blocks per evaluation during training. If given on the command line, it also " \
         "applies to the final evaluation, which otherwise covers the whole text. 0: " whole), \
@@ -295,6 +301,7 @@ static const tr_basic tr_lm_basic[] TR_UNUSED = {
     {"data", "FILE", "text to train on; its last 10 % measure the result"},
     {"checkpoint", "FILE", "save here, and resume from here; the model to use"},
     {"minutes", "X", "train for this many minutes"},
+    {"epochs", "X", "or: read the text this many times"},
     {"preset", "NAME", "model and settings of a paper (--help presets)"},
     {"init-from", "FILE", "fine-tune: start from the weights of this model"},
     {"threads", "N", "number of threads; 0: all"},
@@ -482,6 +489,7 @@ struct tr_lm {
     uint64_t     fingerprint;
     size_t       use;           /* the weights are trained on this many tokens from the
                                    beginning of the training text; 0: all */
+    double       weight_steps;  /* share of the steps in which the weights are trained; 0: all */
 
     /* set by the trainer's make or plan */
     int        (*save_more)(tr_lm *t, stx_writer *w);   /* writes further entries of the

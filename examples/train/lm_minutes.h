@@ -3,6 +3,7 @@
 #include "buffer.h"
 #include "options.h"
 #include "options_values.h"
+#include "options_set.h"
 #include "log.h"
 #include "terminal.h"
 #include "lm.h"
@@ -26,24 +27,32 @@ TR_DEF int tr_lm_timed(const tr_lm *t) {
     return t->opt->minutes > 0 && !t->opt->plan;
 }
 
-/* A length on the command line replaces those of the checkpoint: clears --minutes and
-   --plan if another option gives the length. Refuses several of them, except --plan with
-   --minutes, which then only determines sizes. */
+/* A length on the command line replaces those of presets and of the checkpoint: clears
+   --minutes, --plan, --steps and --epochs if another option gives the length. Refuses
+   several of them, except --plan with --minutes, which then only determines sizes, and
+   --steps with --niter, which the trainer checks. A number of 0 gives no length. */
 TR_DEF int tr_lm_choose_length(tr_lm *t) {
+    enum { MINUTES, PLAN, STEPS, NITER, EPOCHS, LENGTHS };
     static const char *const name[] = {"minutes", "plan", "steps", "niter", "epochs"};
-    const tr_opt *minutes = tr_find_option(t->options, name[0], strlen(name[0]));
-    const tr_opt *plan = tr_find_option(t->options, name[1], strlen(name[1]));
-    const char *given = NULL;
-    size_t i;
-    for (i = 0; i < sizeof name / sizeof *name; i++) {
-        if (!tr_given(t->options, name[i])) continue;
-        if (i == 1) given = NULL;
-        if (given && (!strcmp(given, "minutes") || !strcmp(given, "plan")))
-            return tr_fail(t->err, TR_ERR, "--%s and --%s cannot be combined", given, name[i]);
-        if (!given) given = name[i];
+    const tr_opt *p[LENGTHS];
+    char value[64];
+    int i, given = LENGTHS;
+    for (i = 0; i < LENGTHS; i++) {
+        p[i] = tr_find_option(t->options, name[i], strlen(name[i]));
+        if (!p[i] || p[i]->from != TR_FROM_ARGS) continue;
+        tr_value(p[i], value);
+        if (!strcmp(value, "0")) continue;
+        if (i == PLAN) given = LENGTHS;
+        if (given <= PLAN || (i == EPOCHS && given < LENGTHS))
+            return tr_fail(t->err, TR_ERR, "--%s and --%s cannot be combined", name[given],
+                           name[i]);
+        if (given == LENGTHS) given = i;
     }
-    if (given && !tr_given(t->options, name[0])) *(double *)minutes->to = 0;
-    if (given && strcmp(given, "plan")) *(const char **)plan->to = NULL;
+    if (given == LENGTHS) return 1;
+    if (p[MINUTES]->from != TR_FROM_ARGS) *(double *)p[MINUTES]->to = 0;
+    if (given != PLAN) *(const char **)p[PLAN]->to = NULL;
+    if (given != EPOCHS) *(double *)p[EPOCHS]->to = 0;
+    else *(uint64_t *)p[STEPS]->to = 0;
     return 1;
 }
 

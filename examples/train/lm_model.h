@@ -62,15 +62,40 @@ TR_DEF stx_optim_desc tr_lm_optim_desc(const tr_lm *t, int kind) {
     return d;
 }
 
+/* Returns the number of steps in which the streams of the training text reach their ends.
+   It need not be whole. */
+TR_DEF double tr_lm_epoch(const tr_lm *t) {
+    const double B = (double)tr_lm_number(t, "batch-sz", 1);
+    const double blocks = (double)tr_lm_number(t, "update-param-freq", 1);
+    const double share = t->weight_steps > 0 ? t->weight_steps : 1;
+    stx_batches_desc d;
+    memset(&d, 0, sizeof d);
+    d.B = (size_t)tr_lm_streams(t);
+    d.T = (size_t)tr_lm_number(t, "block-sz", 1);
+    d.how = t->opt->reading;
+    d.count = t->use;
+    return (double)stx_batches_epoch(t->text[0], &d) * (double)d.B / B / blocks / share;
+}
+
+/* Returns the number of steps that --epochs requests, or `other` without --epochs. */
+TR_DEF uint64_t tr_lm_epoch_steps(const tr_lm *t, uint64_t other) {
+    const double steps = t->opt->epochs * tr_lm_epoch(t);
+    if (!(steps > 0)) return other;
+    return steps < 1 ? 1 : (uint64_t)(steps < 1e18 ? steps + 0.5 : 1e18);
+}
+
 /* Sets the length of the run, the steps at which it logs, evaluates and saves, and the
-   learning-rate schedule. `steps` is the length without --steps, and `kind` the library's
-   constant for the value of --schedule. */
+   learning-rate schedule. `steps` is the length without --steps and --epochs, and `kind`
+   the library's constant for the value of --schedule. */
 TR_DEF void tr_lm_plan(tr_lm *t, uint64_t steps, int kind) {
     const tr_lm_opt *o = t->opt;
-    t->steps = o->steps ? o->steps : steps;
+    const int epochs = !o->steps && o->epochs > 0 && t->text[0];
+    const uint64_t epoch = epochs ? (uint64_t)(tr_lm_epoch(t) + 0.5) : 0;
+    t->steps = o->steps;
+    if (!t->steps) t->steps = epochs ? tr_lm_epoch_steps(t, steps) : steps;
     t->log_every = o->log_every ? o->log_every : 10;
-    t->eval_every = o->eval_every;
-    t->save_every = o->save_every;
+    t->eval_every = o->eval_every ? o->eval_every : epoch;
+    t->save_every = o->save_every ? o->save_every : epoch;
     t->eval_blocks = o->eval_blocks;
     t->eval_block = o->block_sz;
     t->schedule.kind = kind;

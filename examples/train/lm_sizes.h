@@ -6,6 +6,7 @@
 #include "lm.h"
 #include "lm_errors.h"
 #include "lm_context.h"
+#include "lm_model.h"
 
 
 // >>lm: sizes without a preset
@@ -70,7 +71,7 @@ TR_DEF int tr_lm_report_sizes(tr_lm *t) {
     for (i = 0; i < sizeof report / sizeof *report; i++) {
         const tr_opt *p = tr_find_option(t->options, report[i], strlen(report[i]));
         if (!p || p->from > TR_FROM_TEXT) continue;
-        if (t->opt->minutes > 0 && !strcmp(report[i], "steps")) continue;
+        if ((t->opt->minutes > 0 || t->opt->epochs > 0) && !strcmp(report[i], "steps")) continue;
         tr_value(p, value);
         tr_buf_printf(&t->sized, " --%s %s", report[i], value);
     }
@@ -131,6 +132,7 @@ TR_DEF int tr_lm_size(tr_lm *t) {
         if (!tr_lm_suggest(t, "steps", steps)) return 0;
     }
     steps = t->opt->steps;
+    if (!steps) steps = tr_lm_epoch_steps(t, 0);
     if (!steps) steps = tr_lm_number(t, "niter", 1) * tr_lm_number(t, "nbatches", 1000);
     if (!tr_lm_suggest(t, "lr-warmup", steps / 10 < 60 ? steps / 10 : 60)) return 0;
     if (!tr_lm_decided(t, "nbatches")

@@ -62,7 +62,7 @@ static const struct {
     {"schedule", "", "decay-lr|lr-decay|lr-scheduler-type|scheduler"},
     {"seed", "s", ""},
     {"steps", "max-iters|max-step|max-steps",
-        "epochs|iterations|max-epochs|n-epochs|num-epochs|num-steps|num-train-epochs|train-iters"},
+        "iterations|num-steps|train-iters"},
     {"temperature", "temp", ""},
     {"tensorboard", "", "log-dir|logdir|logging-dir"},
     {"threads", "t", "num-threads"},

@@ -280,7 +280,7 @@ static const char *const bad_options[][2] = {
     /* names that other programs use */
     {"--learning_rat|1", "--learning_rat: unknown option (did you mean --lr?)"},
     {"--max_itres=5", "did you mean --steps?"},
-    {"--num_train_epochs|3", "did you mean --steps?"},
+    {"--num_steps|3", "did you mean --steps?"},
     {"--n_layr|3", "did you mean --nlayers?"},
     {"-f|x", "-f: unknown option (did you mean --data?); --help all lists all options"},
     {"-lr|1", "-lr: unknown option (did you mean --lr?)"},

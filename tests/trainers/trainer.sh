@@ -416,27 +416,27 @@ check "--do_train is not answered with its opposite: $(tail -n 1 err)" \
     grep -q -e '--do_train: unknown option; --help' err
 
 # names of nanoGPT and of one letter are the same options
-mkdir names names/ours names/theirs
-good "our names" names/ours $tiny --lr 0.01 --steps 6 --log-every 2 --eval-every 3 \
+mkdir aka aka/ours aka/theirs
+good "our names" aka/ours $tiny --lr 0.01 --steps 6 --log-every 2 --eval-every 3 \
     --eval-blocks 1 --threads 1 --checkpoint a.st --data ../../t.txt
 theirs=$(echo " $tiny" | sed 's/ --nlayers/ --n_layer/; s/ --hid-sz/ --n_embd/
     s/ --nheads/ --n_head/; s/ --block-sz/ --block_size/; s/ --batch-sz/ --batch_size/')
 check "sizes by nanoGPT's names: $theirs" [ "$(echo "$theirs" | grep -o -e --n_ | wc -l)" -ge 2 ]
-good "nanoGPT's names" names/theirs $theirs --learning_rate 0.01 --max_iters 6 --log_interval 2 \
-    --eval_interval 3 --eval_iters 1 -t 1 -o a.st --data ../../t.txt
-check "the same checkpoint" cmp names/ours/a.st names/theirs/a.st
-good "ours, a text" names/ours --checkpoint a.st --no-train --prompt "the cat" --generate 9 \
+good "nanoGPT's names" aka/theirs $theirs --learning_rate 0.01 --max_iters 6 --log_interval 2 \
+    --eval_interval 3 --eval_iters 1 -o a.st --data ../../t.txt
+check "the same checkpoint" cmp aka/ours/a.st aka/theirs/a.st
+good "ours, a text" aka/ours --checkpoint a.st --no-train --prompt "the cat" --generate 9 \
     --seed 3 --temperature 0.7 --threads 1
 cp out text
 for way in "-m a.st -n 9 -s 3 -t 1" "--model a.st --max_new_tokens=9 -s=3 -t=1"; do
-    good "$way" names/theirs --no-train --temp 0.7 -p "the cat" $way
+    good "$way" aka/theirs --no-train --temp 0.7 -p "the cat" $way
     check "$way: the same text" cmp text out
 done
-run names/ours --resume a.st -m a.st --no-train -n 1
+run aka/ours --resume a.st -m a.st --no-train -n 1
 check "two names of an option are refused: exit code 2, got $rc" [ $rc -eq 2 ]
 check "two names of an option: the message: $(cat err)" \
     grep -q "^$prog: --resume and -m are the same option: give one of them" err
-run names
+run aka
 check "without arguments: exit code 2, got $rc" [ $rc -eq 2 ]
 check "without arguments: five lines, of at most 80 columns" \
     [ "$(wc -l <err)" -eq 5 -a "$(awk 'length > 80' err | wc -l)" -eq 0 -a ! -s out ]
@@ -1235,7 +1235,33 @@ check "the best model is older" \
 good "the same, repeated" over --data text --minutes 20 --checkpoint run.st
 check "an ended run does not continue" grep -q 'the run is complete' err
 
+# --epochs: (n / streams - 1) / T blocks of a stream, rounded down, make a pass
+size=$(($(wc -c <t.txt)))
+size=$((size - size / 20 * 2))
+number() { echo "$tiny" | sed "s/.*--$1 \([0-9]*\).*/\1/"; }
+rows=$(number batch-sz) block=$(number block-sz)
+pass=$(((size / rows - 1) / block))
+mkdir epochs
+good "--epochs" epochs $files $tiny --epochs 2 --eval-every 0 --save-every 0
+check "two epochs of $pass steps" [ "$(meta epochs/run.st step)" -eq $((2 * pass)) ]
+check "an evaluation after each" \
+    [ "$(events epochs/log.jsonl eval | field step | tr '\n' ' ')" = "$pass $((2 * pass)) " ]
+good "--epochs, resumed with more" epochs $files --epochs 2.5
+check "two epochs and a half" [ "$(meta epochs/run.st step)" -eq $(((5 * pass + 1) / 2)) ]
+good "--steps replaces --epochs" epochs $files --steps $((3 * pass))
+check "three epochs" [ "$(meta epochs/run.st step)" -eq $((3 * pass)) ]
+rm -f epochs/*
+good "--epochs with --streams" epochs $files $tiny --streams $((4 * rows)) --epochs 0.5
+check "half an epoch" \
+    [ "$(meta epochs/run.st step)" -eq $(((4 * ((size / 4 / rows - 1) / block) + 1) / 2)) ]
+rm -f epochs/*
+good "--epochs without a preset" epochs $files --threads 1 --epochs 0.1
+check "steps are not chosen for the text" \
+    [ "$(grep -c 'chosen for the text.*--batch-sz' err) $(grep -c -e '--steps' err)" = "1 0" ]
+
 cd timed || exit 1
+refused '--epochs and --minutes\|--minutes and --epochs' --data ../t.txt $full --epochs 1 --minutes 1
+refused '--steps and --epochs cannot be combined' --data ../t.txt $full --epochs 1 --steps 5
 refused '--minutes and --steps cannot be combined' --data ../t.txt $full --minutes 1 --steps 5
 refused '--plan and --steps cannot be combined' --data ../t.txt $full --plan 0:5 --steps 5
 for bad in 5 0:0 1:5 0:5,3:2 0:5,0:6 0:5, a; do
