@@ -384,9 +384,16 @@ done
 
 # messages that lead to an existing run
 mkdir led
-run led --checkpoint none.st --threads 1
-check "no such checkpoint" \
-    grep -q "^$prog: --checkpoint none.st: No such file .*; to start a new run, give --data" err
+cd led
+touch t.txt
+none="no such checkpoint: none.st; check the name after --checkpoint, or"
+refused "$none give --data to start a new run$" --checkpoint none.st --threads 1
+for task in "--no-train --generate 1" --eval-only --interactive "--score t.txt"; do
+    refused "$none train a model first$" --checkpoint none.st $task
+done
+refused "no such checkpoint: none/model.safetensors; check the name after --out, or train" \
+    --out none --no-train --generate 1
+cd ..
 for other in attn_span sru compressive par; do
     [ $other != "$family" ] || continue
     run led --checkpoint "$here/old/$other.safetensors" --no-train --generate 1 --threads 1
@@ -2134,7 +2141,7 @@ refused '--best and --keep-best cannot be combined' \
 refused '--out t.txt' $t $tiny --steps 3 --out t.txt
 refused '--out t.txt/x' $t $tiny --steps 3 --out t.txt/x
 refused "--out: expected the name of a directory, got ''" $t $tiny --steps 3 --out=
-refused '--checkpoint new/model.safetensors: No such file .*; to start a new run, give --data' \
+refused 'no such checkpoint: new/model.safetensors; check the name after --out, or give --data' \
     $tiny --steps 3 --out new
 refused 'dir/model.safetensors\|--checkpoint' --out dir --no-train --generate 3
 run . $t $tiny --steps 3 --out lost $too_much
