@@ -3253,7 +3253,9 @@ STX_DEF stx_lm stx_lm_open(stx_ctx *x, const char *path, const stx_family *const
        stx_prefetch                         loads memory into the caches
        stx_fast_exp, _tanh, _sqrt, _phi,    scalar functions that compilers vectorise
            _sigmoid
-       stx_fast_sum, _dot, _lanes           sums of a row, in a fixed order */
+       stx_fast_sum, _dot, _lanes           sums of a row, in a fixed order
+       stx_math_exp, _log, _pow, _sin,      in double, the same on every machine
+           _cos */
 #if (defined(SEQTX_IMPLEMENTATION) || defined(STX_LOOPS)) && !defined(STX_LOOPS_DONE)
 #define STX_LOOPS_DONE
 
@@ -3290,11 +3292,21 @@ STX_DEF stx_lm stx_lm_open(stx_ctx *x, const char *path, const stx_family *const
   #define STX__EXACT_SUMS 1
 #endif
 #if defined(__clang__) && __clang_major__ >= 12 && (defined(__x86_64__) || defined(__i386__))
-  #define STX_STRICT_ON  _Pragma("float_control(precise, on, push)")
+  #define STX_STRICT_ON \
+      _Pragma("float_control(precise, on, push)") _Pragma("clang fp contract(off)")
   #define STX_STRICT_OFF _Pragma("float_control(pop)")
 #else
-  #define STX_STRICT_ON
-  #define STX_STRICT_OFF
+  #if defined(__clang__)
+    #define STX_STRICT_ON  _Pragma("STDC FP_CONTRACT OFF")
+    #define STX_STRICT_OFF _Pragma("STDC FP_CONTRACT DEFAULT")
+  #elif defined(__GNUC__)
+    #define STX_STRICT_ON \
+        _Pragma("GCC push_options") _Pragma("GCC optimize(\"fp-contract=off\")")
+    #define STX_STRICT_OFF _Pragma("GCC pop_options")
+  #else
+    #define STX_STRICT_ON
+    #define STX_STRICT_OFF
+  #endif
   #if defined(__clang__) && __clang_major__ < 12
     #undef STX__EXACT_SUMS
   #endif
@@ -3556,13 +3568,44 @@ STX_INNER int stx__moves_unaligned(void) {
         STX_CALL(s->x, fn, (s, job)); \
     }
 
-/* a b + c, rounded once if fma is 1. */
-#if defined(SEQTX_DOUBLE) && (defined(__GNUC__) || defined(__clang__))
-  #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fma(a, b, c) : (a) * (b) + (c))
-#elif defined(__GNUC__) || defined(__clang__)
-  #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : (a) * (b) + (c))
+/* a b + c. In f32 it is rounded once: by an instruction if fma is 1 or the compiler's
+   target has one, otherwise by stx__fma, so that all processors compute the same bits. In
+   double, it is rounded once only if fma is 1. */
+#ifdef SEQTX_DOUBLE
+  #if defined(__GNUC__) || defined(__clang__)
+    #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fma(a, b, c) : (a) * (b) + (c))
+  #else
+    #define STX_FMA(fma, a, b, c) ((void)(fma), (a) * (b) + (c))
+  #endif
 #else
-  #define STX_FMA(fma, a, b, c) ((void)(fma), (a) * (b) + (c))
+
+/* a b + c, rounded once. The product of two floats is exact in double. The sum is rounded
+   to odd (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums"): if it
+   is inexact, of the two neighbouring doubles the one whose last bit is 1. Rounding that
+   to float is then correct, while a sum rounded to nearest could be rounded to the middle
+   between two floats, and from there in the wrong direction. */
+STX_INNER float stx__fma(float a, float b, float c) {
+    const double p = (double)a * (double)b, s = p + (double)c, t = s - p;
+    const double error = (p - (s - t)) + ((double)c - t);   /* p + c - s, exactly */
+    uint64_t bits, error_bits, step;
+    double odd;
+    memcpy(&bits, &s, 8);
+    memcpy(&error_bits, &error, 8);
+    /* the neighbour in the direction of the error: away from 0 if the signs are equal */
+    step = 1 - ((bits ^ error_bits) >> 63 << 1);
+    step = fabs(error) > 0 ? step : 0;      /* exact, or error is NaN */
+    bits += step & ((bits & 1) - 1);        /* only if the last bit is 0 */
+    memcpy(&odd, &bits, 8);
+    return (float)odd;
+}
+
+  #if defined(__FP_FAST_FMAF)
+    #define STX_FMA(fma, a, b, c) ((void)(fma), __builtin_fmaf(a, b, c))
+  #elif defined(__GNUC__) || defined(__clang__)
+    #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : stx__fma(a, b, c))
+  #else
+    #define STX_FMA(fma, a, b, c) ((void)(fma), stx__fma(a, b, c))
+  #endif
 #endif
 
 
@@ -3748,6 +3791,134 @@ STX_INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real 
     case STX_ACT_SIGMOID: return g * (y * (1 - y));
     default: return g;
     }
+}
+
+STX_STRICT_OFF
+
+
+/* ---- src/core/functions.h ---- */
+// >>functions
+
+STX_STRICT_ON
+
+/* exp, log, pow, sin and cos in double, for scalar code: losses, schedules, positions,
+   initial values, sampling. Those of C libraries differ in their last bits. These use
+   only sums, products and quotients, which IEEE 754 defines to the last bit, so that
+   results are the same on every machine. Errors: exp and log 1 ulp, sin and cos 2.5 ulp;
+   see pow below.
+
+   A constant of more than 53 bits, such as ln 2, is a sum, high + low. The high part ends
+   in zeros, so that its product with an integer n is exact. */
+static const double stx__ln2_high = 6.93147180369123816490e-01;
+static const double stx__ln2_low = 1.90821492927058770002e-10;
+
+/* The double with the given bits. */
+static inline double stx__double_of_bits(uint64_t bits) {
+    double v;
+    memcpy(&v, &bits, 8);
+    return v;
+}
+
+static inline uint64_t stx__bits_of_double(double v) {
+    uint64_t bits;
+    memcpy(&bits, &v, 8);
+    return bits;
+}
+
+/* v 2^n for -2044 <= n <= 1024 and 1/2 < v < 2, in two steps, because 2^n alone need not
+   be a double. */
+static inline double stx__scale_by_power(double v, int n) {
+    const int half = n / 2, rest = n - half;
+    v *= stx__double_of_bits((uint64_t)(1023 + half) << 52);
+    return v * stx__double_of_bits((uint64_t)(1023 + rest) << 52);
+}
+
+/* e^v: with v = n ln 2 + r and |r| <= ln 2 / 2, e^v = 2^n e^r, and e^r by its Taylor
+   series. */
+static inline double stx_math_exp(double v) {
+    double n, r, e = 0;
+    int k;
+    if (!(v < 709.79)) return v > 0 ? HUGE_VAL : v;     /* NaN stays NaN */
+    if (v < -745.2) return 0;
+    n = floor(v * 1.44269504088896340736 + 0.5);
+    r = v - n * stx__ln2_high - n * stx__ln2_low;
+    for (k = 14; k > 2; k--) e = (e + 1) * r / k;
+    /* the largest terms last: 1 + (r + r^2 / 2 (1 + ..)) */
+    e = 1 + (r + r * r * 0.5 * (e + 1));
+    return stx__scale_by_power(e, (int)n);
+}
+
+/* log v: with v = 2^n m, sqrt(1/2) <= m < sqrt(2), f = m - 1 and s = f / (2 + f),
+   log v = n ln 2 + log(1 + f), and
+       log(1 + f) = 2 atanh s = 2 s + s R,  R = 2/3 s^2 + 2/5 s^4 + ..
+   2 s = f - s f, and f is exact. */
+static inline double stx_math_log(double v) {
+    double n = 0, f, s, z, half_square, R = 0;
+    uint64_t bits;
+    int k;
+    if (v < 2.2250738585072014e-308 && v > 0) {     /* denormal */
+        v *= 18014398509481984.0;                   /* 2^54 */
+        n = -54;
+    }
+    if (!(v > 0)) return v == 0 ? -HUGE_VAL : (double)NAN;
+    if (v > DBL_MAX) return v;
+    bits = stx__bits_of_double(v);
+    /* this addition carries into the exponent if m would be sqrt(2) or more */
+    bits += 0x3ff0000000000000u - 0x3fe6a09e667f3bcdu;
+    n += (double)((int)(bits >> 52) - 1023);
+    f = stx__double_of_bits((bits & 0xfffffffffffffu) + 0x3fe6a09e667f3bcdu) - 1;
+    s = f / (2 + f);
+    z = s * s;
+    for (k = 23; k >= 3; k -= 2) R = z * (R + 2.0 / k);
+    half_square = 0.5 * f * f;
+    return n * stx__ln2_high
+           - ((half_square - (s * (half_square + R) + n * stx__ln2_low)) - f);
+}
+
+/* a^b. If b is an integer of at most 31 bits, by repeated squaring, which is exact if the
+   result and all squares are; otherwise e^(b log a), with a relative error of about
+   |b log a| 2^-53. */
+static inline double stx_math_pow(double a, double b) {
+    double power = a, v = 1;
+    uint32_t k;
+    if (!(fabs(b) < 2147483648.0) || floor(b) != b)
+        return a == 0 && b > 0 ? 0 : stx_math_exp(b * stx_math_log(a));
+    for (k = (uint32_t)fabs(b); k; k >>= 1) {
+        if (k & 1) v *= power;
+        power *= power;
+    }
+    return b < 0 ? 1 / v : v;
+}
+
+/* sin v if shift is 0, cos v if it is 1: with v = n pi/2 + r and |r| <= pi/4, the sine or
+   cosine of r by its Taylor series, depending on the quadrant n. From v = 2^20 pi/2 =
+   1.6 million on, r would lose bits, and the C library computes the result. */
+static inline double stx__sine(double v, int shift) {
+    const double n = floor(v * 0.63661977236758134308 + 0.5);
+    double r, z, sum = 0;
+    int k, quadrant;
+    if (!(fabs(n) <= 1048576)) return shift ? cos(v) : sin(v);
+    /* pi/2 in three parts, two of them of 33 bits */
+    r = v - n * 1.57079632673412561417e+00;
+    r = (r - n * 6.07710050630396597660e-11) - n * 2.02226624879595063154e-21;
+    z = r * r;
+    quadrant = ((int)n + shift) & 3;
+    if (quadrant & 1) {
+        for (k = 18; k > 2; k -= 2) sum = -z * (sum + 1) / (k * (k - 1));
+        sum = 1 - 0.5 * z * (sum + 1);
+    } else {
+        for (k = 19; k > 3; k -= 2) sum = -z * (sum + 1) / (k * (k - 1));
+        sum = r - r * z / 6 * (sum + 1);
+    }
+    return quadrant & 2 ? -sum : sum;
+}
+
+static inline double stx_math_sin(double v) {
+    return stx__sine(v, 0);
+}
+
+static inline double stx_math_cos(double v) {
+    return stx__sine(v, 1);
 }
 
 STX_STRICT_OFF
@@ -5424,8 +5595,9 @@ static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double 
         u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0;
         v = ((double)r[2] + ((double)r[3] + 0.5) / 4294967296.0) / 4294967296.0;
         if (init == STX_UNIFORM) return a * (2 * (i & 1 ? v : u) - 1);
-        radius = sqrt(-2 * log(u));
-        direction = i & 1 ? sin(6.283185307179586 * v) : cos(6.283185307179586 * v);
+        radius = sqrt(-2 * stx_math_log(u));
+        direction = 6.283185307179586 * v;
+        direction = i & 1 ? stx_math_sin(direction) : stx_math_cos(direction);
         attempt++;
     } while (init == STX_TRUNCATED && fabs(radius * direction) > 2);
     return a * radius * direction;
@@ -7725,7 +7897,8 @@ typedef struct stx__micro {
     void (*pack_strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k,
                         size_t n);
 
-    /* runs the path STX__GEMM_SKINNY; NULL if this path is not available */
+    /* runs the path STX__GEMM_SKINNY. NULL: stx__skinny_dots runs it in f32; in bf16, it
+       is not used */
     void (*skinny)(const stx_gemm_args *g, stx_real *scratch);
 } stx__micro;
 
@@ -7764,60 +7937,39 @@ enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
     if ((n) > 13) f(13, __VA_ARGS__); \
   } while (0)
 
-/* Portable micro-kernel, 4 x 8. With GNU C, the sums are vectors of 16 bytes, because gcc
-   would keep the sums of a plain loop in memory. Vector types are not used if the
-   compiler evaluates expressions in a wider type (FLT_EVAL_METHOD 1 or 2). If h < 4, the
-   missing rows repeat row 0, so a tile costs the same for every h; matmuls with few rows
-   use stx__gemv instead. */
-#if (defined(__GNUC__) || defined(__clang__)) \
-    && (!defined(__FLT_EVAL_METHOD__) || __FLT_EVAL_METHOD__ < 1 || __FLT_EVAL_METHOD__ > 2)
-typedef stx_real stx__lanes __attribute__((vector_size(16)));
+/* Portable micro-kernel, 4 x 8. If h < 4, the missing rows repeat row 0, so a tile costs
+   the same for every h; matmuls with few rows use stx__gemv instead. */
+STX_INNER void stx__micro_plain(int fma, STX__MICRO_PARAMS) {
+    const stx_real *STX_RESTRICT b = (const stx_real *)bv;
+    const stx_real *STX_RESTRICT r0 = (const stx_real *)av;
+    const stx_real *STX_RESTRICT r1 = r0 + (h > 1 ? rs : 0);
+    const stx_real *STX_RESTRICT r2 = r0 + (h > 2 ? 2 * rs : 0);
+    const stx_real *STX_RESTRICT r3 = r0 + (h > 3 ? 3 * rs : 0);
+    stx_real s[4][8] = {{0}};
+    size_t k, i, j;
+    for (k = 0; k < steps; k++, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
+        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
+        for (j = 0; j < 8; j++) {
+            s[0][j] = STX_FMA(fma, a0, b[j], s[0][j]);
+            s[1][j] = STX_FMA(fma, a1, b[j], s[1][j]);
+            s[2][j] = STX_FMA(fma, a2, b[j], s[2][j]);
+            s[3][j] = STX_FMA(fma, a3, b[j], s[3][j]);
+        }
+    }
+    for (i = 0; i < h; i++)
+        for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + s[i][j] : s[i][j];
+}
+
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+STX_VECTOR static void stx__micro_plain_base(STX__MICRO_PARAMS) {
+    stx__micro_plain(0, h, steps, av, rs, ks, bv, ldb, c, ldc, add);
+}
 #else
-typedef stx_real stx__lanes;
+STX_EACH_ISA(stx__micro_plain, (STX__MICRO_PARAMS), h, steps, av, rs, ks, bv, ldb, c, ldc, add)
 #endif
 
-enum {
-    STX__GENERIC_LANES = sizeof(stx__lanes) / sizeof(stx_real),
-    STX__GENERIC_VECTORS = 8 / STX__GENERIC_LANES /* vectors per row of the tile */
-};
-
-/* Multiplies vector j of b, which is a row of op(B), by the elements a0 .. a3 of op(A),
-   and adds the products to s[0][j] .. s[3][j]. */
-STX_INNER void stx__generic_step(size_t j, stx__lanes (*s)[8], const stx_real *b, stx_real a0,
-                                 stx_real a1, stx_real a2, stx_real a3) {
-    stx__lanes v;
-    memcpy(&v, b + j * STX__GENERIC_LANES, sizeof v);
-    s[0][j] += a0 * v;
-    s[1][j] += a1 * v;
-    s[2][j] += a2 * v;
-    s[3][j] += a3 * v;
-}
-
-static void stx__micro_generic_run(STX__MICRO_PARAMS) {
-    const stx_real *b = (const stx_real *)bv;
-    const stx_real *r0 = (const stx_real *)av;
-    const stx_real *r1 = r0 + (h > 1 ? rs : 0);
-    const stx_real *r2 = r0 + (h > 2 ? 2 * rs : 0);
-    const stx_real *r3 = r0 + (h > 3 ? 3 * rs : 0);
-    stx__lanes s[4][8]; /* only the first STX__GENERIC_VECTORS of each row are used */
-    stx_real sum[4][8];
-    size_t i, j;
-
-    memset(s, 0, sizeof s);
-    for (; steps; steps--, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
-        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
-        STX__UNROLL8(STX__GENERIC_VECTORS, stx__generic_step, s, b, a0, a1, a2, a3);
-    }
-
-    for (i = 0; i < 4; i++)
-        for (j = 0; j < STX__GENERIC_VECTORS; j++)
-            memcpy(&sum[i][j * STX__GENERIC_LANES], &s[i][j], sizeof s[i][j]);
-    for (i = 0; i < h; i++)
-        for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
-}
-
 static const stx__micro stx__micro_generic =
-    STX__MICRO("portable", 4, 8, 1, stx__micro_generic_run, NULL, NULL);
+    STX__MICRO("portable", 4, 8, 1, stx__micro_plain_base, NULL, NULL);
 
 /* Returns v as bf16, the upper half of a float. Rounds to nearest even; NaN stays NaN. */
 STX_INNER uint32_t stx__bf16(stx_real v) {
@@ -8412,7 +8564,7 @@ STX_INNER void stx__row_prefetch_next(stx__row_prefetch *a) {
    prefetches the rows that it describes. */
 STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const stx_real *b,
                                size_t ldb, size_t k, stx__row_prefetch *next) {
-    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
+    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0};
     const stx_real *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
     size_t p, e;
     for (p = 0; p + 16 <= k; p += 16) {
@@ -8422,16 +8574,26 @@ STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const 
         for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
         for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], b3[p + e], s3[e]);
     }
-    for (; p < k; p++) {
-        t0 += a[p] * b[p];
-        t1 += a[p] * b1[p];
-        t2 += a[p] * b2[p];
-        t3 += a[p] * b3[p];
+    if (p < k) {
+        stx_real last[5][16] = {{0}};
+        for (e = 0; e < k - p; e++) {
+            last[0][e] = a[p + e];
+            last[1][e] = b[p + e];
+            last[2][e] = b1[p + e];
+            last[3][e] = b2[p + e];
+            last[4][e] = b3[p + e];
+        }
+        for (e = 0; e < 16; e++) {
+            s0[e] = STX_FMA(fma, last[0][e], last[1][e], s0[e]);
+            s1[e] = STX_FMA(fma, last[0][e], last[2][e], s1[e]);
+            s2[e] = STX_FMA(fma, last[0][e], last[3][e], s2[e]);
+            s3[e] = STX_FMA(fma, last[0][e], last[4][e], s3[e]);
+        }
     }
-    out[0] = t0 + stx_fast_lanes(s0);
-    out[1] = t1 + stx_fast_lanes(s1);
-    out[2] = t2 + stx_fast_lanes(s2);
-    out[3] = t3 + stx_fast_lanes(s3);
+    out[0] = stx_fast_lanes(s0);
+    out[1] = stx_fast_lanes(s1);
+    out[2] = stx_fast_lanes(s2);
+    out[3] = stx_fast_lanes(s3);
 }
 
 /* Like stx__dot4_ahead, with a new prefetch per call. It starts where the prefetch of the
@@ -8485,6 +8647,28 @@ STX_INNER void stx__gemv_dots(int fma, const stx_gemm_args *g) {
         }
     }
 }
+
+/* The largest k per pass of the path SKINNY in f32. */
+enum { STX__SKINNY_K = 512 };
+
+/* The path SKINNY in f32, for processors without AVX-512, with the same order of sums as
+   in stx__skinny_avx512. */
+STX_INNER void stx__skinny_dots(int fma, const stx_gemm_args *g) {
+    const size_t kc = stx__equal_blocks(g->K, STX__SKINNY_K, 16);
+    stx_gemm_args pass = *g;
+    size_t p, i, j;
+    if (g->beta == 0)
+        for (i = 0; i < g->M; i++)
+            for (j = 0; j < g->N; j++) g->C[i * g->ldc + j] = 0;
+    for (p = 0; p < g->K; p += kc) {
+        pass.K = STX_MIN(kc, g->K - p);
+        pass.A = g->A + p;
+        pass.B = g->B + p;
+        stx__gemv_dots(fma, &pass);
+    }
+}
+
+STX_EACH_ISA(stx__skinny_dots, (const stx_gemm_args *g), g)
 
 /* Computes C += alpha A^T B^T. No caller in the library needs this case to be fast. */
 STX_INNER void stx__gemv_both(const stx_gemm_args *g) {
@@ -8598,8 +8782,8 @@ typedef enum stx__gemm_path {
     STX__GEMM_K_SPLIT,
 
     /* Used for x W^T if x has few rows (generation with several streams). Transposing W
-       into strips would take longer than the arithmetic, so W is read in place. AVX-512
-       only. Gain: 1.1 to 2.7. */
+       into strips would take longer than the arithmetic, so W is read in place. In bf16,
+       AVX-512 only. Gain: 1.1 to 2.7 with AVX-512. */
     STX__GEMM_SKINNY,
 
     /* Used if C has few columns: computes the transpose of C; in f32 with tb and up to
@@ -8670,14 +8854,14 @@ static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
 
 /* Returns nonzero if SKINNY is the fastest path. The limits were measured. The shorter
    the rows of x are, the larger the share of the time that is spent on adding up lanes.
-   In f32, if W fills exactly one strip, transposing W pays off for M > NR. In bf16, the
-   limit for M is K / 10, clamped to 6 .. 32 (AVX512-BF16) or 6 .. 14 (AMX). */
+   In f32, if W fills exactly one strip of AVX-512, transposing W pays off for M > NR. In
+   bf16, the limit for M is K / 10, clamped to 6 .. 32 (AVX512-BF16) or 6 .. 14 (AMX). */
 static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t M = g->M, K = g->K;
-    if (!mk->skinny || g->ta || !g->tb) return 0;
+    if (g->ta || !g->tb || (mk->kr > 1 && !mk->skinny)) return 0;
     if (g->alpha != 1 || (g->beta != 0 && g->beta != 1)) return 0;
     if (mk->kr == 1)
-        return K >= 32 && M <= STX_MIN(K / 4, (size_t)112) && (g->N != mk->nr || M <= g->N);
+        return K >= 32 && M <= STX_MIN(K / 4, (size_t)112) && (g->N != STX__NR_MAX || M <= g->N);
     return M <= STX_MIN(STX_MAX(K / 10, (size_t)6), mk->kr == 2 ? (size_t)32 : (size_t)14);
 }
 
@@ -8705,9 +8889,9 @@ static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g,
     if (g->M <= STX__GEMV_ROWS || !g->K || g->alpha == 0 || !x || !x->threads.scratch)
         return STX__GEMM_GEMV;
     if (stx__is_skinny(mk, g)) return STX__GEMM_SKINNY;
-    /* at least half of a strip would be padding, and with 4 NR rows or more, avoiding
-       that saves more time than the transposition costs */
-    if (g->M >= 4 * mk->nr && 2 * g->N <= mk->nr) return STX__GEMM_TRANSPOSED;
+    /* at least half of a strip of AVX-512 would be padding, and with four times as many
+       rows or more, avoiding that saves more time than the transposition costs */
+    if (g->M >= 4 * STX__NR_MAX && 2 * g->N <= STX__NR_MAX) return STX__GEMM_TRANSPOSED;
     return STX__GEMM_BLOCKED;
 }
 
@@ -8835,7 +9019,10 @@ static void stx__gemm_parts(const stx_share *s, const void *job) {
             stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
             break;
         case STX__GEMM_SKINNY:
-            p.mk->skinny(&p.g, p.scratch);
+            if (p.mk->skinny)
+                p.mk->skinny(&p.g, p.scratch);
+            else
+                STX_CALL(s->x, stx__skinny_dots, (&p.g));
             stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
             break;
         default:
@@ -9059,41 +9246,11 @@ STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) {
 
 #if defined(STX__X86) && defined(SEQTX_DOUBLE)
 
-/* The 4 x 8 micro-kernel for double: a loop that compilers vectorise for AVX2 and
-   AVX-512. */
-STX_INNER void stx__micro_wide(STX__MICRO_PARAMS) {
-    const stx_real *STX_RESTRICT b = (const stx_real *)bv;
-    const stx_real *STX_RESTRICT r0 = (const stx_real *)av;
-    const stx_real *STX_RESTRICT r1 = r0 + (h > 1 ? rs : 0);
-    const stx_real *STX_RESTRICT r2 = r0 + (h > 2 ? 2 * rs : 0);
-    const stx_real *STX_RESTRICT r3 = r0 + (h > 3 ? 3 * rs : 0);
-    stx_real s[4][8] = {{0}};
-    size_t k, i, j;
-    for (k = 0; k < steps; k++, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
-        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
-        for (j = 0; j < 8; j++) {
-            s[0][j] = STX_FMA(1, a0, b[j], s[0][j]);
-            s[1][j] = STX_FMA(1, a1, b[j], s[1][j]);
-            s[2][j] = STX_FMA(1, a2, b[j], s[2][j]);
-            s[3][j] = STX_FMA(1, a3, b[j], s[3][j]);
-        }
-    }
-    for (i = 0; i < h; i++)
-        for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + s[i][j] : s[i][j];
-}
-
-STX__AVX2 STX_VECTOR static void stx__micro_wide_avx2(STX__MICRO_PARAMS) {
-    stx__micro_wide(h, steps, av, rs, ks, bv, ldb, c, ldc, add);
-}
-
-STX__AVX512 STX_VECTOR static void stx__micro_wide_avx512(STX__MICRO_PARAMS) {
-    stx__micro_wide(h, steps, av, rs, ks, bv, ldb, c, ldc, add);
-}
-
+/* In double, the portable micro-kernel, compiled for AVX2 and AVX-512. */
 static const stx__micro stx__micro_avx2 =
-    STX__MICRO("avx2", 4, 8, 1, stx__micro_wide_avx2, NULL, NULL);
+    STX__MICRO("avx2", 4, 8, 1, stx__micro_plain_avx2, NULL, NULL);
 static const stx__micro stx__micro_avx512 =
-    STX__MICRO("avx512", 4, 8, 1, stx__micro_wide_avx512, NULL, NULL);
+    STX__MICRO("avx512", 4, 8, 1, stx__micro_plain_avx512, NULL, NULL);
 
 #elif defined(STX__X86)
 
@@ -9404,23 +9561,36 @@ STX__INLINE_FOR("avx512f") __m512 stx__skinny_add4(__m512 a, __m512 b, __m512 c,
                          _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, t, u)));
 }
 
-/* Adds up the lanes of four registers at a time: the registers of row i if w = 4, or
-   the registers of rows i and i + 1 if w = 2 and i is even. */
-STX__INLINE_FOR("avx512f")
-void stx__skinny_group(size_t i, __m512 (*s)[4], __m512 *q, size_t n, size_t w) {
-    if (w > 2)
-        q[i] = stx__skinny_add4(s[i][0], s[i][1], s[i][2], s[i][3]);
-    else if (i % 2 == 0 && i + 1 < n)
-        q[i / 2] = stx__skinny_add4(s[i][0], s[i][1], s[i + 1][0], s[i + 1][1]);
-    else if (i % 2 == 0)
-        q[i / 2] = stx__skinny_add4(s[i][0], s[i][1], _mm512_setzero_ps(), _mm512_setzero_ps());
+/* Returns, in four 128-bit lanes, the sums of the four 128-bit lanes of a, b, c and d. */
+STX__INLINE_FOR("avx512f") __m512 stx__skinny_halve2(__m512 a, __m512 b, __m512 c, __m512 d) {
+    __m512 t = _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x44),
+                             _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xee));
+    __m512 u = _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, c, d, 0x44),
+                             _mm512_maskz_shuffle_f32x4(0xffff, c, d, 0xee));
+    return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, t, u, 0x88),
+                         _mm512_maskz_shuffle_f32x4(0xffff, t, u, 0xdd));
 }
 
-/* Returns a0 + a1, a2 + a3, b0 + b1 and b2 + b3, where a0 .. a3 and b0 .. b3 are the
-   128-bit lanes of a and b. */
-STX__INLINE_FOR("avx512f") __m512 stx__skinny_halve(__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88),
-                         _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd));
+/* Register r of a tile of n rows with w registers each; zeros after the last one. */
+STX__INLINE_FOR("avx512f")
+__m512 stx__skinny_register(size_t r, size_t n, __m512 (*s)[4], size_t w) {
+    return r < n * w ? s[r / w][r % w] : _mm512_setzero_ps();
+}
+
+/* Returns the sums of registers r, r + 4, r + 8 and r + 12, as in stx__skinny_halve2. */
+STX__INLINE_FOR("avx512f")
+__m512 stx__skinny_every4(size_t r, size_t n, __m512 (*s)[4], size_t w) {
+    return stx__skinny_halve2(
+        stx__skinny_register(r, n, s, w), stx__skinny_register(r + 4, n, s, w),
+        stx__skinny_register(r + 8, n, s, w), stx__skinny_register(r + 12, n, s, w));
+}
+
+/* Adds up the 16 elements of each of the registers r .. r + 15 of a tile, in the order of
+   stx_fast_lanes. */
+STX__INLINE_FOR("avx512f")
+__m512 stx__skinny_sums(size_t r, size_t n, __m512 (*s)[4], size_t w) {
+    return stx__skinny_add4(stx__skinny_every4(r, n, s, w), stx__skinny_every4(r + 1, n, s, w),
+                            stx__skinny_every4(r + 2, n, s, w), stx__skinny_every4(r + 3, n, s, w));
 }
 
 /* Stores row i of the tile. */
@@ -9448,14 +9618,8 @@ STX__INLINE_FOR("avx512f")
 void stx__skinny_end(size_t n, __m512 (*s)[4], float *c, size_t ldc, size_t w, size_t cols,
                      int add) {
     float sum[32];
-    __m512 q[8];
-    q[1] = q[2] = q[3] = q[4] = q[5] = q[6] = q[7] = _mm512_setzero_ps();
-    STX__UNROLL14(n, stx__skinny_group, s, q, n, w);
-    _mm512_storeu_ps(sum, stx__skinny_halve(stx__skinny_halve(q[0], q[1]),
-                                            stx__skinny_halve(q[2], q[3])));
-    if (n * w > 16)
-        _mm512_storeu_ps(sum + 16, stx__skinny_halve(stx__skinny_halve(q[4], q[5]),
-                                                     stx__skinny_halve(q[6], q[7])));
+    _mm512_storeu_ps(sum, stx__skinny_sums(0, n, s, w));
+    if (n * w > 16) _mm512_storeu_ps(sum + 16, stx__skinny_sums(16, n, s, w));
     STX__UNROLL14(n, stx__skinny_store, sum, c, ldc, w, cols, add);
 }
 
@@ -9510,11 +9674,10 @@ STX__SKINNY_F32(5)
 STX__SKINNY_F32(6)
 STX__SKINNY_F32(7)
 
-/* STX__SKINNY_K and STX__SKINNY_K_BF16 are the largest k per pass in f32 and bf16.
-   STX__SKINNY_X_BF16 is the maximum number of elements of x in a bf16 tile. Its 20 KB
-   leave space in L1 for the rows of W, which are read as floats. STX__SKINNY_W is the
-   number of floats in a block of W. */
-enum { STX__SKINNY_K = 512, STX__SKINNY_K_BF16 = 1024, STX__SKINNY_X_BF16 = 10240 };
+/* STX__SKINNY_K_BF16 is the largest k per pass in bf16. STX__SKINNY_X_BF16 is the maximum
+   number of elements of x in a bf16 tile. Its 20 KB leave space in L1 for the rows of W,
+   which are read as floats. STX__SKINNY_W is the number of floats in a block of W. */
+enum { STX__SKINNY_K_BF16 = 1024, STX__SKINNY_X_BF16 = 10240 };
 
 enum { STX__SKINNY_W = (1 << 18) / 4 };
 
@@ -11422,7 +11585,7 @@ STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const
 STX_INNER void stx__log_softmax_row(int fma, stx_real *STX_RESTRICT y,
                                     const stx_real *STX_RESTRICT a, size_t C) {
     const stx_real max = stx__max(a, C);
-    const stx_real log_sum = (stx_real)log((double)stx__exp_sum(fma, NULL, 0, a, C, max));
+    const stx_real log_sum = (stx_real)stx_math_log((double)stx__exp_sum(fma, NULL, 0, a, C, max));
     size_t c;
     for (c = 0; c < C; c++) y[c] = a[c] - max - log_sum;
 }
@@ -13589,7 +13752,7 @@ STX_INNER double stx__token_loss_row(int fma, const stx_token_loss_args *a, size
     const stx_real sum = stx__exp_sum(fma, NULL, 0, row, a->V, max);
     a->row_max[n] = max;
     a->inv_sum[n] = 1 / sum;
-    return (double)max + log((double)sum) - (double)row[a->targets[n]];
+    return (double)max + stx_math_log((double)sum) - (double)row[a->targets[n]];
 }
 
 STX_INNER void stx__token_loss_loop(int fma, const stx_share *s, const void *job) {
@@ -16062,8 +16225,9 @@ typedef struct stx__attn_unit {
 } stx__attn_unit;
 
 /* The units of a call, and the buffers that the call uses in `work` memory. An owner is
-   a list of units that one thread computes in sequence. The number of owners depends
-   only on the number of threads of the context, so that sums have a fixed order. */
+   a list of units that one thread computes in sequence. The units of the backward pass
+   and their owners depend only on the shape, so that sums have the same order for any
+   number of threads. */
 typedef struct stx__attn_work {
     stx__attn_unit *unit;
     size_t    count;                 /* number of units */
@@ -16130,10 +16294,15 @@ static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backwa
     return part;
 }
 
-/* Divides the call into units, in the order of the heads in A->order. With several
-   threads, a unit costs at most half of a thread's share, or is as small as possible.
-   In the forward pass, a unit is a group of queries: a multiple of half a tile, at most
-   GROUP. In the backward pass, it is all queries of a head and a range of its keys: a
+/* The backward pass of a call is divided into at least this many units, unless they would
+   be too small, and its units belong to this many owners, or to one per eight units if
+   that is more. Every owner has a copy of dpe. */
+enum { STX__ATTN_OWNERS = 16, STX__ATTN_OWNED = 8 };
+
+/* Divides the call into units, in the order of the heads in A->order. In the forward
+   pass, a unit is a group of queries: a multiple of half a tile, at most GROUP. With
+   several threads, it costs at most half of a thread's share, or is as small as possible.
+   In the backward pass, a unit is all queries of a head and a range of its keys: a
    multiple of BK. The last unit of a head can be smaller. With w->unit = NULL, only
    counts the units. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int backward, stx__attn_work *w) {
@@ -16141,6 +16310,7 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int backward, st
     const size_t half_tile = STX__BQ / 2;
     const size_t half_tiles = STX_MAX(stx__attn_count(a->T, half_tile), 1);
     const size_t most_half_tiles = STX__GROUP / half_tile;
+    const double least = backward ? (double)STX__ATTN_OWNERS : 2 * (double)threads;
     double total = 0;
     size_t i, b;
     int part = 0;
@@ -16151,8 +16321,8 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int backward, st
     for (i = 0; i < a->H && a->B; i++) {
         size_t pieces = 1, queries, keys;
         ptrdiff_t first, end;
-        if (threads > 1)
-            pieces = (size_t)ceil(stx__attn_cost(A, i) * 2 * (double)threads / total);
+        if (backward || threads > 1)
+            pieces = (size_t)ceil(stx__attn_cost(A, i) * least / total);
         if (!backward) {
             pieces = STX_MAX(pieces, stx__attn_count(half_tiles, most_half_tiles));
             pieces = STX_MIN(pieces, half_tiles);
@@ -16190,10 +16360,8 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *b
         w->dpe_size = a->dpe ? A->tables * a->D * w->ldpe : 0;
         A->pe_packed_rows =
             (stx_real *)stx__cut(&c, A->tables * A->Dp * A->pe_rows / A->per_word * real);
-        /* Two owners per thread, so that other threads can take work from a delayed
-           one. With more than 16 threads, there is one owner per thread, because every
-           owner has a separate copy of dpe. */
-        w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;
+        w->owners = STX_MAX((size_t)STX__ATTN_OWNERS, w->count / STX__ATTN_OWNED);
+        w->owners = STX_MIN(w->owners, w->count);
         w->dpe = (stx_real *)stx__cut(&c, w->owners * w->dpe_size * real);
         w->dpk = (stx_real *)stx__cut(&c, w->owners * w->dpk_size * real);
         w->dpv = (stx_real *)stx__cut(&c, w->owners * w->dpk_size * real);
@@ -17362,8 +17530,8 @@ static double stx__row_lse(const stx_real *a, size_t n) {
     stx_real max = stx__max(a, n);
     double s = 0;
     size_t i;
-    for (i = 0; i < n; i++) s += exp((double)(a[i] - max));
-    return (double)max + log(s);
+    for (i = 0; i < n; i++) s += stx_math_exp((double)(a[i] - max));
+    return (double)max + stx_math_log(s);
 }
 
 /* Computes log p(word) = logit - log sum e^logits, plus log p of the word's cluster. */
@@ -18499,7 +18667,7 @@ static double stx__optim_corrections(stx_update *u, const stx_optim_desc *d) {
     double lr = u->lr, rectify = 1;
     u->plain = 0;
     if (d->kind == STX_RADAM) {
-        const double power = pow(beta2, step), rho_inf = 2 / (1 - beta2) - 1;
+        const double power = stx_math_pow(beta2, step), rho_inf = 2 / (1 - beta2) - 1;
         const double rho = rho_inf - 2 * step * power / (1 - power);
         u->plain = !(rho >= 5);
         if (!u->plain)
@@ -18508,11 +18676,11 @@ static double stx__optim_corrections(stx_update *u, const stx_optim_desc *d) {
         else if (d->radam_skip)
             lr = 0;
     }
-    if (d->eps_hat) rectify = sqrt(1 - pow(beta2, step));
-    u->correction1 = (stx_real)(d->no_correction ? 1 : (1 - pow(beta1, step)) / rectify);
+    if (d->eps_hat) rectify = sqrt(1 - stx_math_pow(beta2, step));
+    u->correction1 = (stx_real)(d->no_correction ? 1 : (1 - stx_math_pow(beta1, step)) / rectify);
     u->correction2 = 1;
     if (d->kind != STX_RADAM && !d->eps_hat && !d->no_correction)
-        u->correction2 = (stx_real)(1 - pow(beta2, step));
+        u->correction2 = (stx_real)(1 - stx_math_pow(beta2, step));
     STX__FP_PIN(lr);
     return lr;
 }
@@ -19608,8 +19776,8 @@ static double stx__lr_recursive(const stx_schedule *s, double k) {
     if (k < last) return s->lr_start + (s->lr - s->lr_start) * (k + 1) / W;
     if (!(T > last)) return top;
     return s->lr_min
-           + (top - s->lr_min) * (1 + cos(stx__pi * STX_MIN(k, T) / T))
-                 / (1 + cos(stx__pi * last / T));
+           + (top - s->lr_min) * (1 + stx_math_cos(stx__pi * STX_MIN(k, T) / T))
+                 / (1 + stx_math_cos(stx__pi * last / T));
 }
 
 /* Returns the learning rate of update k = 0, 1, .. as computed by Transformer-XL's code
@@ -19624,7 +19792,7 @@ static double stx__lr_literal(const stx_schedule *s, double k) {
     if (k <= 0) return s->lr;
     if (k < W) return s->lr * k / W;
     if (s->kind == STX_LR_COSINE && T > 0)
-        return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(stx__pi * k / T));
+        return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + stx_math_cos(stx__pi * k / T));
     /* constant rate: the authors' code sets it only during the warm-up of W updates,
        and never if W = 1 */
     return W > 1 ? s->lr * (W - 1) / W : s->lr;
@@ -19645,7 +19813,7 @@ static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
     if (s->kind == STX_LR_COSINE && T > W)
         return s->lr_min
                + (s->lr - s->lr_min) * 0.5
-                     * (1 + cos(stx__pi * STX_MIN(1, (u - W) / (T - W))));
+                     * (1 + stx_math_cos(stx__pi * STX_MIN(1, (u - W) / (T - W))));
     if (s->kind == STX_LR_INV_SQRT) return s->lr * sqrt(STX_MAX(W, 1) / STX_MAX(u, 1));
     return s->lr;
 }
@@ -19657,7 +19825,7 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
     lr = stx__schedule_lr(s, n);
     if (s->decay != 0 && n > s->decay_from) {
         uint64_t more = s->decay_every ? (n - 1 - s->decay_from) / s->decay_every : 0;
-        lr *= pow(s->decay, 1 + (double)more);
+        lr *= stx_math_pow(s->decay, 1 + (double)more);
     }
     STX__FP_PIN(lr);
     return lr;
@@ -21880,7 +22048,7 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
     if (!work) return -1;
     best = (double)logits[token];
     for (i = 0; i < V; i++)
-        work[i] = (stx_real)exp(((double)logits[i] - best) / s->temperature);
+        work[i] = (stx_real)stx_math_exp(((double)logits[i] - best) / s->temperature);
 
     /* top_k and top_p both keep the tokens whose weight reaches a threshold. For top_k,
        the threshold is the k-th largest weight. For top_p, it is the largest threshold
@@ -21976,7 +22144,7 @@ static int stx__vocab_io_widths(stx_ctx *x, const char *op, stx_vocab_io_desc *d
     int side;
     if (!d->width[i] && d->no_projections == STX_VOCAB_BOTH) d->width[i] = d->dim;
     if (!d->width[i])
-        d->width[i] = (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
+        d->width[i] = (size_t)floor((double)d->width[0] / stx_math_pow(d->divval, (double)i));
     if (!d->out_width[i]) d->out_width[i] = d->width[i];
 
     if (d->one_proj && d->width[i] != d->width[0])

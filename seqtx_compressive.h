@@ -2586,9 +2586,9 @@ static stx_tensor *stx__comp_sines(stx_comp *m, size_t n) {
     if (!v) return NULL;
     for (i = 0; i < n; i++) {
         for (k = 0; k < half; k++) {
-            double angle = (double)(n - 1 - i) * pow(10000, -2 * (double)k / (double)D);
-            v[i * D + k] = (stx_real)sin(angle);
-            v[i * D + half + k] = (stx_real)cos(angle);
+            double angle = (double)(n - 1 - i) * stx_math_pow(10000, -2 * (double)k / (double)D);
+            v[i * D + k] = (stx_real)stx_math_sin(angle);
+            v[i * D + half + k] = (stx_real)stx_math_cos(angle);
         }
     }
     t = stx_constant_create(x, v, n, D, 0, 0);

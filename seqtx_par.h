@@ -1282,12 +1282,13 @@ static void stx__par_probabilities(int form, int K, const stx_real *al, double *
         if (form == STX_PAR_FORM_PI)
             pi[k] = (al[k] > 0 ? (double)al[k] : 0) + 1e-5;
         else
-            pi[k] = exp((double)al[k] - max);
+            pi[k] = stx_math_exp((double)al[k] - max);
         if (al[k] != al[k]) pi[k] = (double)al[k];      /* keep a NaN, even with STX_PAR_FORM_PI */
         sum += pi[k];
     }
     for (k = 0; k < K; k++) {
-        ln_pi[k] = form == STX_PAR_FORM_PI ? log(pi[k]) : (double)al[k] - max - log(sum);
+        ln_pi[k] = form == STX_PAR_FORM_PI ? stx_math_log(pi[k])
+                                           : (double)al[k] - max - stx_math_log(sum);
         p[k] = pi[k] / sum;
     }
 }
@@ -1302,10 +1303,10 @@ static int stx__par_sample_gate(const stx_par_gate_args *a, size_t draw, const d
     int k, best = 0;
     if (a->noisy) stx__par_uniform(a, draw, U);
     for (k = 0; k < K; k++) {
-        v[k] = (ln_pi[k] + (a->noisy ? -log(-log(U[k])) : 0)) / tau;
+        v[k] = (ln_pi[k] + (a->noisy ? -stx_math_log(-stx_math_log(U[k])) : 0)) / tau;
         if (v[k] > v[best]) best = k;
     }
-    for (k = 0; k < K; k++) sum += y[k] = exp(v[k] - v[best]);
+    for (k = 0; k < K; k++) sum += y[k] = stx_math_exp(v[k] - v[best]);
     for (k = 0; k < K; k++) y[k] /= sum;
     return best;
 }
@@ -1757,7 +1758,7 @@ STX_DEF void stx_par_latency_fwd(stx_ctx *x, stx_real *loss, const stx_real *nll
     (void)x;
     if (a->kind == STX_PAR_LATENCY_FBNET) {
         double factor = v;      /* keeps a NaN */
-        if (v > 1) factor = pow(log(v), a->power);
+        if (v > 1) factor = stx_math_pow(stx_math_log(v), a->power);
         if (v <= 1) factor = 0;
         *loss = (stx_real)((double)nll[0] * a->weight * factor);
     } else {
@@ -1778,8 +1779,10 @@ STX_DEF void stx_par_latency_bwd(stx_ctx *x, stx_real *dnll, stx_real *dlat, con
     (void)x;
     if (a->kind == STX_PAR_LATENCY_HINGE) by_lat = v > a->target ? a->weight / a->target : 0;
     if (a->kind == STX_PAR_LATENCY_FBNET) {
-        by_nll = v > 1 ? a->weight * pow(log(v), a->power) : 0;
-        by_lat = v > 1 ? (double)nll[0] * a->weight * a->power * pow(log(v), a->power - 1) / v : 0;
+        const double ln = v > 1 ? stx_math_log(v) : 0;
+        by_nll = v > 1 ? a->weight * stx_math_pow(ln, a->power) : 0;
+        by_lat = v > 1 ? (double)nll[0] * a->weight * a->power * stx_math_pow(ln, a->power - 1) / v
+                       : 0;
     }
     if (dnll) dnll[0] += (stx_real)(d * by_nll);
     if (dlat) dlat[0] += (stx_real)(d * by_lat);
@@ -2171,7 +2174,7 @@ typedef struct stx__par_cutting {
 
 /* Returns max(floor(D / factor^k), 1), the width of tail k. */
 static size_t stx__par_divided_width(size_t D, double factor, size_t k) {
-    double width = floor((double)D / pow(factor, (double)k));
+    double width = floor((double)D / stx_math_pow(factor, (double)k));
     return width < 1 ? 1 : (size_t)width;
 }
 
@@ -2466,7 +2469,7 @@ static void stx__par_vocab_desc(const stx_par_desc *d, stx_vocab_io_desc *w) {
     w->no_cutoffs = !d->cutoffs;
     memcpy(w->cutoff, d->cutoff, sizeof w->cutoff);
     for (c = 0; c <= d->cutoffs; c++) {
-        w->width[c] = (size_t)floor((double)d->emb / pow(d->div_val, (double)c));
+        w->width[c] = (size_t)floor((double)d->emb / stx_math_pow(d->div_val, (double)c));
         if (ref) w->out_width[c] = stx__par_ref_width(d, c);
     }
 
@@ -2523,7 +2526,7 @@ static int stx__par_check_vocab(stx_ctx *x, stx_par_desc *d) {
 
     if (d->cutoffs > STX_MAX_CLUSTERS - 1)
         return stx__par_bad(x, "cutoffs", (double)d->cutoffs, "at most 7");
-    if (floor((double)d->emb / pow(d->div_val, (double)d->cutoffs)) < 1)
+    if (floor((double)d->emb / stx_math_pow(d->div_val, (double)d->cutoffs)) < 1)
         return stx__par_bad(x, "div_val", d->div_val,
                             "a divisor that leaves the last cluster a width of at least 1");
     for (i = 0; i < STX_MAX_CLUSTERS - 1; i++) {
@@ -3007,7 +3010,7 @@ static void stx__par_gate_params(stx_par *m) {
     size_t l, k;
     for (k = 0; k < K; k++) {
         const double pi0 = k < 3 ? d->pi0[k] : m->own[k - 3].pi0;
-        al[k] = (stx_real)(d->gate_form == STX_PAR_FORM_PI ? pi0 : log(pi0));
+        al[k] = (stx_real)(d->gate_form == STX_PAR_FORM_PI ? pi0 : stx_math_log(pi0));
     }
     for (k = 0; k + 1 < K; k++) cost[k] = k < 2 ? d->cost[k] : m->own[k - 2].cost;
     m->gates = stx_params_create(m->ctx);
@@ -3145,7 +3148,7 @@ STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n) {
     double part = 1, tau;
     if (!a) return 1;
     if (a->total && n < a->total) part = (double)n / (double)a->total;
-    tau = a->from * pow(a->form == STX_PAR_TAU_FACTOR ? a->to : a->to / a->from, part);
+    tau = a->from * stx_math_pow(a->form == STX_PAR_TAU_FACTOR ? a->to : a->to / a->from, part);
     STX__FP_PIN(tau);
     return tau;
 }
@@ -3536,16 +3539,16 @@ static int stx__par_widen_weights(stx_ctx *x, const stx_par_desc *d, const stx_p
 /* Returns column c of the sinusoidal encoding of position t. The first D / 2 columns
    are sines, and the others are cosines. */
 static double stx__par_sine(size_t D, size_t c, double t) {
-    double angle = t * pow(10000, -2 * (double)(c % (D / 2)) / (double)D);
-    return c < D / 2 ? sin(angle) : cos(angle);
+    double angle = t * stx_math_pow(10000, -2 * (double)(c % (D / 2)) / (double)D);
+    return c < D / 2 ? stx_math_sin(angle) : stx_math_cos(angle);
 }
 
 /* Returns column c of position t in the reference's table. Its columns are the usual
    interleaved sines and cosines in reverse order. */
 static double stx__par_sine_ref(size_t D, size_t c, double t) {
     size_t f = D - 1 - c;
-    double angle = t * pow(1e-4, 2 * (double)(f / 2) / (double)D);
-    return f % 2 ? sin(angle) : cos(angle);
+    double angle = t * stx_math_pow(1e-4, 2 * (double)(f / 2) / (double)D);
+    return f % 2 ? stx_math_sin(angle) : stx_math_cos(angle);
 }
 
 /* Returns the row ids in a learned table for distances rows - 1 .. 0. */

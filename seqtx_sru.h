@@ -2223,7 +2223,7 @@ static void stx__sru_scale_w3(stx_ctx *x, const stx_sru_desc *d, size_t l,
     all = sqrt(1 - d->rnn_dropout) * (d->norm ? 0.1 : 1);
     plane[0] = sqrt(1 - (l + 1 < d->layers ? d->dropout : 0));
     plane[1] = plane[2] = d->v1 ? 1 : sqrt(0.5);
-    plane[3] = d->rescale ? sqrt(1 + 2 * exp(d->highway_bias)) : 1;
+    plane[3] = d->rescale ? sqrt(1 + 2 * stx_math_exp(d->highway_bias)) : 1;
     for (i = 0; i < p->k; i++) stx_param_scale(x, p->w3, i * O, (i + 1) * O, all * plane[i]);
 }
 
@@ -2243,7 +2243,7 @@ static void stx__sru_create_layer(stx_params *params, const char *prefix, const 
     p->attends = stx__sru_attends(d, l);
     p->highway = !d->no_skip && p->k == 3;
     p->alpha = 1;
-    if (d->rescale && p->highway) p->alpha = (stx_real)sqrt(1 + 2 * exp(d->highway_bias));
+    if (d->rescale && p->highway) p->alpha = (stx_real)sqrt(1 + 2 * stx_math_exp(d->highway_bias));
 
     if (P) {
         bound = d->init_xavier ? sqrt(6.0 / (double)(Ci + P)) : sqrt(3.0 / (double)Ci);

@@ -288,12 +288,15 @@ extern "C" {
        stx_prefetch                         loads memory into the caches
        stx_fast_exp, _tanh, _sqrt, _phi,    scalar functions that compilers vectorise
            _sigmoid
-       stx_fast_sum, _dot, _lanes           sums of a row, in a fixed order */
+       stx_fast_sum, _dot, _lanes           sums of a row, in a fixed order
+       stx_math_exp, _log, _pow, _sin,      in double, the same on every machine
+           _cos */
 #if (defined(SEQTX_IMPLEMENTATION) || defined(STX_LOOPS)) && !defined(STX_LOOPS_DONE)
 #define STX_LOOPS_DONE
 
 #include "core/loops.h"
 #include "core/maths.h"
+#include "core/functions.h"
 
 #endif /* STX_LOOPS */
 

@@ -34,11 +34,21 @@
   #define STX__EXACT_SUMS 1
 #endif
 #if defined(__clang__) && __clang_major__ >= 12 && (defined(__x86_64__) || defined(__i386__))
-  #define STX_STRICT_ON  _Pragma("float_control(precise, on, push)")
+  #define STX_STRICT_ON \
+      _Pragma("float_control(precise, on, push)") _Pragma("clang fp contract(off)")
   #define STX_STRICT_OFF _Pragma("float_control(pop)")
 #else
-  #define STX_STRICT_ON
-  #define STX_STRICT_OFF
+  #if defined(__clang__)
+    #define STX_STRICT_ON  _Pragma("STDC FP_CONTRACT OFF")
+    #define STX_STRICT_OFF _Pragma("STDC FP_CONTRACT DEFAULT")
+  #elif defined(__GNUC__)
+    #define STX_STRICT_ON \
+        _Pragma("GCC push_options") _Pragma("GCC optimize(\"fp-contract=off\")")
+    #define STX_STRICT_OFF _Pragma("GCC pop_options")
+  #else
+    #define STX_STRICT_ON
+    #define STX_STRICT_OFF
+  #endif
   #if defined(__clang__) && __clang_major__ < 12
     #undef STX__EXACT_SUMS
   #endif
@@ -300,11 +310,42 @@ STX_INNER int stx__moves_unaligned(void) {
         STX_CALL(s->x, fn, (s, job)); \
     }
 
-/* a b + c, rounded once if fma is 1. */
-#if defined(SEQTX_DOUBLE) && (defined(__GNUC__) || defined(__clang__))
-  #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fma(a, b, c) : (a) * (b) + (c))
-#elif defined(__GNUC__) || defined(__clang__)
-  #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : (a) * (b) + (c))
+/* a b + c. In f32 it is rounded once: by an instruction if fma is 1 or the compiler's
+   target has one, otherwise by stx__fma, so that all processors compute the same bits. In
+   double, it is rounded once only if fma is 1. */
+#ifdef SEQTX_DOUBLE
+  #if defined(__GNUC__) || defined(__clang__)
+    #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fma(a, b, c) : (a) * (b) + (c))
+  #else
+    #define STX_FMA(fma, a, b, c) ((void)(fma), (a) * (b) + (c))
+  #endif
 #else
-  #define STX_FMA(fma, a, b, c) ((void)(fma), (a) * (b) + (c))
+
+/* a b + c, rounded once. The product of two floats is exact in double. The sum is rounded
+   to odd (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums"): if it
+   is inexact, of the two neighbouring doubles the one whose last bit is 1. Rounding that
+   to float is then correct, while a sum rounded to nearest could be rounded to the middle
+   between two floats, and from there in the wrong direction. */
+STX_INNER float stx__fma(float a, float b, float c) {
+    const double p = (double)a * (double)b, s = p + (double)c, t = s - p;
+    const double error = (p - (s - t)) + ((double)c - t);   /* p + c - s, exactly */
+    uint64_t bits, error_bits, step;
+    double odd;
+    memcpy(&bits, &s, 8);
+    memcpy(&error_bits, &error, 8);
+    /* the neighbour in the direction of the error: away from 0 if the signs are equal */
+    step = 1 - ((bits ^ error_bits) >> 63 << 1);
+    step = fabs(error) > 0 ? step : 0;      /* exact, or error is NaN */
+    bits += step & ((bits & 1) - 1);        /* only if the last bit is 0 */
+    memcpy(&odd, &bits, 8);
+    return (float)odd;
+}
+
+  #if defined(__FP_FAST_FMAF)
+    #define STX_FMA(fma, a, b, c) ((void)(fma), __builtin_fmaf(a, b, c))
+  #elif defined(__GNUC__) || defined(__clang__)
+    #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : stx__fma(a, b, c))
+  #else
+    #define STX_FMA(fma, a, b, c) ((void)(fma), stx__fma(a, b, c))
+  #endif
 #endif

@@ -4,6 +4,7 @@
 #include "../api/ops.h"
 #include "../api/cuda.h"
 #include "loops.h"
+#include "functions.h"
 #include "platform.h"
 #include "context.h"
 #include "arena.h"
@@ -483,8 +484,9 @@ static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double 
         u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0;
         v = ((double)r[2] + ((double)r[3] + 0.5) / 4294967296.0) / 4294967296.0;
         if (init == STX_UNIFORM) return a * (2 * (i & 1 ? v : u) - 1);
-        radius = sqrt(-2 * log(u));
-        direction = i & 1 ? sin(6.283185307179586 * v) : cos(6.283185307179586 * v);
+        radius = sqrt(-2 * stx_math_log(u));
+        direction = 6.283185307179586 * v;
+        direction = i & 1 ? stx_math_sin(direction) : stx_math_cos(direction);
         attempt++;
     } while (init == STX_TRUNCATED && fabs(radius * direction) > 2);
     return a * radius * direction;

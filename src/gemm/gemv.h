@@ -62,7 +62,7 @@ STX_INNER void stx__row_prefetch_next(stx__row_prefetch *a) {
    prefetches the rows that it describes. */
 STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const stx_real *b,
                                size_t ldb, size_t k, stx__row_prefetch *next) {
-    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
+    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0};
     const stx_real *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
     size_t p, e;
     for (p = 0; p + 16 <= k; p += 16) {
@@ -72,16 +72,26 @@ STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const 
         for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
         for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], b3[p + e], s3[e]);
     }
-    for (; p < k; p++) {
-        t0 += a[p] * b[p];
-        t1 += a[p] * b1[p];
-        t2 += a[p] * b2[p];
-        t3 += a[p] * b3[p];
+    if (p < k) {
+        stx_real last[5][16] = {{0}};
+        for (e = 0; e < k - p; e++) {
+            last[0][e] = a[p + e];
+            last[1][e] = b[p + e];
+            last[2][e] = b1[p + e];
+            last[3][e] = b2[p + e];
+            last[4][e] = b3[p + e];
+        }
+        for (e = 0; e < 16; e++) {
+            s0[e] = STX_FMA(fma, last[0][e], last[1][e], s0[e]);
+            s1[e] = STX_FMA(fma, last[0][e], last[2][e], s1[e]);
+            s2[e] = STX_FMA(fma, last[0][e], last[3][e], s2[e]);
+            s3[e] = STX_FMA(fma, last[0][e], last[4][e], s3[e]);
+        }
     }
-    out[0] = t0 + stx_fast_lanes(s0);
-    out[1] = t1 + stx_fast_lanes(s1);
-    out[2] = t2 + stx_fast_lanes(s2);
-    out[3] = t3 + stx_fast_lanes(s3);
+    out[0] = stx_fast_lanes(s0);
+    out[1] = stx_fast_lanes(s1);
+    out[2] = stx_fast_lanes(s2);
+    out[3] = stx_fast_lanes(s3);
 }
 
 /* Like stx__dot4_ahead, with a new prefetch per call. It starts where the prefetch of the
@@ -135,6 +145,28 @@ STX_INNER void stx__gemv_dots(int fma, const stx_gemm_args *g) {
         }
     }
 }
+
+/* The largest k per pass of the path SKINNY in f32. */
+enum { STX__SKINNY_K = 512 };
+
+/* The path SKINNY in f32, for processors without AVX-512, with the same order of sums as
+   in stx__skinny_avx512. */
+STX_INNER void stx__skinny_dots(int fma, const stx_gemm_args *g) {
+    const size_t kc = stx__equal_blocks(g->K, STX__SKINNY_K, 16);
+    stx_gemm_args pass = *g;
+    size_t p, i, j;
+    if (g->beta == 0)
+        for (i = 0; i < g->M; i++)
+            for (j = 0; j < g->N; j++) g->C[i * g->ldc + j] = 0;
+    for (p = 0; p < g->K; p += kc) {
+        pass.K = STX_MIN(kc, g->K - p);
+        pass.A = g->A + p;
+        pass.B = g->B + p;
+        stx__gemv_dots(fma, &pass);
+    }
+}
+
+STX_EACH_ISA(stx__skinny_dots, (const stx_gemm_args *g), g)
 
 /* Computes C += alpha A^T B^T. No caller in the library needs this case to be fast. */
 STX_INNER void stx__gemv_both(const stx_gemm_args *g) {

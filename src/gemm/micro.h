@@ -172,7 +172,8 @@ typedef struct stx__micro {
     void (*pack_strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k,
                         size_t n);
 
-    /* runs the path STX__GEMM_SKINNY; NULL if this path is not available */
+    /* runs the path STX__GEMM_SKINNY. NULL: stx__skinny_dots runs it in f32; in bf16, it
+       is not used */
     void (*skinny)(const stx_gemm_args *g, stx_real *scratch);
 } stx__micro;
 
@@ -211,60 +212,39 @@ enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
     if ((n) > 13) f(13, __VA_ARGS__); \
   } while (0)
 
-/* Portable micro-kernel, 4 x 8. With GNU C, the sums are vectors of 16 bytes, because gcc
-   would keep the sums of a plain loop in memory. Vector types are not used if the
-   compiler evaluates expressions in a wider type (FLT_EVAL_METHOD 1 or 2). If h < 4, the
-   missing rows repeat row 0, so a tile costs the same for every h; matmuls with few rows
-   use stx__gemv instead. */
-#if (defined(__GNUC__) || defined(__clang__)) \
-    && (!defined(__FLT_EVAL_METHOD__) || __FLT_EVAL_METHOD__ < 1 || __FLT_EVAL_METHOD__ > 2)
-typedef stx_real stx__lanes __attribute__((vector_size(16)));
+/* Portable micro-kernel, 4 x 8. If h < 4, the missing rows repeat row 0, so a tile costs
+   the same for every h; matmuls with few rows use stx__gemv instead. */
+STX_INNER void stx__micro_plain(int fma, STX__MICRO_PARAMS) {
+    const stx_real *STX_RESTRICT b = (const stx_real *)bv;
+    const stx_real *STX_RESTRICT r0 = (const stx_real *)av;
+    const stx_real *STX_RESTRICT r1 = r0 + (h > 1 ? rs : 0);
+    const stx_real *STX_RESTRICT r2 = r0 + (h > 2 ? 2 * rs : 0);
+    const stx_real *STX_RESTRICT r3 = r0 + (h > 3 ? 3 * rs : 0);
+    stx_real s[4][8] = {{0}};
+    size_t k, i, j;
+    for (k = 0; k < steps; k++, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
+        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
+        for (j = 0; j < 8; j++) {
+            s[0][j] = STX_FMA(fma, a0, b[j], s[0][j]);
+            s[1][j] = STX_FMA(fma, a1, b[j], s[1][j]);
+            s[2][j] = STX_FMA(fma, a2, b[j], s[2][j]);
+            s[3][j] = STX_FMA(fma, a3, b[j], s[3][j]);
+        }
+    }
+    for (i = 0; i < h; i++)
+        for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + s[i][j] : s[i][j];
+}
+
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+STX_VECTOR static void stx__micro_plain_base(STX__MICRO_PARAMS) {
+    stx__micro_plain(0, h, steps, av, rs, ks, bv, ldb, c, ldc, add);
+}
 #else
-typedef stx_real stx__lanes;
+STX_EACH_ISA(stx__micro_plain, (STX__MICRO_PARAMS), h, steps, av, rs, ks, bv, ldb, c, ldc, add)
 #endif
 
-enum {
-    STX__GENERIC_LANES = sizeof(stx__lanes) / sizeof(stx_real),
-    STX__GENERIC_VECTORS = 8 / STX__GENERIC_LANES /* vectors per row of the tile */
-};
-
-/* Multiplies vector j of b, which is a row of op(B), by the elements a0 .. a3 of op(A),
-   and adds the products to s[0][j] .. s[3][j]. */
-STX_INNER void stx__generic_step(size_t j, stx__lanes (*s)[8], const stx_real *b, stx_real a0,
-                                 stx_real a1, stx_real a2, stx_real a3) {
-    stx__lanes v;
-    memcpy(&v, b + j * STX__GENERIC_LANES, sizeof v);
-    s[0][j] += a0 * v;
-    s[1][j] += a1 * v;
-    s[2][j] += a2 * v;
-    s[3][j] += a3 * v;
-}
-
-static void stx__micro_generic_run(STX__MICRO_PARAMS) {
-    const stx_real *b = (const stx_real *)bv;
-    const stx_real *r0 = (const stx_real *)av;
-    const stx_real *r1 = r0 + (h > 1 ? rs : 0);
-    const stx_real *r2 = r0 + (h > 2 ? 2 * rs : 0);
-    const stx_real *r3 = r0 + (h > 3 ? 3 * rs : 0);
-    stx__lanes s[4][8]; /* only the first STX__GENERIC_VECTORS of each row are used */
-    stx_real sum[4][8];
-    size_t i, j;
-
-    memset(s, 0, sizeof s);
-    for (; steps; steps--, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
-        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
-        STX__UNROLL8(STX__GENERIC_VECTORS, stx__generic_step, s, b, a0, a1, a2, a3);
-    }
-
-    for (i = 0; i < 4; i++)
-        for (j = 0; j < STX__GENERIC_VECTORS; j++)
-            memcpy(&sum[i][j * STX__GENERIC_LANES], &s[i][j], sizeof s[i][j]);
-    for (i = 0; i < h; i++)
-        for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
-}
-
 static const stx__micro stx__micro_generic =
-    STX__MICRO("portable", 4, 8, 1, stx__micro_generic_run, NULL, NULL);
+    STX__MICRO("portable", 4, 8, 1, stx__micro_plain_base, NULL, NULL);
 
 /* Returns v as bf16, the upper half of a float. Rounds to nearest even; NaN stays NaN. */
 STX_INNER uint32_t stx__bf16(stx_real v) {

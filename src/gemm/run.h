@@ -36,8 +36,8 @@ typedef enum stx__gemm_path {
     STX__GEMM_K_SPLIT,
 
     /* Used for x W^T if x has few rows (generation with several streams). Transposing W
-       into strips would take longer than the arithmetic, so W is read in place. AVX-512
-       only. Gain: 1.1 to 2.7. */
+       into strips would take longer than the arithmetic, so W is read in place. In bf16,
+       AVX-512 only. Gain: 1.1 to 2.7 with AVX-512. */
     STX__GEMM_SKINNY,
 
     /* Used if C has few columns: computes the transpose of C; in f32 with tb and up to
@@ -108,14 +108,14 @@ static size_t stx__k_split_rows(const stx_ctx *x, const stx_gemm_args *g) {
 
 /* Returns nonzero if SKINNY is the fastest path. The limits were measured. The shorter
    the rows of x are, the larger the share of the time that is spent on adding up lanes.
-   In f32, if W fills exactly one strip, transposing W pays off for M > NR. In bf16, the
-   limit for M is K / 10, clamped to 6 .. 32 (AVX512-BF16) or 6 .. 14 (AMX). */
+   In f32, if W fills exactly one strip of AVX-512, transposing W pays off for M > NR. In
+   bf16, the limit for M is K / 10, clamped to 6 .. 32 (AVX512-BF16) or 6 .. 14 (AMX). */
 static int stx__is_skinny(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t M = g->M, K = g->K;
-    if (!mk->skinny || g->ta || !g->tb) return 0;
+    if (g->ta || !g->tb || (mk->kr > 1 && !mk->skinny)) return 0;
     if (g->alpha != 1 || (g->beta != 0 && g->beta != 1)) return 0;
     if (mk->kr == 1)
-        return K >= 32 && M <= STX_MIN(K / 4, (size_t)112) && (g->N != mk->nr || M <= g->N);
+        return K >= 32 && M <= STX_MIN(K / 4, (size_t)112) && (g->N != STX__NR_MAX || M <= g->N);
     return M <= STX_MIN(STX_MAX(K / 10, (size_t)6), mk->kr == 2 ? (size_t)32 : (size_t)14);
 }
 
@@ -143,9 +143,9 @@ static stx__gemm_path stx__gemm_choose(const stx_ctx *x, const stx_gemm_args *g,
     if (g->M <= STX__GEMV_ROWS || !g->K || g->alpha == 0 || !x || !x->threads.scratch)
         return STX__GEMM_GEMV;
     if (stx__is_skinny(mk, g)) return STX__GEMM_SKINNY;
-    /* at least half of a strip would be padding, and with 4 NR rows or more, avoiding
-       that saves more time than the transposition costs */
-    if (g->M >= 4 * mk->nr && 2 * g->N <= mk->nr) return STX__GEMM_TRANSPOSED;
+    /* at least half of a strip of AVX-512 would be padding, and with four times as many
+       rows or more, avoiding that saves more time than the transposition costs */
+    if (g->M >= 4 * STX__NR_MAX && 2 * g->N <= STX__NR_MAX) return STX__GEMM_TRANSPOSED;
     return STX__GEMM_BLOCKED;
 }
 
@@ -273,7 +273,10 @@ static void stx__gemm_parts(const stx_share *s, const void *job) {
             stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
             break;
         case STX__GEMM_SKINNY:
-            p.mk->skinny(&p.g, p.scratch);
+            if (p.mk->skinny)
+                p.mk->skinny(&p.g, p.scratch);
+            else
+                STX_CALL(s->x, stx__skinny_dots, (&p.g));
             stx__part_epilogue(&p, 0, 0, p.g.M, p.g.N);
             break;
         default:

@@ -51,41 +51,11 @@
 
 #if defined(STX__X86) && defined(SEQTX_DOUBLE)
 
-/* The 4 x 8 micro-kernel for double: a loop that compilers vectorise for AVX2 and
-   AVX-512. */
-STX_INNER void stx__micro_wide(STX__MICRO_PARAMS) {
-    const stx_real *STX_RESTRICT b = (const stx_real *)bv;
-    const stx_real *STX_RESTRICT r0 = (const stx_real *)av;
-    const stx_real *STX_RESTRICT r1 = r0 + (h > 1 ? rs : 0);
-    const stx_real *STX_RESTRICT r2 = r0 + (h > 2 ? 2 * rs : 0);
-    const stx_real *STX_RESTRICT r3 = r0 + (h > 3 ? 3 * rs : 0);
-    stx_real s[4][8] = {{0}};
-    size_t k, i, j;
-    for (k = 0; k < steps; k++, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
-        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
-        for (j = 0; j < 8; j++) {
-            s[0][j] = STX_FMA(1, a0, b[j], s[0][j]);
-            s[1][j] = STX_FMA(1, a1, b[j], s[1][j]);
-            s[2][j] = STX_FMA(1, a2, b[j], s[2][j]);
-            s[3][j] = STX_FMA(1, a3, b[j], s[3][j]);
-        }
-    }
-    for (i = 0; i < h; i++)
-        for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + s[i][j] : s[i][j];
-}
-
-STX__AVX2 STX_VECTOR static void stx__micro_wide_avx2(STX__MICRO_PARAMS) {
-    stx__micro_wide(h, steps, av, rs, ks, bv, ldb, c, ldc, add);
-}
-
-STX__AVX512 STX_VECTOR static void stx__micro_wide_avx512(STX__MICRO_PARAMS) {
-    stx__micro_wide(h, steps, av, rs, ks, bv, ldb, c, ldc, add);
-}
-
+/* In double, the portable micro-kernel, compiled for AVX2 and AVX-512. */
 static const stx__micro stx__micro_avx2 =
-    STX__MICRO("avx2", 4, 8, 1, stx__micro_wide_avx2, NULL, NULL);
+    STX__MICRO("avx2", 4, 8, 1, stx__micro_plain_avx2, NULL, NULL);
 static const stx__micro stx__micro_avx512 =
-    STX__MICRO("avx512", 4, 8, 1, stx__micro_wide_avx512, NULL, NULL);
+    STX__MICRO("avx512", 4, 8, 1, stx__micro_plain_avx512, NULL, NULL);
 
 #elif defined(STX__X86)
 
@@ -396,23 +366,36 @@ STX__INLINE_FOR("avx512f") __m512 stx__skinny_add4(__m512 a, __m512 b, __m512 c,
                          _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, t, u)));
 }
 
-/* Adds up the lanes of four registers at a time: the registers of row i if w = 4, or
-   the registers of rows i and i + 1 if w = 2 and i is even. */
-STX__INLINE_FOR("avx512f")
-void stx__skinny_group(size_t i, __m512 (*s)[4], __m512 *q, size_t n, size_t w) {
-    if (w > 2)
-        q[i] = stx__skinny_add4(s[i][0], s[i][1], s[i][2], s[i][3]);
-    else if (i % 2 == 0 && i + 1 < n)
-        q[i / 2] = stx__skinny_add4(s[i][0], s[i][1], s[i + 1][0], s[i + 1][1]);
-    else if (i % 2 == 0)
-        q[i / 2] = stx__skinny_add4(s[i][0], s[i][1], _mm512_setzero_ps(), _mm512_setzero_ps());
+/* Returns, in four 128-bit lanes, the sums of the four 128-bit lanes of a, b, c and d. */
+STX__INLINE_FOR("avx512f") __m512 stx__skinny_halve2(__m512 a, __m512 b, __m512 c, __m512 d) {
+    __m512 t = _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x44),
+                             _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xee));
+    __m512 u = _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, c, d, 0x44),
+                             _mm512_maskz_shuffle_f32x4(0xffff, c, d, 0xee));
+    return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, t, u, 0x88),
+                         _mm512_maskz_shuffle_f32x4(0xffff, t, u, 0xdd));
 }
 
-/* Returns a0 + a1, a2 + a3, b0 + b1 and b2 + b3, where a0 .. a3 and b0 .. b3 are the
-   128-bit lanes of a and b. */
-STX__INLINE_FOR("avx512f") __m512 stx__skinny_halve(__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88),
-                         _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd));
+/* Register r of a tile of n rows with w registers each; zeros after the last one. */
+STX__INLINE_FOR("avx512f")
+__m512 stx__skinny_register(size_t r, size_t n, __m512 (*s)[4], size_t w) {
+    return r < n * w ? s[r / w][r % w] : _mm512_setzero_ps();
+}
+
+/* Returns the sums of registers r, r + 4, r + 8 and r + 12, as in stx__skinny_halve2. */
+STX__INLINE_FOR("avx512f")
+__m512 stx__skinny_every4(size_t r, size_t n, __m512 (*s)[4], size_t w) {
+    return stx__skinny_halve2(
+        stx__skinny_register(r, n, s, w), stx__skinny_register(r + 4, n, s, w),
+        stx__skinny_register(r + 8, n, s, w), stx__skinny_register(r + 12, n, s, w));
+}
+
+/* Adds up the 16 elements of each of the registers r .. r + 15 of a tile, in the order of
+   stx_fast_lanes. */
+STX__INLINE_FOR("avx512f")
+__m512 stx__skinny_sums(size_t r, size_t n, __m512 (*s)[4], size_t w) {
+    return stx__skinny_add4(stx__skinny_every4(r, n, s, w), stx__skinny_every4(r + 1, n, s, w),
+                            stx__skinny_every4(r + 2, n, s, w), stx__skinny_every4(r + 3, n, s, w));
 }
 
 /* Stores row i of the tile. */
@@ -440,14 +423,8 @@ STX__INLINE_FOR("avx512f")
 void stx__skinny_end(size_t n, __m512 (*s)[4], float *c, size_t ldc, size_t w, size_t cols,
                      int add) {
     float sum[32];
-    __m512 q[8];
-    q[1] = q[2] = q[3] = q[4] = q[5] = q[6] = q[7] = _mm512_setzero_ps();
-    STX__UNROLL14(n, stx__skinny_group, s, q, n, w);
-    _mm512_storeu_ps(sum, stx__skinny_halve(stx__skinny_halve(q[0], q[1]),
-                                            stx__skinny_halve(q[2], q[3])));
-    if (n * w > 16)
-        _mm512_storeu_ps(sum + 16, stx__skinny_halve(stx__skinny_halve(q[4], q[5]),
-                                                     stx__skinny_halve(q[6], q[7])));
+    _mm512_storeu_ps(sum, stx__skinny_sums(0, n, s, w));
+    if (n * w > 16) _mm512_storeu_ps(sum + 16, stx__skinny_sums(16, n, s, w));
     STX__UNROLL14(n, stx__skinny_store, sum, c, ldc, w, cols, add);
 }
 
@@ -502,11 +479,10 @@ STX__SKINNY_F32(5)
 STX__SKINNY_F32(6)
 STX__SKINNY_F32(7)
 
-/* STX__SKINNY_K and STX__SKINNY_K_BF16 are the largest k per pass in f32 and bf16.
-   STX__SKINNY_X_BF16 is the maximum number of elements of x in a bf16 tile. Its 20 KB
-   leave space in L1 for the rows of W, which are read as floats. STX__SKINNY_W is the
-   number of floats in a block of W. */
-enum { STX__SKINNY_K = 512, STX__SKINNY_K_BF16 = 1024, STX__SKINNY_X_BF16 = 10240 };
+/* STX__SKINNY_K_BF16 is the largest k per pass in bf16. STX__SKINNY_X_BF16 is the maximum
+   number of elements of x in a bf16 tile. Its 20 KB leave space in L1 for the rows of W,
+   which are read as floats. STX__SKINNY_W is the number of floats in a block of W. */
+enum { STX__SKINNY_K_BF16 = 1024, STX__SKINNY_X_BF16 = 10240 };
 
 enum { STX__SKINNY_W = (1 << 18) / 4 };
 

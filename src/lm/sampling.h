@@ -3,6 +3,7 @@
 #include "../api/context.h"
 #include "../api/train.h"
 #include "../core/loops.h"
+#include "../core/functions.h"
 #include "../core/platform.h"
 
 
@@ -109,7 +110,7 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
     if (!work) return -1;
     best = (double)logits[token];
     for (i = 0; i < V; i++)
-        work[i] = (stx_real)exp(((double)logits[i] - best) / s->temperature);
+        work[i] = (stx_real)stx_math_exp(((double)logits[i] - best) / s->temperature);
 
     /* top_k and top_p both keep the tokens whose weight reaches a threshold. For top_k,
        the threshold is the k-th largest weight. For top_p, it is the largest threshold

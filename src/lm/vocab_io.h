@@ -5,6 +5,7 @@
 #include "../api/attention.h"
 #include "../api/lm.h"
 #include "../core/loops.h"
+#include "../core/functions.h"
 #include "../core/platform.h"
 #include "../core/tensors.h"
 #include "../ops/shape.h"
@@ -81,7 +82,7 @@ static int stx__vocab_io_widths(stx_ctx *x, const char *op, stx_vocab_io_desc *d
     int side;
     if (!d->width[i] && d->no_projections == STX_VOCAB_BOTH) d->width[i] = d->dim;
     if (!d->width[i])
-        d->width[i] = (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
+        d->width[i] = (size_t)floor((double)d->width[0] / stx_math_pow(d->divval, (double)i));
     if (!d->out_width[i]) d->out_width[i] = d->width[i];
 
     if (d->one_proj && d->width[i] != d->width[0])

@@ -6,6 +6,7 @@
 #include "../api/private.h"
 #include "../api/train.h"
 #include "../core/loops.h"
+#include "../core/functions.h"
 #include "../core/platform.h"
 #include "../core/context.h"
 #include "../core/arena.h"
@@ -416,8 +417,8 @@ static double stx__row_lse(const stx_real *a, size_t n) {
     stx_real max = stx__max(a, n);
     double s = 0;
     size_t i;
-    for (i = 0; i < n; i++) s += exp((double)(a[i] - max));
-    return (double)max + log(s);
+    for (i = 0; i < n; i++) s += stx_math_exp((double)(a[i] - max));
+    return (double)max + stx_math_log(s);
 }
 
 /* Computes log p(word) = logit - log sum e^logits, plus log p of the word's cluster. */

@@ -26,8 +26,9 @@ typedef struct stx__attn_unit {
 } stx__attn_unit;
 
 /* The units of a call, and the buffers that the call uses in `work` memory. An owner is
-   a list of units that one thread computes in sequence. The number of owners depends
-   only on the number of threads of the context, so that sums have a fixed order. */
+   a list of units that one thread computes in sequence. The units of the backward pass
+   and their owners depend only on the shape, so that sums have the same order for any
+   number of threads. */
 typedef struct stx__attn_work {
     stx__attn_unit *unit;
     size_t    count;                 /* number of units */
@@ -94,10 +95,15 @@ static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backwa
     return part;
 }
 
-/* Divides the call into units, in the order of the heads in A->order. With several
-   threads, a unit costs at most half of a thread's share, or is as small as possible.
-   In the forward pass, a unit is a group of queries: a multiple of half a tile, at most
-   GROUP. In the backward pass, it is all queries of a head and a range of its keys: a
+/* The backward pass of a call is divided into at least this many units, unless they would
+   be too small, and its units belong to this many owners, or to one per eight units if
+   that is more. Every owner has a copy of dpe. */
+enum { STX__ATTN_OWNERS = 16, STX__ATTN_OWNED = 8 };
+
+/* Divides the call into units, in the order of the heads in A->order. In the forward
+   pass, a unit is a group of queries: a multiple of half a tile, at most GROUP. With
+   several threads, it costs at most half of a thread's share, or is as small as possible.
+   In the backward pass, a unit is all queries of a head and a range of its keys: a
    multiple of BK. The last unit of a head can be smaller. With w->unit = NULL, only
    counts the units. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int backward, stx__attn_work *w) {
@@ -105,6 +111,7 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int backward, st
     const size_t half_tile = STX__BQ / 2;
     const size_t half_tiles = STX_MAX(stx__attn_count(a->T, half_tile), 1);
     const size_t most_half_tiles = STX__GROUP / half_tile;
+    const double least = backward ? (double)STX__ATTN_OWNERS : 2 * (double)threads;
     double total = 0;
     size_t i, b;
     int part = 0;
@@ -115,8 +122,8 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int backward, st
     for (i = 0; i < a->H && a->B; i++) {
         size_t pieces = 1, queries, keys;
         ptrdiff_t first, end;
-        if (threads > 1)
-            pieces = (size_t)ceil(stx__attn_cost(A, i) * 2 * (double)threads / total);
+        if (backward || threads > 1)
+            pieces = (size_t)ceil(stx__attn_cost(A, i) * least / total);
         if (!backward) {
             pieces = STX_MAX(pieces, stx__attn_count(half_tiles, most_half_tiles));
             pieces = STX_MIN(pieces, half_tiles);
@@ -154,10 +161,8 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *b
         w->dpe_size = a->dpe ? A->tables * a->D * w->ldpe : 0;
         A->pe_packed_rows =
             (stx_real *)stx__cut(&c, A->tables * A->Dp * A->pe_rows / A->per_word * real);
-        /* Two owners per thread, so that other threads can take work from a delayed
-           one. With more than 16 threads, there is one owner per thread, because every
-           owner has a separate copy of dpe. */
-        w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;
+        w->owners = STX_MAX((size_t)STX__ATTN_OWNERS, w->count / STX__ATTN_OWNED);
+        w->owners = STX_MIN(w->owners, w->count);
         w->dpe = (stx_real *)stx__cut(&c, w->owners * w->dpe_size * real);
         w->dpk = (stx_real *)stx__cut(&c, w->owners * w->dpk_size * real);
         w->dpv = (stx_real *)stx__cut(&c, w->owners * w->dpk_size * real);

@@ -5,6 +5,7 @@
 #include "../api/private.h"
 #include "../core/loops.h"
 #include "../core/maths.h"
+#include "../core/functions.h"
 #include "../core/platform.h"
 #include "../core/context.h"
 #include "../core/arena.h"
@@ -274,7 +275,7 @@ STX_INNER double stx__token_loss_row(int fma, const stx_token_loss_args *a, size
     const stx_real sum = stx__exp_sum(fma, NULL, 0, row, a->V, max);
     a->row_max[n] = max;
     a->inv_sum[n] = 1 / sum;
-    return (double)max + log((double)sum) - (double)row[a->targets[n]];
+    return (double)max + stx_math_log((double)sum) - (double)row[a->targets[n]];
 }
 
 STX_INNER void stx__token_loss_loop(int fma, const stx_share *s, const void *job) {

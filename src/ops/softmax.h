@@ -4,6 +4,7 @@
 #include "../api/ops.h"
 #include "../core/loops.h"
 #include "../core/maths.h"
+#include "../core/functions.h"
 #include "../core/platform.h"
 #include "../core/context.h"
 #include "../core/tensors.h"
@@ -145,7 +146,7 @@ STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const
 STX_INNER void stx__log_softmax_row(int fma, stx_real *STX_RESTRICT y,
                                     const stx_real *STX_RESTRICT a, size_t C) {
     const stx_real max = stx__max(a, C);
-    const stx_real log_sum = (stx_real)log((double)stx__exp_sum(fma, NULL, 0, a, C, max));
+    const stx_real log_sum = (stx_real)stx_math_log((double)stx__exp_sum(fma, NULL, 0, a, C, max));
     size_t c;
     for (c = 0; c < C; c++) y[c] = a[c] - max - log_sum;
 }

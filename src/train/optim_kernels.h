@@ -4,6 +4,7 @@
 #include "../api/train.h"
 #include "../core/loops.h"
 #include "../core/maths.h"
+#include "../core/functions.h"
 #include "../core/platform.h"
 #include "../core/context.h"
 
@@ -68,7 +69,7 @@ static double stx__optim_corrections(stx_update *u, const stx_optim_desc *d) {
     double lr = u->lr, rectify = 1;
     u->plain = 0;
     if (d->kind == STX_RADAM) {
-        const double power = pow(beta2, step), rho_inf = 2 / (1 - beta2) - 1;
+        const double power = stx_math_pow(beta2, step), rho_inf = 2 / (1 - beta2) - 1;
         const double rho = rho_inf - 2 * step * power / (1 - power);
         u->plain = !(rho >= 5);
         if (!u->plain)
@@ -77,11 +78,11 @@ static double stx__optim_corrections(stx_update *u, const stx_optim_desc *d) {
         else if (d->radam_skip)
             lr = 0;
     }
-    if (d->eps_hat) rectify = sqrt(1 - pow(beta2, step));
-    u->correction1 = (stx_real)(d->no_correction ? 1 : (1 - pow(beta1, step)) / rectify);
+    if (d->eps_hat) rectify = sqrt(1 - stx_math_pow(beta2, step));
+    u->correction1 = (stx_real)(d->no_correction ? 1 : (1 - stx_math_pow(beta1, step)) / rectify);
     u->correction2 = 1;
     if (d->kind != STX_RADAM && !d->eps_hat && !d->no_correction)
-        u->correction2 = (stx_real)(1 - pow(beta2, step));
+        u->correction2 = (stx_real)(1 - stx_math_pow(beta2, step));
     STX__FP_PIN(lr);
     return lr;
 }

@@ -3,6 +3,7 @@
 #include "../api/context.h"
 #include "../api/train.h"
 #include "../core/loops.h"
+#include "../core/functions.h"
 #include "../core/platform.h"
 
 
@@ -19,8 +20,8 @@ static double stx__lr_recursive(const stx_schedule *s, double k) {
     if (k < last) return s->lr_start + (s->lr - s->lr_start) * (k + 1) / W;
     if (!(T > last)) return top;
     return s->lr_min
-           + (top - s->lr_min) * (1 + cos(stx__pi * STX_MIN(k, T) / T))
-                 / (1 + cos(stx__pi * last / T));
+           + (top - s->lr_min) * (1 + stx_math_cos(stx__pi * STX_MIN(k, T) / T))
+                 / (1 + stx_math_cos(stx__pi * last / T));
 }
 
 /* Returns the learning rate of update k = 0, 1, .. as computed by Transformer-XL's code
@@ -35,7 +36,7 @@ static double stx__lr_literal(const stx_schedule *s, double k) {
     if (k <= 0) return s->lr;
     if (k < W) return s->lr * k / W;
     if (s->kind == STX_LR_COSINE && T > 0)
-        return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(stx__pi * k / T));
+        return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + stx_math_cos(stx__pi * k / T));
     /* constant rate: the authors' code sets it only during the warm-up of W updates,
        and never if W = 1 */
     return W > 1 ? s->lr * (W - 1) / W : s->lr;
@@ -56,7 +57,7 @@ static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
     if (s->kind == STX_LR_COSINE && T > W)
         return s->lr_min
                + (s->lr - s->lr_min) * 0.5
-                     * (1 + cos(stx__pi * STX_MIN(1, (u - W) / (T - W))));
+                     * (1 + stx_math_cos(stx__pi * STX_MIN(1, (u - W) / (T - W))));
     if (s->kind == STX_LR_INV_SQRT) return s->lr * sqrt(STX_MAX(W, 1) / STX_MAX(u, 1));
     return s->lr;
 }
@@ -68,7 +69,7 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
     lr = stx__schedule_lr(s, n);
     if (s->decay != 0 && n > s->decay_from) {
         uint64_t more = s->decay_every ? (n - 1 - s->decay_from) / s->decay_every : 0;
-        lr *= pow(s->decay, 1 + (double)more);
+        lr *= stx_math_pow(s->decay, 1 + (double)more);
     }
     STX__FP_PIN(lr);
     return lr;

@@ -41,6 +41,8 @@ extern void inner_poison(stx_ctx *x);
    architecture. */
 extern int inner_isa(const stx_ctx *x);
 extern void inner_set_isa(stx_ctx *x, int isa);
+/* Makes x use an instruction set in its loops and GEMMs, in f32. */
+extern void inner_use_isa(stx_ctx *x, int isa);
 /* Returns v in bfloat16, rounded by the library's scalar loop. */
 extern uint32_t inner_bf16(stx_real v);
 /* Returns the threshold of dropout with probability p: an element is kept if its 16

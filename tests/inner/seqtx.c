@@ -109,6 +109,11 @@ void inner_set_isa(stx_ctx *x, int isa) {
     x->isa = isa;
 }
 
+void inner_use_isa(stx_ctx *x, int isa) {
+    x->isa = isa;
+    x->micro = stx__choose_micro(STX_PREC_F32, isa);
+}
+
 uint32_t inner_keep(stx_real p) {
     return stx__keep16(p);
 }
