@@ -8560,6 +8560,19 @@ STX_INNER void stx__row_prefetch_next(stx__row_prefetch *a) {
     a->end += a->stride;
 }
 
+/* Finishes a dot product in 16 lanes s: adds the last n < 16 products, as if a and b
+   continued with zeros, and returns the sum of the lanes. */
+STX_INNER stx_real stx__dot_end(int fma, stx_real *s, const stx_real *a, const stx_real *b,
+                                size_t n) {
+    stx_real u[16] = {0}, v[16] = {0};
+    size_t e;
+    if (!n) return stx_fast_lanes(s);
+    for (e = 0; e < n; e++) u[e] = a[e];
+    for (e = 0; e < n; e++) v[e] = b[e];
+    for (e = 0; e < 16; e++) s[e] = STX_FMA(fma, u[e], v[e], s[e]);
+    return stx_fast_lanes(s);
+}
+
 /* Computes out[r] = a . (row r of b) for four rows. If `next` is not NULL, also
    prefetches the rows that it describes. */
 STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const stx_real *b,
@@ -8574,26 +8587,10 @@ STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const 
         for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
         for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], b3[p + e], s3[e]);
     }
-    if (p < k) {
-        stx_real last[5][16] = {{0}};
-        for (e = 0; e < k - p; e++) {
-            last[0][e] = a[p + e];
-            last[1][e] = b[p + e];
-            last[2][e] = b1[p + e];
-            last[3][e] = b2[p + e];
-            last[4][e] = b3[p + e];
-        }
-        for (e = 0; e < 16; e++) {
-            s0[e] = STX_FMA(fma, last[0][e], last[1][e], s0[e]);
-            s1[e] = STX_FMA(fma, last[0][e], last[2][e], s1[e]);
-            s2[e] = STX_FMA(fma, last[0][e], last[3][e], s2[e]);
-            s3[e] = STX_FMA(fma, last[0][e], last[4][e], s3[e]);
-        }
-    }
-    out[0] = stx_fast_lanes(s0);
-    out[1] = stx_fast_lanes(s1);
-    out[2] = stx_fast_lanes(s2);
-    out[3] = stx_fast_lanes(s3);
+    out[0] = stx__dot_end(fma, s0, a + p, b + p, k - p);
+    out[1] = stx__dot_end(fma, s1, a + p, b1 + p, k - p);
+    out[2] = stx__dot_end(fma, s2, a + p, b2 + p, k - p);
+    out[3] = stx__dot_end(fma, s3, a + p, b3 + p, k - p);
 }
 
 /* Like stx__dot4_ahead, with a new prefetch per call. It starts where the prefetch of the
@@ -10318,8 +10315,7 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 /* GEMV with weights from stx_params_pack: C = alpha A op(B) + beta C, where B is a part
    of a packed weight matrix. These kernels read 2 (bf16) or 1.125 (int8) bytes per
    weight. Sums are added in the same order as in stx__gemv, so the result is
-   bit-identical to that of stx__gemv with the rounded weights, unless the compiler
-   contracts floating-point expressions (gcc without -std=c99). */
+   bit-identical to that of stx__gemv with the rounded weights. */
 
 static size_t stx__int8_groups(size_t C) {
     return (C + STX__INT8_GROUP - 1) / STX__INT8_GROUP;
@@ -10328,7 +10324,7 @@ static size_t stx__int8_groups(size_t C) {
 /* Like stx__dot4, but b has bf16 elements. */
 STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const uint16_t *b,
                               size_t ldb, size_t k) {
-    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
+    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, last[4][16];
     const uint16_t *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
     stx__row_prefetch next = stx__row_prefetch_of(b, ldb * sizeof *b, k * sizeof *b);
     size_t p, e;
@@ -10339,16 +10335,16 @@ STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const u
         for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b2[p + e]), s2[e]);
         for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], stx__from_bf16(b3[p + e]), s3[e]);
     }
-    for (; p < k; p++) {
-        t0 += a[p] * stx__from_bf16(b[p]);
-        t1 += a[p] * stx__from_bf16(b1[p]);
-        t2 += a[p] * stx__from_bf16(b2[p]);
-        t3 += a[p] * stx__from_bf16(b3[p]);
+    for (e = 0; p + e < k; e++) {
+        last[0][e] = stx__from_bf16(b[p + e]);
+        last[1][e] = stx__from_bf16(b1[p + e]);
+        last[2][e] = stx__from_bf16(b2[p + e]);
+        last[3][e] = stx__from_bf16(b3[p + e]);
     }
-    out[0] = t0 + stx_fast_lanes(s0);
-    out[1] = t1 + stx_fast_lanes(s1);
-    out[2] = t2 + stx_fast_lanes(s2);
-    out[3] = t3 + stx_fast_lanes(s3);
+    out[0] = stx__dot_end(fma, s0, a + p, last[0], k - p);
+    out[1] = stx__dot_end(fma, s1, a + p, last[1], k - p);
+    out[2] = stx__dot_end(fma, s2, a + p, last[2], k - p);
+    out[3] = stx__dot_end(fma, s3, a + p, last[3], k - p);
 }
 
 /* The parameters of stx__dot4_int8, which computes the same dot products as stx__dot4,
@@ -10360,13 +10356,14 @@ STX_INNER void stx__dot4_bf16(int fma, stx_real *out, const stx_real *a, const u
 
 /* Finishes stx__dot4_int8: for each of the four rows, adds up the 16 lanes of s and the
    last k % 16 products. */
-STX_INNER void stx__dot4_int8_end(stx_real (*s)[16], STX__DOT4_INT8_PARAMS) {
-    size_t j, p;
+STX_INNER void stx__dot4_int8_end(int fma, stx_real (*s)[16], STX__DOT4_INT8_PARAMS) {
+    const size_t p = k / 16 * 16;
+    stx_real last[16];
+    size_t j, e;
     for (j = 0; j < 4; j++) {
-        stx_real t = 0;
-        for (p = k / 16 * 16; p < k; p++)
-            t += a[p] * ((stx_real)f[j * ldf + p / STX__INT8_GROUP] * (stx_real)b[j * ldb + p]);
-        out[j] = t + stx_fast_lanes(s[j]);
+        for (e = 0; p + e < k; e++)
+            last[e] = (stx_real)f[j * ldf + p / STX__INT8_GROUP] * (stx_real)b[j * ldb + p + e];
+        out[j] = stx__dot_end(fma, s[j], a + p, last, k - p);
     }
 }
 
@@ -10382,7 +10379,7 @@ STX_INNER void stx__dot4_int8(int fma, STX__DOT4_INT8_PARAMS) {
                 s[j][e] = STX_FMA(fma, a[p + e], v * (stx_real)b[j * ldb + p + e], s[j][e]);
         }
     }
-    stx__dot4_int8_end(s, out, a, b, ldb, f, ldf, k);
+    stx__dot4_int8_end(fma, s, out, a, b, ldb, f, ldf, k);
 }
 
 #if !defined(STX__X86) || defined(SEQTX_DOUBLE)
@@ -10427,7 +10424,7 @@ STX__AVX512 static void stx__dot4_int8_avx512(STX__DOT4_INT8_PARAMS) {
     _mm512_storeu_ps(s[1], s1);
     _mm512_storeu_ps(s[2], s2);
     _mm512_storeu_ps(s[3], s3);
-    stx__dot4_int8_end(s, out, a, b, ldb, f, ldf, k);
+    stx__dot4_int8_end(1, s, out, a, b, ldb, f, ldf, k);
 }
 
 STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
@@ -10461,7 +10458,7 @@ STX__AVX2 static void stx__dot4_int8_avx2(STX__DOT4_INT8_PARAMS) {
     _mm256_storeu_ps(s[1] + 8, t1);
     _mm256_storeu_ps(s[2] + 8, t2);
     _mm256_storeu_ps(s[3] + 8, t3);
-    stx__dot4_int8_end(s, out, a, b, ldb, f, ldf, k);
+    stx__dot4_int8_end(1, s, out, a, b, ldb, f, ldf, k);
 }
 #endif
 

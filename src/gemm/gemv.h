@@ -58,6 +58,19 @@ STX_INNER void stx__row_prefetch_next(stx__row_prefetch *a) {
     a->end += a->stride;
 }
 
+/* Finishes a dot product in 16 lanes s: adds the last n < 16 products, as if a and b
+   continued with zeros, and returns the sum of the lanes. */
+STX_INNER stx_real stx__dot_end(int fma, stx_real *s, const stx_real *a, const stx_real *b,
+                                size_t n) {
+    stx_real u[16] = {0}, v[16] = {0};
+    size_t e;
+    if (!n) return stx_fast_lanes(s);
+    for (e = 0; e < n; e++) u[e] = a[e];
+    for (e = 0; e < n; e++) v[e] = b[e];
+    for (e = 0; e < 16; e++) s[e] = STX_FMA(fma, u[e], v[e], s[e]);
+    return stx_fast_lanes(s);
+}
+
 /* Computes out[r] = a . (row r of b) for four rows. If `next` is not NULL, also
    prefetches the rows that it describes. */
 STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const stx_real *b,
@@ -72,26 +85,10 @@ STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const 
         for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
         for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], b3[p + e], s3[e]);
     }
-    if (p < k) {
-        stx_real last[5][16] = {{0}};
-        for (e = 0; e < k - p; e++) {
-            last[0][e] = a[p + e];
-            last[1][e] = b[p + e];
-            last[2][e] = b1[p + e];
-            last[3][e] = b2[p + e];
-            last[4][e] = b3[p + e];
-        }
-        for (e = 0; e < 16; e++) {
-            s0[e] = STX_FMA(fma, last[0][e], last[1][e], s0[e]);
-            s1[e] = STX_FMA(fma, last[0][e], last[2][e], s1[e]);
-            s2[e] = STX_FMA(fma, last[0][e], last[3][e], s2[e]);
-            s3[e] = STX_FMA(fma, last[0][e], last[4][e], s3[e]);
-        }
-    }
-    out[0] = stx_fast_lanes(s0);
-    out[1] = stx_fast_lanes(s1);
-    out[2] = stx_fast_lanes(s2);
-    out[3] = stx_fast_lanes(s3);
+    out[0] = stx__dot_end(fma, s0, a + p, b + p, k - p);
+    out[1] = stx__dot_end(fma, s1, a + p, b1 + p, k - p);
+    out[2] = stx__dot_end(fma, s2, a + p, b2 + p, k - p);
+    out[3] = stx__dot_end(fma, s3, a + p, b3 + p, k - p);
 }
 
 /* Like stx__dot4_ahead, with a new prefetch per call. It starts where the prefetch of the
