@@ -174,6 +174,10 @@
        }
    //<quickstart
 
+   stx_span_save(model, path) saves the model to a file, and stx_span_open(x, path)
+   creates it again in another program. stx_span_open also opens checkpoints of
+   train_attn_span; stx_vocab_open in seqtx_text.h returns their vocabulary.
+
    Copying a memory. stx_span_state_save saves a memory to a checkpoint and
    stx_span_state_load loads it. stx_span_state_get and _set copy it through a host
    buffer, for example to another context, device or process that runs the same model. The

@@ -265,6 +265,10 @@
        }
    //<quickstart
 
+   stx_comp_save(model, path) saves the model to a file, and stx_comp_open(x, path)
+   creates it again in another program. stx_comp_open also opens checkpoints of
+   train_compressive; stx_vocab_open in seqtx_text.h returns their vocabulary.
+
    Three interfaces
        Tokens          stx_comp_loss and stx_comp_logits.
        Vectors         stx_comp_segment, for speech, agents or classification. The model

@@ -242,6 +242,10 @@
        }
    //<quickstart
 
+   stx_par_save(model, path) saves the model to a file, and stx_par_open(x, path) creates
+   it again in another program. stx_par_open also opens checkpoints of train_par;
+   stx_vocab_open in seqtx_text.h returns their vocabulary.
+
    Patterns. A pattern lists the blocks in the order in which they run, beginning at the
    embedding: s is attention, f feed-forward, i identity. A count repeats the letter, or
    the group in parentheses, before it:

@@ -210,6 +210,10 @@
        }
    //<quickstart
 
+   stx_sru_lm_save(model, path) saves the model to a file, and stx_sru_lm_open(x, path)
+   creates it again in another program. stx_sru_lm_open also opens checkpoints of
+   train_sru; stx_vocab_open in seqtx_text.h returns their vocabulary.
+
    Configuration (stx_sru_desc, in stx_sru_lm_desc.sru; fields marked lm are in
    stx_sru_lm_desc itself). The last three columns are the presets enwik8-base, wt103-base
    and enwik8-sru of examples/train_sru.c.

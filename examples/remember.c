@@ -62,20 +62,14 @@ static int file_exists(const char *path) {
 
 /* Files: each function returns 1, or sets the context's error and returns 0. */
 
-static int model_save(const agent *a, const char *path) {
-    stx_writer *w = stx_writer_create(a->x);
-    stx_params_save(w, stx_span_params(a->model), "");
-    stx_writer_checksum(w);
-    return stx_writer_finish(w, path); /* writes nothing if a call above failed */
-}
-
-static int model_load(agent *a, const char *path) {
+/* Like stx_span_open, and also reads the checksum. */
+static int model_open(agent *a, const char *path) {
     stx_file *f = stx_file_open(a->x, path);
     int ok = f && stx_file_verify(f);
     if (ok) snprintf(a->identity, sizeof a->identity, "%s", stx_file_meta(f, "seal"));
-    ok = ok && stx_params_load(stx_span_params(a->model), f, "");
+    a->model = ok ? stx_model_read(a->x, stx_span_family(), f) : NULL;
     stx_file_close(f);
-    return ok;
+    return a->model != NULL;
 }
 
 static int memory_save(const agent *a, const char *path) {
@@ -84,7 +78,7 @@ static int memory_save(const agent *a, const char *path) {
     stx_writer_meta_u64(w, "last", a->last);
     stx_writer_meta(w, "model", a->identity);
     stx_writer_checksum(w);
-    return stx_writer_finish(w, path);
+    return stx_writer_finish(w, path); /* writes nothing if a call above failed */
 }
 
 static int memory_load(agent *a, const char *path) {
@@ -147,12 +141,12 @@ int main(int argc, char **argv) {
     d.dim = 64;
     d.heads = 4;
     d.span = 512;
-    a.model = stx_span_create(a.x, &d);
     if (!file_exists(argv[1])) {
+        a.model = stx_span_create(a.x, &d);
         train(&a, argc > 3 ? argv[3] : "examples/remember.c", argc > 4 ? atoi(argv[4]) : 400);
-        model_save(&a, argv[1]);
+        stx_span_save(a.model, argv[1]);
     }
-    model_load(&a, argv[1]);
+    model_open(&a, argv[1]);
     a.memory = stx_span_state_create(a.model, 1);
     if (file_exists(argv[2])) memory_load(&a, argv[2]);
 

@@ -4,9 +4,10 @@
 #   <!-- run: small -->           here, with STEPS, MORE and MINUTES set to small values
 #   <!-- run: PROGRAM -->         here, if PROGRAM is installed
 #   <!-- run by: tests/FILE -->   by that test, which takes the commands from --print
+#   <!-- run: FILE.c -->          is saved as this file, for the blocks that follow
 # Uses the programs of build/ that `make` has built; cc links the objects of the library
 # instead of compiling them again. (readme.sh runs the commands in the heads of the
-# examples.) Blocks of C must be in examples/own_family.c, line by line.
+# examples.) All other blocks of C must be in examples/own_family.c, line by line.
 #   cookbook.sh                   LDLIBS: what the objects of the library were linked with
 #   cookbook.sh --print FILE N    prints the N-th block that FILE runs
 cd "$(dirname "$0")/../.." || exit 1
@@ -65,10 +66,9 @@ for word; do case \$word in
     -x) exec ${CC:-cc} "\$@" ;;         # the Makefile probes the compiler
 esac; done
 exec ${CC:-cc} -DSEQTX_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE \\
-    -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE -DSEQTX_COMPRESSIVE_IMPLEMENTATION_DONE \\
-    -DSEQTX_PAR_IMPLEMENTATION_DONE -DSEQTX_TEXT_IMPLEMENTATION_DONE "\$@" \\
-    \$lib/seqtx.o \$lib/seqtx_attn_span.o \$lib/seqtx_compressive.o \$lib/seqtx_par.o \\
-    \$lib/seqtx_text.o -lm -pthread $LDLIBS
+    -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE -DSEQTX_TEXT_IMPLEMENTATION_DONE \\
+    -DSEQTX_SRU_IMPLEMENTATION_DONE -DSEQTX_COMPRESSIVE_IMPLEMENTATION_DONE \\
+    -DSEQTX_PAR_IMPLEMENTATION_DONE "\$@" \$lib/seqtx*.o -lm -pthread $LDLIBS
 END
 chmod +x "$work/bin/cc"
 commands() {    # commands FILE: runs them in order until one fails
@@ -83,6 +83,7 @@ last=0
 while read -r at n language mark; do
     block "$n" > "$work/block"
     case $language/$mark in
+    c/"run: "*) cp "$work/block" "$tree/${mark#run: }" ;;
     c/*)            # after the lines of the last such block, or before them
         while read -r line; do
             [ -z "$line" ] || check "$page, block $n: examples/own_family.c has no line '$line'" \
@@ -112,7 +113,8 @@ check "$page has only $last blocks" [ "$last" -ge 18 ]
 
 # files that the commands write
 for f in runs/first/log.svg runs/first/model.best.safetensors runs/tuned/model.safetensors \
-    scores.jsonl answer.txt build/memory.safetensors spans.svg map.svg map.tsv; do
+    scores.jsonl answer.txt build/memory.safetensors spans.svg map.svg map.tsv \
+    model.safetensors whole.safetensors; do
     check "there is no $f" [ -s "$tree/$f" ]
 done
 check "the run did not resume" grep -q '"event":"resume","step":20' "$tree/runs/first/log.jsonl"

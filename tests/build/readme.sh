@@ -1,6 +1,6 @@
 #!/bin/sh
-# readme.sh - tests what README.md and other pages claim. The C program of README.md
-# compiles and learns. The parts of README.md, docs/results.md, docs/trainers.md and
+# readme.sh - tests what README.md and other pages claim. The C programs of README.md
+# compile; the first learns, and the second opens a trainer's checkpoint. The parts of README.md, docs/results.md, docs/trainers.md and
 # docs/distributed.md between "<!-- made: NAME -->" and "<!-- end -->" equal what this
 # script generates from other files: line counts, presets, benchmark results. Each program
 # in examples/ compiles by the command in its head. All linked files exist.
@@ -224,26 +224,56 @@ done
 check "$([ "$parts" -ge 13 ]; echo $?)" "expected at least 13 made parts in the pages, got $parts"
 [ "$1" != --write ] || exit 0
 
-sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' > "$build/readme.c"
-# -O1 compiles in a third of the time of -O2, and the program is as fast.
-${CC:-cc} -std=c99 -O1 -Wall -Wextra -Wpedantic -Werror -I. "$build/readme.c" -o "$build/readme" -lm
-check $? "the README's program does not compile"
-for cc in gcc clang; do
-    command -v $cc > /dev/null 2>&1 || { echo "skipped: the README's program, no $cc"; continue; }
-    warnings="-std=c99 -Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only -I."
-    # shellcheck disable=SC2086
-    $cc $warnings "$build/readme.c"
-    check $? "the README's program does not compile with $cc"
-    # the implementation may be in a separate file
-    # shellcheck disable=SC2086
-    grep -v SEQTX_IMPLEMENTATION "$build/readme.c" | $cc $warnings -x c -
-    check $? "the README's program does not compile with $cc without the implementation"
+# program N: the N-th program of README.md
+program() {
+    awk -v n="$1" '/^```/ { on = $0 == "```c" && ++seen == n; next } on { print }' README.md
+}
+for n in 1 2; do
+    name=$build/readme_$n
+    program $n > "$name.c"
+    check "$([ -s "$name.c" ]; echo $?)" "README.md has no program $n"
+    # -O1 compiles in a third of the time of -O2, and the program is as fast.
+    ${CC:-cc} -std=c99 -O1 -Wall -Wextra -Wpedantic -Werror -I. "$name.c" -o "$name" -lm
+    check $? "program $n of the README does not compile"
+    for cc in gcc clang; do
+        command -v $cc > /dev/null 2>&1 ||
+            { echo "skipped: the README's programs, no $cc"; continue; }
+        warnings="-std=c99 -Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only -I."
+        # shellcheck disable=SC2086
+        $cc $warnings "$name.c"
+        check $? "program $n of the README does not compile with $cc"
+        # the implementation may be in a separate file
+        # shellcheck disable=SC2086
+        grep -v SEQTX_IMPLEMENTATION "$name.c" | $cc $warnings -x c -
+        check $? "program $n of the README does not compile with $cc without the implementation"
+    done
 done
-"$build/readme" > "$build/readme.txt"
+# in a directory of its own: the programs save and open files
+rm -rf "$build/readme_run"
+mkdir "$build/readme_run"
+absolute=$(cd "$build" && pwd)
+in_run() { (cd "$build/readme_run" && "$@"); }
+in_run "$absolute/readme_1" > "$build/readme.txt"
 check $? "the README's program fails"
 loss=$(sed -n 's/^step 200: \([0-9.]*\) nats.*/\1/p' "$build/readme.txt")
 awk -v l="${loss:-9}" 'BEGIN { exit !(l < 0.1) }'
 check $? "the README's program does not learn: '$loss'"
+in_run "$absolute/generate" cat.safetensors x > "$build/readme.txt" 2>&1
+grep -q 'cat.safetensors: expected a vocabulary' "$build/readme.txt"
+check $? "the README's program does not save its model: $(cat "$build/readme.txt")"
+# the second program continues the text of a trainer's checkpoint, as generate.c does
+cp README.md "$build/readme_run/text"
+in_run "$absolute/train_attn_span" --data text --checkpoint run.safetensors --steps 30 \
+    > /dev/null 2>&1
+check $? "the trainer fails"
+in_run "$absolute/readme_2" > "$build/readme.txt"
+check $? "the README's second program fails"
+{ printf 'The '; cat "$build/readme.txt"; echo; } > "$build/readme_2.txt"
+in_run "$absolute/generate" run.safetensors 'The ' 500 0 > "$build/readme.txt"
+cmp -s "$build/readme.txt" "$build/readme_2.txt"
+check $? "the README's second program continues a text unlike examples/generate.c"
+check "$([ "$(wc -c < "$build/readme_2.txt")" -ge 500 ]; echo $?)" \
+    "the README's second program writes too little"
 
 # Compiles each example by the command in its head, in a copy of the tree, or next to the
 # headers if its head says so; the Makefile links the objects of the library instead. -O0,
