@@ -80,7 +80,7 @@ static int stx__real_parse(const char **s, double *v) {
     t[k] = 0;
     *v = strtod(t, &end);
     *s += n;
-    return !*end && *v >= -DBL_MAX && *v <= DBL_MAX;
+    return !*end && stx__finite(*v);
 }
 
 /* Parses an integer at *s and advances *s. Returns 0 unless it is in the range of the
@@ -146,7 +146,7 @@ static int stx__numbers_add(stx__text *t, int kind, size_t n, const void *from) 
     for (i = 0; i < n; i++, p += stx__field_size(kind)) {
         if (kind == STX_FIELD_REAL) {
             const double v = *(const double *)(const void *)p;
-            if (!(v >= -DBL_MAX && v <= DBL_MAX)) return 0;
+            if (!stx__finite(v)) return 0;
             stx__real_text(b, v);
         } else if (kind == STX_FIELD_INT) {
             snprintf(b, sizeof b, "%d", *(const int *)(const void *)p);

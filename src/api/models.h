@@ -57,7 +57,7 @@ typedef struct stx_field {
     {#name, STX_FIELD_LIST, offsetof(desc, name), 1, offsetof(desc, length)}
 
 /* A model family. stx_span_family, stx_sru_family, stx_comp_family and stx_par_family
-   return those of the library; examples/own_family.c defines another one. */
+   return those of the library. */
 struct stx_family {
     const char      *name;          /* "model.family" */
     size_t           desc_size;     /* sizeof the desc */

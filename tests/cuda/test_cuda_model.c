@@ -1994,6 +1994,55 @@ static void test_checkpoint(void) {
     remove(path);
 }
 
+/* A model opened on another device has the same parameters and, nearly, the same
+   scores. Weights cannot be packed on a GPU. */
+static void test_opened(void) {
+    static const int device[3][2] = {
+        {STX_CPU, STX_CUDA}, {STX_CUDA, STX_CPU}, {STX_CUDA, STX_CUDA}};
+    char path[] = "/tmp/seqtx_cuda_XXXXXX";
+    int k, fd = mkstemp(path);
+    if (fd >= 0) close(fd);
+    for (k = 0; k < 3; k++) {
+        static const int32_t ids[3] = {1, 2, 3};
+        model a;
+        stx_desc d;
+        stx_ctx *x;
+        stx_span *m;
+        size_t i, n, e;
+        model_make_small(&a, SMALL, device[k][0], STX_PREC_F32, 0);
+        model_run(&a, 0, NULL);
+        memset(&d, 0, sizeof d);
+        d.device = device[k][1];
+        d.threads = 1;
+        x = stx_create(&d);
+        CHECK(stx_span_save(a.m, path), "%s", stx_error(a.x));
+        m = stx_span_open(x, path);
+        CHECK(m && stx_ok(x), "from device %d to %d: %s", device[k][0], device[k][1],
+              stx_error(x));
+        for (i = e = 0; m && i < a.m->params->count; i++) {
+            stx_real *v;
+            n = a.m->params->tensor[i]->size;
+            v = (stx_real *)malloc(2 * n * sizeof *v);
+            stx_get(a.x, a.m->params->tensor[i], v);
+            stx_get(x, m->params->tensor[i], v + n);
+            e += memcmp(v, v + n, n * sizeof *v) != 0;
+            free(v);
+        }
+        CHECK(e == 0, "from device %d to %d: %d parameters differ", device[k][0], device[k][1],
+              (int)e);
+        if (m) {
+            const stx_real *p = stx_span_gen_feed(stx_span_gen_create(a.m, 1), ids, 3);
+            const stx_real *q = stx_span_gen_feed(stx_span_gen_create(m, 1), ids, 3);
+            CHECK(p && q && max_difference(p, q, a.V) < 2e-4, "the scores differ");
+            stx_params_pack(stx_span_params(m), STX_WEIGHTS_INT8);
+            CHECK(stx_ok(x) == (device[k][1] == STX_CPU), "%s", stx_error(x));
+        }
+        stx_destroy(x);
+        model_free(&a);
+    }
+    remove(path);
+}
+
 static void test_generation(void) {
     int which;
     for (which = 0; which < MODELS; which++) {
@@ -2391,6 +2440,7 @@ int main(int argc, char **argv) {
         {"late", test_late},
         {"note", test_status},
         {"checkpoint", test_checkpoint},
+        {"opened", test_opened},
         {"generation", test_generation},
         {"skip", test_skip},
         {"bad token", test_bad_token},
