@@ -23942,8 +23942,8 @@ static int stx__number_parse(const char **s, int kind, void *to) {
     return 1;
 }
 
-/* Parses up to n numbers, separated by commas, into the array `to`. Returns how many
-   there are, or 0 if the text is malformed or has more. */
+/* Parses up to n values, separated by commas, into the array `to`. Returns how many there
+   are, or 0 if the text is malformed or has more. */
 static size_t stx__numbers_parse(const char *s, int kind, size_t n, void *to) {
     char *p = (char *)to;
     size_t i;
@@ -23955,7 +23955,7 @@ static size_t stx__numbers_parse(const char *s, int kind, size_t n, void *to) {
     return 0;
 }
 
-/* Appends n numbers at p, separated by commas. Returns 0 if one is not finite. */
+/* Appends the n values at `from`, separated by commas. Returns 0 if one is not finite. */
 static int stx__numbers_add(stx__text *t, int kind, size_t n, const void *from) {
     const char *p = (const char *)from;
     char b[STX__REAL_TEXT];
