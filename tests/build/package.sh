@@ -3,9 +3,10 @@
 # environment and of the command line reach every command and replace none of the
 # Makefile's own, with every feature; short command lines; make -B; builds outside of a
 # source tree, which stays unchanged; the files and places of an installation, and what
-# remains after removal; the library with pkg-config and CMake; manual pages; BSD make
-# prints an instruction. Flags are observed with compilers that only record how they were
-# called. Skips what is not installed.
+# remains after removal; the library with pkg-config and CMake; manual pages; the trainers
+# by CMake; the recipes in package/; BSD make prints an instruction. Flags are observed with
+# compilers that only record how they were called. Skips what is not installed. FULL=1
+# builds the Debian packages, too. Three blocks of commands are from docs/cookbook.md.
 cd "$(dirname "$0")/../.." || exit 1
 root=$(pwd)
 . tests/limit.sh
@@ -32,7 +33,7 @@ state() { (cd "$1" && find . -type f -exec cksum {} + | LC_ALL=C sort); }
 src=$work/src
 mkdir "$src"
 cp -R Makefile CMakeLists.txt LICENSE README.md CHANGELOG.md seqtx*.h seqtx_cuda.cu \
-    docs examples package tests tools "$src"
+    docs examples package python tests tools "$src"
 chmod -R a-w "$src"
 state "$src" > "$work/before"
 
@@ -302,6 +303,13 @@ END
             -Dseqtx_DIR='$p/d a/cmake/seqtx' > said && cmake --build by_cmake >> said &&
             for k in shared static; do by_cmake/use_\$k | grep -qx '$so 256' || exit 1; done"
 fi
+if there groff "the format of manual pages"; then
+    for page in "$p/d a"/man/man*/*; do
+        check "${page##*/}: groff -ww has warnings" \
+            sh -c "groff -ww -man -Tutf8 -P-cbu '$page' 2>&1 > '$work/page' | tee '$work/said' &&
+                [ ! -s '$work/said' ] && grep -q '^NAME' '$work/page'"
+    done
+fi
 if there man "manual pages"; then
     for page in "$p/d a"/man/man*/*; do
         check "${page##*/} has warnings" \
@@ -315,6 +323,90 @@ if there man "manual pages"; then
             while read -r o; do LC_ALL=C.UTF-8 man -l '$p/d a/man/man1/train_par.1' |
             grep -q -e \"\$o\" || { echo \"\$o\"; exit 1; }; done"
 fi
+
+# ---- recipes in package/, in a copy of the tree that can be written ----
+
+cp -R "$src" "$work/tree"
+chmod -R u+w "$work/tree"
+for n in 1 2 3; do
+    sh tests/build/cookbook.sh --print tests/build/package.sh $n > "$work/block$n"
+done
+if there cmake "the trainers by CMake, and the vcpkg port"; then
+    # CMake 3.22 and later read CMAKE_BUILD_TYPE; earlier versions optimise.
+    check "the trainers by CMake, as in docs/cookbook.md" \
+        sh -c "cd '$work/tree' && export CC='$CC' CMAKE_BUILD_TYPE=Debug HOME='$work/home' &&
+            sh -e '$work/block1'"
+    for f in train_attn_span train_compressive train_par train_sru seqtx-plot; do
+        check "$f" sh -c "'$work/home/.local/bin/$f' --version | grep -q 'seqtx.* $so$'"
+    done
+    # vcpkg's functions, as far as the port calls them without a feature
+    cat > "$work/vcpkg.cmake" <<'END'
+cmake_minimum_required(VERSION 3.18)
+set(PORT seqtx)
+set(CURRENT_PACKAGES_DIR "${OUT}")
+function(vcpkg_check_features)
+endfunction()
+function(vcpkg_cmake_configure)
+    cmake_parse_arguments(a "" "SOURCE_PATH" "OPTIONS" ${ARGN})
+    execute_process(COMMAND ${CMAKE_COMMAND} -S "${a_SOURCE_PATH}" -B "${OUT}-build"
+        "-DCMAKE_INSTALL_PREFIX=${OUT}" ${a_OPTIONS})
+endfunction()
+function(vcpkg_cmake_install)
+    execute_process(COMMAND ${CMAKE_COMMAND} --install "${OUT}-build")
+endfunction()
+function(vcpkg_install_copyright)
+    cmake_parse_arguments(a "" "" "FILE_LIST" ${ARGN})
+    configure_file("${a_FILE_LIST}" "${OUT}/share/seqtx/copyright" COPYONLY)
+endfunction()
+include("${PORTFILE}")
+END
+    check "the vcpkg port" \
+        env CC="$CC" cmake -DOUT="$work/port" -DPORTFILE="$src/package/vcpkg/seqtx/portfile.cmake" \
+        -P "$work/vcpkg.cmake"
+    check "its files" [ "$(files "$work/port" | grep -v '^./include' | tr '\n' ' ')" = "\
+./share/pkgconfig/seqtx.pc ./share/seqtx/copyright ./share/seqtx/seqtx-config-version.cmake \
+./share/seqtx/seqtx-config.cmake ./share/seqtx/usage " ]
+    printf '%s\n' 'cmake_minimum_required(VERSION 3.18)' 'project(port LANGUAGES C)' \
+        'find_package(seqtx REQUIRED)' 'get_target_property(at seqtx::core' \
+        'INTERFACE_INCLUDE_DIRECTORIES)' 'message(STATUS "at ${at}")' \
+        > "$work/project/CMakeLists.txt"
+    check "its package for CMake" \
+        sh -c "cd '$work' && cmake -S project -B by_port -DCMAKE_C_COMPILER='$CC' \
+            -DCMAKE_PREFIX_PATH='$work/port' | grep -q 'at $work/port/include/seqtx$'"
+fi
+check "the versions in package/" \
+    sh -c "grep -q '\"version-semver\": \"$so\"' package/vcpkg/seqtx/vcpkg.json &&
+        grep -q '^seqtx ($so-[0-9]*) ' package/debian/changelog &&
+        grep -q '^Package: ${soname%.so.*}${soname##*.}$' package/debian/control"
+if there conan "the Conan recipe"; then
+    check "the Conan recipe, as in docs/cookbook.md" \
+        sh -c "cd '$work/tree' && export CONAN_HOME='$work/conan' CC='$CC' &&
+            conan profile detect && sed 's/$/ -s build_type=Debug/' '$work/block3' | sh -e"
+fi
+if [ -z "$FULL" ]; then
+    echo "skipped: the Debian packages, without FULL=1"
+elif there dpkg-buildpackage "the Debian packages" && there dh "the Debian packages"; then
+    check "the Debian packages, as in docs/cookbook.md" \
+        sh -c "cd '$work/tree' && unset CC && rm -rf build &&
+            DEB_BUILD_OPTIONS='noopt parallel=2' sh -e '$work/block2'"
+    for name in libseqtx0 libseqtx-dev seqtx-tools python3-seqtx; do
+        check "$name" sh -c "dpkg -x '$work/$name'_*.deb '$work/root'"
+    done
+    check "a program of the packages" \
+        sh -c "'$work/root/usr/bin/train_sru' --version | grep -q '$so'"
+    if /usr/bin/python3 -c 'import numpy' 2> /dev/null; then
+        check "python3-seqtx" env PYTHONPATH="$work/root/usr/lib/python3/dist-packages" \
+            LD_LIBRARY_PATH="$(echo "$work"/root/usr/lib/*-linux-*)" /usr/bin/python3 -c "
+import seqtx
+m = seqtx.AttnSpan(9, layers=1, dim=8, heads=1, span=8)
+assert m.evaluate([1, 2], [2, 3]) > 0 and seqtx.lib._dll._name == 'libseqtx.so.0'"
+    fi
+    ! there lintian "the format of the Debian packages" || check \
+        "lintian, except for the maintainer" \
+        sh -c "lintian '$work'/*.changes > '$work/said'; ! grep '^[EW]' '$work/said' |
+            grep -v -e bogus-mail-host -e initial-upload-closes-no-bugs"
+fi
+
 check "make uninstall" gnu uninstall
 check "... leaves nothing" [ -z "$(files "$p")" ]
 
