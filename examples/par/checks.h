@@ -139,7 +139,7 @@ TR_DEF int check_fixed(tr_lm *t) {
 
 TR_DEF int check_search(tr_lm *t) {
     const char *by_token = tr_lm_by_token(t);
-    const int samples = t->training && opt.lm.sample_every;
+    const int samples = t->training && opt.lm.sample_every > 0;
     if (opt.derive && t->opt->no_train)
         return tr_fail(t->err, TR_ERR, "--derive and --no-train cannot be combined: --derive "
                        "evaluates networks, but --no-train only generates text");
@@ -209,6 +209,7 @@ TR_DEF void plan_evaluation(tr_lm *t) {
     t->blocks_see_more = !opt.same_length && !opt.eval_same_length;
     t->pad_id = opt.pad_id;
     t->mean_of_all = opt.pad_id >= 0 && opt.divide_all;
+    t->no_samples = opt.gate_eval == STX_PAR_EVAL_NOISE;
     t->no_evaluation = opt.derive;      /* --derive evaluates networks itself */
 }
 

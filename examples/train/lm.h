@@ -39,7 +39,8 @@ typedef struct {
     uint64_t    min_count, eval_batch_sz, eval_every, eval_blocks;
     uint64_t    save_every, log_every, gpu, vocab, generate, top_k;
     uint64_t    update_every, update_after, random_segments, streams;
-    uint64_t    sample_every, sample_prime, sample_length, repetition_window;
+    uint64_t    sample_prime, sample_length, repetition_window;
+    int         sample_every;
     double      max_memory, temperature, top_p, repetition_penalty, minutes, epochs;
 
     /* in the trainer's words */
@@ -51,7 +52,7 @@ typedef struct {
 /* The first part of every trainer's defaults. */
 #define TR_LM_DEFAULTS \
     "seed=1 temperature=0.8 top-p=0.95 repetition-penalty=1 repetition-window=64 " \
-    "sample-prime=256 sample-length=500 "
+    "sample-every=auto "
 
 /* Rows of the option table. `o` is the trainer's tr_lm_opt. */
 #define TR_LM_DATA(o) \
@@ -142,8 +143,8 @@ typedef struct {
         "as \"plan\"")
 
 /* Options for running and saving. The strings `zero` and `whole` complete the help:
-   `zero` says what an interval of 0 steps between saves or evaluations means in a run with
-   --steps, and `whole` says what 0 evaluation blocks mean. */
+   `zero` says what an interval of 0 steps between saves or evaluations means in a run
+   with --steps, and `whole` says what 0 evaluation blocks mean. */
 #define TR_LM_SAVING(o, zero, whole) \
     TR_GROUP("Running"), \
     TR_TEXT("out", TR_LOCAL, &(o).out, \
@@ -274,13 +275,15 @@ typedef struct {
 
 /* Options for samples during training. */
 #define TR_LM_SAMPLING(o) \
-    TR_SIZE("sample-every", TR_FREE | TR_LATER, &(o).sample_every, 0, TR_INF, \
-        "number of training steps between samples, which are written to standard error; 0: no " \
-        "samples"), \
-    TR_SIZE("sample-prime", TR_FREE | TR_LATER, &(o).sample_prime, 1, 1u << 30, \
-        "a sample continues this many tokens of the validation text, from a random position"), \
-    TR_SIZE("sample-length", TR_FREE | TR_LATER, &(o).sample_length, 1, TR_INF, \
-        "length of a sample, in tokens")
+    TR_SOME("sample-every", TR_FREE | TR_LATER, &(o).sample_every, 1 << 30, \
+        "during training, write samples to standard error: on: with each evaluation; N: every N " \
+        "steps; 0: never; auto: with each evaluation, but only on a terminal, and for less than " \
+        "1 % of the time. Samples do not change the training"), \
+    TR_SIZE("sample-prime", TR_FREE | TR_LATER, &(o).sample_prime, 0, 1u << 30, \
+        "a sample continues this many tokens of the validation text, from a random position; 0: " \
+        "256 with --sample-every N, otherwise none: a sample begins with a new line"), \
+    TR_SIZE("sample-length", TR_FREE | TR_LATER, &(o).sample_length, 0, TR_INF, \
+        "length of a sample, in tokens; 0: 500 with --sample-every N, otherwise 200")
 
 /* The last paragraph of the help. */
 #define TR_LM_AFTER \
@@ -465,6 +468,7 @@ struct tr_lm {
     double       used;          /* seconds of training before this process */
     double       apart;         /* seconds of evaluation and saving in this process */
     double       checked;       /* seconds of training at the last check of the plan */
+    double       sampling;      /* seconds of samples in this process */
 
     /* --recompute */
     size_t       layers, recompute;     /* number of layers; the last `recompute` of them are
@@ -497,6 +501,7 @@ struct tr_lm {
     int        (*load_more)(tr_lm *t, const stx_file *f);
     int          no_evaluation; /* 1: without training, only the output of kind->learned
                                    is printed */
+    int          no_samples;    /* 1: the model cannot generate samples during training */
     int          more_figures;  /* 1: with perplexity per token, also report the
                                    perplexity per word and the mean perplexity of the
                                    batches */

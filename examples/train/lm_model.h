@@ -79,9 +79,10 @@ TR_DEF double tr_lm_epoch(const tr_lm *t) {
 
 /* Returns the number of steps that --epochs requests, or `other` without --epochs. */
 TR_DEF uint64_t tr_lm_epoch_steps(const tr_lm *t, uint64_t other) {
-    const double steps = t->opt->epochs * tr_lm_epoch(t);
-    if (!(steps > 0)) return other;
-    return steps < 1 ? 1 : (uint64_t)(steps < 1e18 ? steps + 0.5 : 1e18);
+    const double steps = t->opt->epochs * tr_lm_epoch(t) + 0.5;
+    if (!(steps > 0.5)) return other;
+    if (steps > 1e18) return (uint64_t)1e18;
+    return steps < 1 ? 1 : (uint64_t)steps;
 }
 
 /* Sets the length of the run, the steps at which it logs, evaluates and saves, and the

@@ -179,17 +179,18 @@ TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
 /* Refuses options that would have no effect. */
 TR_DEF int tr_lm_check_useful(tr_lm *t) {
     static const char *const for_text = "--generate and --interactive";
+    static const char *const for_samples = "--generate, --interactive and --sample-every";
     static const char *const for_log = "training and evaluation, not to --interactive and --score";
     const tr_lm_opt *o = t->opt;
-    const int writes = o->generate || o->interactive, samples = writes || o->sample_every;
+    const int writes = o->generate || o->interactive, samples = writes || o->sample_every > 0;
     const int logs = !o->interactive && !o->score;
     const tr_only only[] = {
         {"prompt", writes, for_text},
         {"stop", writes, for_text},
-        {"temperature", samples, for_text},
-        {"top-k", samples, for_text},
-        {"top-p", samples, for_text},
-        {"repetition-penalty", samples, for_text},
+        {"temperature", samples, for_samples},
+        {"top-k", samples, for_samples},
+        {"top-p", samples, for_samples},
+        {"repetition-penalty", samples, for_samples},
         {"repetition-window", o->repetition_penalty > 1, "--repetition-penalty above 1"},
         {"weights", !t->training,
             "generation and evaluation (--no-train, --interactive, --eval-only, --score)"},
@@ -203,8 +204,8 @@ TR_DEF int tr_lm_check_useful(tr_lm *t) {
         {"export", logs, "training, --no-train and --eval-only"},
         {"keep-best", t->training, "training"},
         {"best", t->training, "training"},
-        {"sample-prime", o->sample_every > 0, "--sample-every"},
-        {"sample-length", o->sample_every > 0, "--sample-every"},
+        {"sample-prime", o->sample_every, "--sample-every"},
+        {"sample-length", o->sample_every, "--sample-every"},
         {"save-every", o->checkpoint != NULL, "runs with --checkpoint"},
         {"pieces", o->tokens == TR_SPM || o->tokens == TR_IDS, "--tokens spm and ids"},
         {"join-lines", o->tokens == TR_SPM, "--tokens spm"},

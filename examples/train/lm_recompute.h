@@ -86,7 +86,7 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
         tr_lm_rehearse_params(t, params, widest);
         t->kind->train(t);
         if (t->text[1]) tr_lm_nll(t, 1, TR_REHEARSED_BLOCKS, &scored);
-        if (t->opt->sample_every || t->opt->generate)
+        if ((t->opt->sample_every && !t->no_samples) || t->opt->generate)
             t->lm.gen_free(t->lm.gen_create(t->lm.model, 1, t->eval_window));
     }
     peak = ok && stx_ok(t->x) ? stx_peak_bytes(t->x) : 0;

@@ -2,6 +2,7 @@
 #include "base.h"
 #include "buffer.h"
 #include "files.h"
+#include "terminal.h"
 #include "signals.h"
 #include "lm.h"
 
@@ -18,10 +19,12 @@ typedef struct tr_gen {
     uint64_t        added;      /* number of tokens that were added to `recent` */
     unsigned char  *seen;       /* (V) 1: the token occurs in the text */
     stx_real       *work;       /* (V) work space of stx_sample */
-    tr_buf          written;    /* for --stop: the text of the current answer so far */
+    tr_buf          written;    /* for --stop, or if it is written nowhere else: the text of
+                                   the current answer so far */
     uint64_t        hash;       /* hash of everything read and written */
     char            end;        /* last byte read or written */
     int             failed;     /* errno of a failed write; 0: none failed */
+    double          until;      /* time at which drawing ends; 0: never */
 } tr_gen;
 
 /* Writes all bytes immediately. stdio would lose bytes if a signal interrupted it. */
@@ -89,7 +92,8 @@ TR_DEF int tr_gen_read(tr_lm *t, tr_gen *g, const int32_t *ids, size_t n) {
     return g->logits != NULL;
 }
 
-/* Writes tokens as text. Omits the leading space of a piece that begins a line. */
+/* Writes tokens as text to `to` or, if it is NULL, to g->written. Omits the leading space
+   of a piece that begins a line. */
 TR_DEF void tr_gen_write(tr_lm *t, tr_gen *g, FILE *to, const int32_t *ids, size_t n) {
     const int pieces = stx_vocab_kind(t->vocab) > STX_TOK_WORDS;
     char text[4096];
@@ -100,15 +104,15 @@ TR_DEF void tr_gen_write(tr_lm *t, tr_gen *g, FILE *to, const int32_t *ids, size
         if (len > sizeof text) len = sizeof text;
         if (!len) continue;
         skip = pieces && *text == ' ' && (g->end == '\n' || g->end == ' ');
-        tr_gen_put(g, to, text + skip, len - skip);
-        if (t->stop) tr_buf_put(&g->written, text + skip, len - skip);
+        if (to) tr_gen_put(g, to, text + skip, len - skip);
+        if (t->stop || !to) tr_buf_put(&g->written, text + skip, len - skip);
         g->hash = tr_hash(g->hash, text + skip, len - skip);
         g->end = text[len - 1];
     }
 }
 
-/* Draws up to n tokens. Each token is immediately written and fed to the model. Ends
-   early once the text contains `stop`, which may be NULL. */
+/* Draws up to n tokens. Each token is immediately written (tr_gen_write) and fed to the
+   model. Ends early once the text contains `stop`, which may be NULL, or at g->until. */
 TR_DEF void tr_gen_draw(tr_lm *t, tr_gen *g, uint64_t n, uint64_t seed, FILE *to,
                         const char *stop) {
     const tr_lm_opt *o = t->opt;
@@ -135,6 +139,7 @@ TR_DEF void tr_gen_draw(tr_lm *t, tr_gen *g, uint64_t n, uint64_t seed, FILE *to
         tr_gen_write(t, g, to, &token, 1);
         tr_gen_read(t, g, &token, 1);
         if (stop && tr_stops(&g->written, before, stop)) break;
+        if (g->until > 0 && tr_seconds() >= g->until) break;
     }
-    if (g->written.oom) stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot look for --stop");
+    if (g->written.oom) stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot store the generated text");
 }

@@ -10,7 +10,7 @@
 #include "lm_progress.h"
 #include "lm_evaluate.h"
 #include "lm_recompute.h"
-#include "lm_sample.h"
+#include "lm_watch.h"
 #include "lm_minutes.h"
 
 
@@ -149,32 +149,6 @@ TR_DEF void tr_lm_logged(tr_lm *t) {
     tr_lm_note(t, t->log.err, tr_log_end(&t->log));
 }
 
-/* --sample-every: writes an excerpt of a text and the model's continuation to standard
-   error. The text is the validation text or, if there is none, the training text. */
-TR_DEF int tr_lm_show_sample(tr_lm *t) {
-    const tr_lm_opt *o = t->opt;
-    const stx_corpus *text = t->text[1] ? t->text[1] : t->text[0];
-    const size_t n = stx_corpus_size(text);
-    const size_t prime = o->sample_prime < n ? (size_t)o->sample_prime : n;
-    int32_t *ids = (int32_t *)malloc(prime * sizeof *ids);
-    tr_gen g;
-    uint32_t r[4];
-    stx_philox(o->seed, t->step, 0x73616d706c65u, r);       /* "sample" */
-    if (!ids) stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot show a sample");
-    if (tr_gen_open(t, &g) && ids && stx_corpus_read(text, r[0] % (n - prime + 1), prime, ids)) {
-        tr_say(&t->term, "--- step %llu, the model continues held-out text at ==>",
-               (unsigned long long)t->step);
-        tr_gen_write(t, &g, stderr, ids, prime);
-        fputs("==>", stderr);
-        tr_gen_read(t, &g, ids, prime);
-        tr_gen_draw(t, &g, o->sample_length, r[1], stderr, NULL);
-        fputs("\n---\n", stderr);
-    }
-    tr_gen_close(t, &g);
-    free(ids);
-    return stx_ok(t->x);
-}
-
 /* Evaluates, and saves the best model. After an error, saves the checkpoint and sets an
    error that names the step. With several ranks, does not save, because ranks without an
    error would not take part. */
@@ -198,12 +172,14 @@ TR_DEF int tr_lm_evaluate_step(tr_lm *t) {
 TR_DEF int tr_lm_evaluate_and_save(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const int ends = t->step >= t->steps;
+    int evaluates;
     if (t->rehearsal) return 1;
-    if (tr_lm_due(t, t->eval_every, 10) && (o->best || !ends)) {
+    evaluates = tr_lm_due(t, t->eval_every, 10);
+    if (evaluates && (o->best || !ends)) {
         if (!tr_lm_evaluate_step(t)) return 0;
         tr_lm_skip_time(t);
     }
-    if (o->sample_every && t->step % o->sample_every == 0 && !stx_rank(t->x)) {
+    if (tr_lm_sample_due(t, evaluates)) {
         if (!tr_lm_show_sample(t)) return 0;
         tr_lm_skip_time(t);
     }

@@ -1,5 +1,7 @@
 #pragma once
 #include "base.h"
+#include "buffer.h"
+#include "json.h"
 #include "options_help.h"
 #include "files.h"
 #include "formats.h"
@@ -262,6 +264,33 @@ TR_DEF TR_PRINTF(2, 3) void tr_say(tr_term *t, const char *fmt, ...) {
     if (t->shown) tr_term_write(t, "\r\033[K", 4);
     tr_term_write(t, text, (size_t)n);
     if (t->shown) tr_term_draw(t);
+}
+
+/* Replaces what a terminal might take for a command, that is, control characters other than
+   newlines, and bytes that are not UTF-8, by question marks, and tabs by blanks. */
+TR_DEF void tr_printable(char *text) {
+    unsigned char *s = (unsigned char *)text;
+    size_t n;
+    for (; *s; s += n) {
+        n = tr_utf8(s);
+        if (*s == '\t') *s = ' ';
+        else if (n == 0 || (*s < 32 && *s != '\n') || *s == 127) *s = '?';
+        else if (*s == 0xC2 && s[1] < 0xA0) memset(s, '?', 2);
+        if (n == 0) n = 1;
+    }
+}
+
+/* Writes text that a model has generated: on a terminal, folded and without control
+   characters; elsewhere, as it is. */
+TR_DEF void tr_term_text(tr_term *t, tr_buf *text) {
+    size_t i;
+    for (i = 0; t->tty && i < text->n; i++)
+        if (text->s[i] == 0) text->s[i] = 1;
+    if (t->tty) {
+        tr_printable(text->s);
+        tr_fold(text->s, tr_columns(fileno(t->f)));
+    }
+    tr_term_write(t, text->s, text->n);
 }
 
 /* Moves the cursor below the last progress line, which remains visible. tr_show and

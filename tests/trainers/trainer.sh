@@ -2069,6 +2069,30 @@ check "only results on standard output" \
     [ "$(grep -vc "^step 20: valid bpb\|$learned" out)" -eq 0 ]
 good "without samples" log $learn --steps 20 --log plain.jsonl --checkpoint plain.st
 check "the run is the same" same_state log/sampled.st log/plain.st
+# samples at evaluations
+watched="--steps 20 --eval-every 5 --eval-blocks 1 --sample-length 30"
+good "without a terminal" log $learn $watched --checkpoint unseen.st
+check "no samples" [ "$(grep -c '^---' err)" -eq 0 ]
+good "--sample-every on" log $learn $watched --sample-every on --checkpoint seen.st
+check "four samples of 30 bytes" \
+    [ "$(tr '\n' ' ' <err | grep -o -- '--- step [0-9]*, a sample .\{29,31\}---' | wc -l)" -eq 4 ]
+check "the run is the same" same_state log/unseen.st log/seen.st
+if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; then
+    terminal() { # OPTIONS..: runs the trainer with a terminal; leaves $T/seen
+        (cd log && TERM=vt100 script -qec "stty cols 80; exec '$bin' $*" /dev/null) \
+            </dev/null 2>&1 | tr -d '\r' >seen
+    }
+    terminal $learn $watched --checkpoint half.st --steps 10
+    check "samples on a terminal" grep -q '^--- step 5, a sample' seen
+    terminal $learn $watched --checkpoint half.st
+    check "also after a resumption" grep -q '^--- step 15, a sample' seen
+    check "stopped, resumed and with samples: the run is the same" \
+        same_state log/unseen.st log/half.st
+    terminal $learn $watched --checkpoint none.st --no-sample-every
+    check "--no-sample-every: none" [ "$(grep -c 'a sample' seen)" -eq 0 ]
+else
+    echo "skipped: samples on a terminal (no script)"
+fi
 # --weights: a model with matrices that are large enough
 wide=$(echo "$learn" | sed 's/--hid-sz 16/--hid-sz 64/; s/--inner-hid-sz 32/--inner-hid-sz 64/')
 good "a wider model" log $wide --steps 40 --checkpoint wide.st --threads 1
