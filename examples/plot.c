@@ -5,8 +5,9 @@
        ./plot long.jsonl short.jsonl --log-x --smooth 50 --title "two spans" -o spans.svg
        ssh machine cat run.jsonl | ./plot - -o run.svg
 
-   The picture has a panel for each quantity that the runs have logged: loss by step and
-   by time, in the run's unit; learning rate, tokens per second and gradient norm;
+   docs/log.md documents the format of logs, for those of other programs. The picture has a
+   panel for each quantity that the runs have logged: loss by step and by time, in the
+   run's unit (if one of the logs has only losses: the losses of all); learning rate, tokens per second and gradient norm;
    the spans of all heads; the probabilities of PAR's blocks; compression losses. */
 #include "train.h"
 #include "svg.h"
@@ -47,11 +48,12 @@ static tr_options options = {
 // >>logs
 
 /* the columns of a training record, and their names in the log */
-enum { STEP, SECONDS, METRIC, LR, SPEED, NORM, SPAN, TAU, LATENCY, COLUMNS };
+enum { STEP, SECONDS, METRIC, LR, SPEED, NORM, SPAN, TAU, LATENCY, LOSS, COLUMNS };
 
 static const char *const column[COLUMNS] = {"step",     "seconds",      NULL,
                                             "lr",       "tokens_per_s", "grad_norm",
-                                            "span_avg", "tau",          "latency"};
+                                            "span_avg", "tau",          "latency",
+                                            "loss"};
 
 enum { SPANS, PI, AUX, RATIO, LISTS };
 
@@ -249,18 +251,19 @@ static void read_record(run *r, const char *line, record *c) {
 /* Inserts an evaluation in the order of steps, because an older checkpoint can be
    evaluated later. The evaluation replaces an earlier one of the same step. Returns 0
    if memory runs out. */
-static int add_evaluation(rows *t, double step, double metric) {
+static int add_evaluation(rows *t, double step, double metric, double loss) {
     double *row;
     size_t i;
-    t->width = 2;
+    t->width = 3;
     if (!add_row(t)) return 0;
     for (i = t->n - 1; i > 0 && row_of(t, i - 1)[0] >= step; i--)
-        memcpy(row_of(t, i), row_of(t, i - 1), 2 * sizeof *t->v);
+        memcpy(row_of(t, i), row_of(t, i - 1), 3 * sizeof *t->v);
     row = row_of(t, i);
     row[0] = step;
     row[1] = metric;
-    if (i + 1 < t->n && row[2] <= row[0]) {
-        memmove(row + 2, row + 4, (t->n - i - 2) * 2 * sizeof *row);
+    row[2] = loss;
+    if (i + 1 < t->n && row[3] <= row[0]) {
+        memmove(row + 3, row + 6, (t->n - i - 2) * 3 * sizeof *row);
         t->n--;
     }
     return 1;
@@ -347,9 +350,42 @@ static int take(runs *all, const char *line) {
     if (training) return add_training(r, &c);
     for (k = 0; k < SPLITS; k++)
         if (strcmp(c.split, split_name[k]) == 0 && isfinite(c.v[METRIC])
-            && !add_evaluation(&r->eval[k], c.v[STEP], c.v[METRIC]))
+            && !add_evaluation(&r->eval[k], c.v[STEP], c.v[METRIC], c.v[LOSS]))
             return -1;
     return 1;
+}
+
+/* Nonzero if the run has a loss in nats wherever it has a result. */
+static int has_loss(const run *r) {
+    size_t i;
+    int k;
+    for (i = 0; i < r->train.n; i++) {
+        const double *row = row_of(&r->train, i);
+        if (isfinite(row[METRIC]) && !isfinite(row[LOSS])) return 0;
+    }
+    for (k = 0; k < SPLITS; k++)
+        for (i = 0; i < r->eval[k].n; i++)
+            if (!isfinite(row_of(&r->eval[k], i)[2])) return 0;
+    return 1;
+}
+
+/* The loss in nats per token is the measure that all logs share. If the log of another
+   program has no other, the runs are drawn in this measure, so that they share a panel. */
+static void share_measure(runs *all) {
+    const int loss = UNITS - 1;
+    size_t i, k;
+    int split, some = 0;
+    for (i = 0; i < all->n; i++) some |= all->v[i].unit == loss;
+    for (i = 0; some && i < all->n; i++) {
+        run *r = &all->v[i];
+        if (r->unit < 0 || r->unit == loss || !has_loss(r)) continue;
+        for (k = 0; k < r->train.n; k++)
+            row_of(&r->train, k)[METRIC] = row_of(&r->train, k)[LOSS];
+        for (split = 0; split < SPLITS; split++)
+            for (k = 0; k < r->eval[split].n; k++)
+                row_of(&r->eval[split], k)[1] = row_of(&r->eval[split], k)[2];
+        r->unit = loss;
+    }
 }
 
 static void free_run(run *r) {
@@ -883,12 +919,13 @@ static void draw_columns(page *g) {
                      {"gradient norm", NOISY},
                      {"mean span and ramp", PLAIN},
                      {"gate temperature", PLAIN},
-                     {"expected time of blocks", PLAIN}};
+                     {"expected time of blocks", PLAIN},
+                     {NULL, 0}};
 
     panel p[COLUMNS];
     int c, n = 0, across, points;
     size_t i, k;
-    for (c = LR; c < COLUMNS; c++) {
+    for (c = LR; c < LOSS; c++) {
         memset(&p[n], 0, sizeof p[n]);
         for (points = 0, i = 0; i < g->all->n; i++) {
             const rows *t = &g->all->v[i].train;
@@ -1309,6 +1346,7 @@ static int work(char **in, size_t n, char err[TR_ERR]) {
         }
         ok = read_log(&all, in[i], strcmp(in[i], "-") ? name : "standard input", err);
     }
+    if (ok) share_measure(&all);
     ok = ok && draw(&all, err);
     for (i = 0; i < all.n; i++) free_run(&all.v[i]);
     free(all.v);

@@ -63,7 +63,7 @@ TR_DEF int tr_lm_shrink_batch(tr_lm *t, double n) {
 /* Lists in t->sized the options that were chosen for the text and the time. */
 TR_DEF int tr_lm_report_sizes(tr_lm *t) {
     static const char *const report[] = {
-        "nlayers",  "hid-sz",  "dropout",  "optim",     "lr",
+        "nlayers", "hid-sz", "dropout", "attn-span", "attention", "optim", "lr",
         "batch-sz", "streams", "block-sz", "precision", "steps"
     };
     char value[64];
@@ -73,7 +73,9 @@ TR_DEF int tr_lm_report_sizes(tr_lm *t) {
         if (!p || p->from > TR_FROM_TEXT) continue;
         if ((t->opt->minutes > 0 || t->opt->epochs > 0) && !strcmp(report[i], "steps")) continue;
         tr_value(p, value);
-        tr_buf_printf(&t->sized, " --%s %s", report[i], value);
+        if (p->type != TR_T_FLAG) tr_buf_printf(&t->sized, " --%s %s", report[i], value);
+        else if (p->from == TR_FROM_TEXT)
+            tr_buf_printf(&t->sized, " --%s%s", *(int *)p->to ? "" : "no-", report[i]);
     }
     return 1;
 }

@@ -112,6 +112,29 @@ draws "a beginning without a step" retry.svg retry.jsonl
 check "a beginning without a step is no run" \
     [ "$(grep -c 'retry.jsonl' retry.svg)" -eq 1 -a "$(line retry.svg 1)" = "$(line four.svg 1)" ]
 
+# ---- the log of another program, with losses in nats, and ours share a panel
+other() { # STEP LOSS SECONDS
+    echo "{\"event\":\"train\",\"step\":$1,\"loss\":$2,\"seconds\":$3}"
+}
+ours() {
+    echo "{\"event\":\"train\",\"step\":$1,\"loss\":$2,\"bpb\":$3,\"seconds\":$4}"
+}
+{ other 100 3 1; other 200 2 2; } > other.jsonl
+{ echo "$start"; ours 100 3 4.3281 1; ours 200 2 2.8854 2
+  echo '{"event":"eval","split":"valid","loss":2.5,"bpb":3.6067,"step":200,"tokens":5}'
+  } > ours.jsonl
+draws "ours and another" shared.svg ours.jsonl other.jsonl
+check "one panel by step, in nats" [ "$(grep -c '>loss, nats per token<' shared.svg)" -eq 1 ]
+check "and none in bits" [ "$(grep -c '>bits per byte' shared.svg)" -eq 0 ]
+check "the same curve" [ "$(line shared.svg 1)" = "$(line shared.svg 2)" ]
+check "the evaluation, in nats" has shared.svg 'valid loss, nats per token 2.5'
+draws "ours alone" alone.svg ours.jsonl
+check "ours alone: in bits" has alone.svg '>bits per byte<'
+{ echo "$start"; train 100 3 1 | sed 's/"loss":3,//'; train 200 2 2 | sed 's/"loss":2,//'
+  } > bits.jsonl
+draws "bits without losses" apart.svg bits.jsonl other.jsonl
+check "bits without losses: their own panel" has apart.svg '>bits per byte<'
+
 # ---- evaluations: dots at their steps. Of two at one step the later one counts; one that
 # is logged late is drawn in order
 evaluated() {
