@@ -1,22 +1,25 @@
-/* attention_map.c - trains a small model of any family on a text for a few seconds, and
-   draws where its heads look while it reads the beginning of the text.
+/* attention_map.c - draws where the heads of a model look while it reads a text. The
+   model is one that a trainer saved, or a small one of any family that the program itself
+   trains on the text for a few seconds.
 
        cc -O2 attention_map.c -lm -pthread -o attention_map
+       ./attention_map -c run.safetensors -o map.svg text.txt
        ./attention_map -o map.svg ../docs/design.md
        ./attention_map -m compressive -w weights.tsv -o map.svg ../docs/design.md
 
-   The options, before the file to train on:
-   -m span|compressive|par|sru     the family (default: span)
+   The options, before the file with the text:
+   -c FILE                         the checkpoint of a model; without it:
+   -m span|compressive|par|sru     the family of the model to train (default: span)
    -l 1                            the layer, counted from 1 (default: the last one that
                                    has attention)
-   -t TEXT                         the text to read (default: the first bytes of the file)
+   -t TEXT                         the text to read (default: the beginning of the file)
    -s 600                          the number of training steps
    -w FILE                         also writes all weights, as tab-separated values
    -o FILE                         the picture, an SVG; -: standard output
 
    The text is read in segments, with memory; the picture shows the last segment. Each row
-   is a query, each column a key. To draw a trained model, create it with its own sizes in
-   model_of and read its weights there (stx_params_load). */
+   is a query, each column a key. A longer token, such as a word, is shown by its first
+   character; the titles of the cells have all of it. */
 #include "svg.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
@@ -25,14 +28,24 @@
 #include "../seqtx_sru.h"
 #include "../seqtx_text.h"
 
-enum { B = 8, T = 24, CELL = 12 }; /* B: streams; T: tokens per segment; CELL: in pixels */
+enum { B = 8, T = 24, CELL = 12 }; /* B: streams in training; T: tokens per segment; CELL: in
+                                      pixels */
 
 #define SMALLEST 0.002 /* smaller weights are not drawn */
 
 typedef struct settings {
-    const char *family, *text, *weights, *picture, *file;
+    const char *checkpoint, *family, *text, *weights, *picture, *file;
     int layer, steps;
 } settings;
+
+/* A model and the text that it reads. */
+typedef struct reading {
+    stx_lm     lm;
+    stx_vocab *vocab;
+    size_t     segment;     /* the number of tokens of a segment */
+    int32_t   *ids;         /* [n + 1]: the tokens, and one more as the last target */
+    size_t     n, now;      /* now: the first token of the last segment */
+} reading;
 
 
 // >>model
@@ -87,11 +100,24 @@ static stx_lm model_of(stx_ctx *x, const char *family) {
     return none;
 }
 
-static void train(const stx_lm *lm, const char *path, int steps) {
+/* Opens a checkpoint of any family. A Compressive Transformer has its own length of
+   segments, because only full ones enter its memory. */
+static void open_model(stx_ctx *x, const char *path, reading *r) {
+    const stx_family *const family[] = {stx_span_family(), stx_comp_family(), stx_par_family(),
+                                        stx_sru_family()};
+    stx_file *f = stx_file_open(x, path);
+    const char *name = f ? stx_file_meta(f, "model.family") : NULL;
+    r->lm = stx_lm_open(x, path, family, 4);
+    r->vocab = stx_vocab_open(x, path);
+    if (r->lm.model && name && !strcmp(name, stx_comp_family()->name))
+        r->segment = ((stx_comp *)r->lm.model)->desc.segment;
+    stx_file_close(f);
+}
+
+static void train(const stx_lm *lm, const stx_vocab *vocab, const char *path, int steps) {
     static int32_t in[B * T], next[B * T];
     stx_ctx *x = lm->ctx;
-    stx_vocab *bytes = stx_vocab_build(x, NULL, NULL, 0, 0);
-    stx_corpus *text = stx_corpus_open(x, bytes, path, 0, 0);
+    stx_corpus *text = stx_corpus_open(x, vocab, path, 0, 0);
     stx_batches_desc bd = {0};
     bd.B = B;
     bd.T = T;
@@ -110,35 +136,53 @@ static void train(const stx_lm *lm, const char *path, int steps) {
     }
     stx_batches_free(batches);
     stx_corpus_close(text);
-    stx_vocab_free(bytes);
 }
 
-/* Reads the text in segments. Returns the position of the last one, whose weights the
-   maps of this step describe. */
-static size_t read_text(const stx_lm *lm, const unsigned char *text, size_t n) {
-    stx_ctx *x = lm->ctx;
-    void *memory = lm->state_create(lm->model, 1, 0);
-    size_t at = 0, i;
-    for (;; at += T) {
-        int32_t ids[T + 1];
-        const size_t count = n - at < T ? n - at : T;
-        for (i = 0; i <= count; i++) ids[i] = text[at + i]; /* the text ends with a zero */
+/* Sets the tokens to those of `text` or, if it is NULL, of the beginning of the file: as
+   many as fill three segments and T tokens more. */
+static void encode(reading *r, const char *text, const char *path) {
+    stx_ctx *x = r->lm.ctx;
+    const size_t most = 3 * r->segment + T;
+    const int from_file = !text;
+    size_t bytes = text ? strlen(text) : 8 * most, count;
+    if (from_file) {
+        char *first = (char *)stx_persist(x, bytes);
+        FILE *f = fopen(path, "rb");
+        if (!f) stx_fail(x, STX_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
+        bytes = f && first ? fread(first, 1, bytes, f) : 0;
+        while (bytes && (first[bytes - 1] & 0x80)) bytes--; /* a character that was cut */
+        if (f) fclose(f);
+        text = first;
+    }
+    count = stx_ok(x) ? stx_vocab_encode(r->vocab, text, bytes, NULL, 0) : 0;
+    r->ids = (int32_t *)stx_persist(x, stx_bytes_of(count + 1, sizeof *r->ids, 1));
+    if (!stx_ok(x)) return;
+    stx_vocab_encode(r->vocab, text, bytes, r->ids, count);
+    r->n = from_file && count > most ? most : count;
+}
+
+/* Reads the text in segments. The maps of this step then describe the last one. */
+static void read_text(reading *r) {
+    stx_ctx *x = r->lm.ctx;
+    void *memory = r->lm.state_create(r->lm.model, 1, 0);
+    for (r->now = 0; stx_ok(x); r->now += r->segment) {
+        const size_t left = r->n - r->now, count = left < r->segment ? left : r->segment;
+        const int32_t *ids = r->ids + r->now;
         stx_begin(x, STX_EVAL);
-        lm->loss(lm->model, stx_tokens(x, ids, 1, count), stx_tokens(x, ids + 1, 1, count), memory,
-                 memory);
-        if (at + T >= n || !stx_ok(x)) return at;
+        r->lm.loss(r->lm.model, stx_tokens(x, ids, 1, count), stx_tokens(x, ids + 1, 1, count),
+                   memory, memory);
+        if (left <= r->segment) return;
     }
 }
 
 
 // >>picture
 
-/* What is drawn: keys first .. map->keys - 1 of a map, while the model reads text[now
-   ..]. Lengths are in pixels. */
+/* What is drawn: keys first .. map->keys - 1 of a map. Lengths are in pixels. */
 typedef struct panel {
     const stx_attention_map *map;
-    const unsigned char *text;
-    size_t n, now, first;
+    const reading *text;
+    size_t first;
     double x, y, width, height;
 } panel;
 
@@ -154,15 +198,28 @@ static double opacity(double weight) {
     return sqrt(weight > 1 ? 1 : weight);
 }
 
-/* Writes how byte i of the text is shown: a whole character at its first byte. */
-static const char *shown(char out[8], const panel *p, ptrdiff_t i) {
-    const size_t bytes = i >= 0 && (size_t)i < p->n ? tr_utf8(p->text + i) : 0;
-    if (i < 0 || (size_t)i >= p->n) return "";
-    if (p->text[i] == ' ') return "\342\220\243";
-    if (p->text[i] == '\n') return "\342\206\265";
-    if (p->text[i] == '\t') return "\342\207\245";
-    if (!bytes || p->text[i] < 0x20 || p->text[i] == 0x7F) return "\302\267";
-    memcpy(out, p->text + i, bytes);
+/* Writes how a token is shown, which is `i` tokens after the first of the last segment:
+   its first character or, with `whole`, all of it. If tokens are bytes, a longer
+   character is shown at its first byte. */
+static const char *shown(char out[32], const panel *p, ptrdiff_t i, int whole) {
+    const reading *r = p->text;
+    const ptrdiff_t at = (ptrdiff_t)r->now + i;
+    unsigned char s[32] = {0};
+    size_t bytes, n;
+    if (at < 0 || (size_t)at >= r->n) return "";
+    n = r->n - (size_t)at < 4 ? r->n - (size_t)at : 4;
+    stx_vocab_decode(r->vocab, r->ids + at, n, (char *)s, sizeof s - 1);
+    if (*s == ' ') return "\342\220\243";
+    if (*s == '\n') return "\342\206\265";
+    if (*s == '\t') return "\342\207\245";
+    bytes = tr_utf8(s);
+    if (!bytes || *s < 0x20 || *s == 0x7F) return "\302\267";
+    if (whole) {
+        n = stx_vocab_decode(r->vocab, r->ids + at, 1, NULL, 0);
+        if (n > bytes) bytes = n < sizeof s - 1 ? n : sizeof s - 1;
+        if (bytes > 1 && s[bytes - 1] == ' ') bytes--; /* the blank after a word */
+    }
+    memcpy(out, s, bytes);
     out[bytes] = 0;
     return out;
 }
@@ -180,25 +237,25 @@ static double token_x(const panel *p, double position) {
 
 /* Appends the characters along both axes. The tokens of a compressed row are stacked. */
 static void characters(tr_buf *b, const panel *p) {
-    char out[8];
+    char out[32];
     svg_add(b, "<g class=\"axis\">\n");
     for (size_t j = p->first; j < p->map->keys; j++) {
         const stx_attention_key *k = &p->map->key[j];
         for (size_t t = 0; t < k->tokens && !k->missing; t++)
             svg_text(b, key_x(p, j) + CELL / 2, p->y - 4 - CELL * (double)(k->tokens - 1 - t), "",
-                     shown(out, p, (ptrdiff_t)p->now + k->first + (ptrdiff_t)t));
+                     shown(out, p, k->first + (ptrdiff_t)t, 0));
     }
     for (size_t i = 0; i < p->map->queries; i++)
         svg_text(b, p->x - 8, p->y + CELL * ((double)i + 0.8), "",
-                 shown(out, p, (ptrdiff_t)(p->now + i)));
+                 shown(out, p, (ptrdiff_t)i, 0));
     svg_add(b, "</g>\n");
 }
 
 /* Appends the names of the kinds of keys and the lines between them. `above`: space that
    the characters take above the panel. */
 static void kinds(tr_buf *b, const panel *p, double above) {
-    static const char *const name[STX_KEY_KINDS] = {"not written", "compressed memory", "memory",
-                                                    "segment", "persistent vectors"};
+    static const char *const name[STX_KEY_KINDS] = {"not written", "compressed", "memory",
+                                                    "segment", "persistent"};
     size_t end = 0;
     for (int k = 0; k < STX_KEY_KINDS; k++) {
         size_t begin = end > p->first ? end : p->first;
@@ -206,7 +263,8 @@ static void kinds(tr_buf *b, const panel *p, double above) {
         if (end <= begin) continue;
         double x0 = key_x(p, begin), x1 = key_x(p, end);
         svg_add(b, "<path class=\"edge\" d=\"M%n %nv-4H%nv4\"/>\n", x0 + 1, p->y - above, x1 - 1);
-        svg_text(b, x0 + 1, p->y - above - 8, " class=\"faint\"", x1 - x0 > 50 ? name[k] : "");
+        if (x1 - x0 > 6.5 * (double)strlen(name[k]))
+            svg_text(b, x0 + 1, p->y - above - 8, " class=\"faint\"", name[k]);
         if (begin > p->first)
             svg_add(b, "<path class=\"edge\" d=\"M%n %nV%n\"/>\n", x0, p->y, p->y + p->height);
     }
@@ -229,7 +287,7 @@ static void seen(tr_buf *b, const panel *p) {
 /* Appends the weights of a head. A viewer shows the title of the cell that the mouse
    points at. */
 static void cells(tr_buf *b, const panel *p, size_t head) {
-    char query[8], key[8], title[96];
+    char query[32], key[32], title[128];
     svg_add(b, "<g class=\"ink\">\n");
     for (size_t i = 0; i < p->map->queries; i++)
         for (size_t j = p->first; j < p->map->keys; j++) {
@@ -237,8 +295,8 @@ static void cells(tr_buf *b, const panel *p, size_t head) {
             double w = p->map->weight[(head * p->map->queries + i) * p->map->keys + j];
             if (w < SMALLEST) continue;
             snprintf(title, sizeof title, "%s to %s, distance %ld: %.4f",
-                     shown(query, p, (ptrdiff_t)(p->now + i)),
-                     k->tokens ? shown(key, p, (ptrdiff_t)p->now + k->first) : "key",
+                     shown(query, p, (ptrdiff_t)i, 1),
+                     k->tokens ? shown(key, p, k->first, 1) : "key",
                      (long)((ptrdiff_t)i - k->first), w);
             svg_add(b, "<rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\" fill-opacity=\"%n\">"
                     "<title>%t</title></rect>\n", key_x(p, j), p->y + CELL * (double)i,
@@ -331,8 +389,8 @@ static int draw(const settings *o, panel *p, int layer, size_t layers) {
     step_y = p->height + above + 24 + gap;
     columns = step_x < 640 && map->heads > 1 ? 2 : 1;
 
-    snprintf(title, sizeof title, "attention of layer %d of %u (%s)", layer, (unsigned)layers,
-             o->family);
+    snprintf(title, sizeof title, "attention of layer %d of %u (%.60s)", layer, (unsigned)layers,
+             o->checkpoint ? tr_name_of(o->checkpoint) : o->family);
     svg_add(&b, "%s", style);
     svg_text(&b, left, 24, " font-size=\"15\" font-weight=\"bold\"", title);
     svg_text(&b, left, 42, " class=\"faint\"",
@@ -401,8 +459,9 @@ static int options(int argc, char **argv, settings *o) {
     o->family = "span";
     o->picture = "attention.svg";
     o->steps = 600;
-    while ((c = getopt(argc, argv, "m:l:t:s:w:o:")) != -1)
+    while ((c = getopt(argc, argv, "c:m:l:t:s:w:o:")) != -1)
         switch (c) {
+        case 'c': o->checkpoint = optarg; break;
         case 'm': o->family = optarg; break;
         case 'l': o->layer = atoi(optarg); break;
         case 't': o->text = optarg; break;
@@ -416,39 +475,42 @@ static int options(int argc, char **argv, settings *o) {
 }
 
 int main(int argc, char **argv) {
-    static unsigned char first[4 * T + 1];
     settings o = {0};
+    reading r = {0};
     panel p = {0};
     if (!options(argc, argv, &o)) {
-        fprintf(stderr, "usage: attention_map [-m span|compressive|par|sru] [-l LAYER] [-t TEXT] "
-                        "[-s STEPS] [-w WEIGHTS.tsv] [-o PICTURE.svg] FILE\n");
+        fprintf(stderr, "usage: attention_map [-c CHECKPOINT] [-m span|compressive|par|sru] "
+                        "[-l LAYER] [-t TEXT] [-s STEPS] [-w WEIGHTS.tsv] [-o PICTURE.svg] "
+                        "FILE\n");
         return 2;
     }
-    p.text = (const unsigned char *)o.text;
-    if (!o.text) {
-        FILE *f = fopen(o.file, "rb");
-        if (f) first[fread(first, 1, sizeof first - 1, f)] = 0;
-        if (f) fclose(f);
-        p.text = first;
-    }
-    p.n = strlen((const char *)p.text);
-
     stx_ctx *x = stx_create(NULL);
-    stx_lm lm = model_of(x, o.family);
+    r.segment = T;
+    p.text = &r;
+    if (o.checkpoint) {
+        open_model(x, o.checkpoint, &r);
+    } else {
+        r.lm = model_of(x, o.family);
+        r.vocab = stx_vocab_build(x, NULL, NULL, 0, 0); /* bytes */
+        if (stx_ok(x)) train(&r.lm, r.vocab, o.file, o.steps);
+    }
+
     int layer = o.layer, ok = 0;
-    if (stx_ok(x)) train(&lm, o.file, o.steps);
-    if (stx_ok(x) && p.n) p.now = read_text(&lm, p.text, p.n);
-    if (stx_ok(x) && layer > 0) p.map = lm.attention_map(lm.model, (size_t)layer - 1, 0);
+    const stx_lm *lm = &r.lm;
+    if (stx_ok(x)) encode(&r, o.text, o.file);
+    if (stx_ok(x) && r.n) read_text(&r);
+    if (stx_ok(x) && layer > 0) p.map = lm->attention_map(lm->model, (size_t)layer - 1, 0);
     if (stx_ok(x) && !layer)
-        for (layer = (int)lm.layers + 1; !p.map && layer-- > 1;)
-            p.map = lm.attention_map(lm.model, (size_t)layer - 1, 0);
+        for (layer = (int)lm->layers + 1; !p.map && layer-- > 1;)
+            p.map = lm->attention_map(lm->model, (size_t)layer - 1, 0);
     if (p.map) {
         summary(p.map);
-        ok = draw(&o, &p, layer, lm.layers) && (!o.weights || write_weights(o.weights, p.map));
+        ok = draw(&o, &p, layer, lm->layers) && (!o.weights || write_weights(o.weights, p.map));
     } else {
         fprintf(stderr, "attention_map: %s\n",
                 stx_ok(x) ? "this layer has no attention, or there is no text" : stx_error(x));
     }
+    stx_vocab_free(r.vocab);
     stx_destroy(x);
     return !ok;
 }

@@ -146,7 +146,8 @@ $(call RUN_TRAINER,trainer,attn_span)
 $(call RUN_TRAINER,trainer_sru,sru)
 $(call RUN_TRAINER,trainer_compressive,compressive)
 $(call RUN,plot,$(BUILD)/plot,sh tests/trainers/plot.sh)
-$(call RUN,attention_map,$(BUILD)/attention_map,sh tests/trainers/attention_map.sh)
+$(call RUN,attention_map,$(BUILD)/attention_map $(BUILD)/train_compressive,\
+	sh tests/trainers/attention_map.sh)
 $(call RUN,learn,$(BUILD)/plot,sh tests/trainers/learn.sh)
 $(call RUN,claims,,sh tests/trainers/claims.sh)
 $(call RUN,readme,examples,sh tests/build/readme.sh)
@@ -159,7 +160,8 @@ $(call RUN,embed,,sh tests/build/embed.sh)
 $(call RUN,package,,sh tests/build/package.sh)
 $(call RUN,commands,examples,sh tests/build/commands.sh)
 WITH_LIBS = env LDLIBS="$(abspath $(SPM)) $(LIBS)"
-$(call RUN,cookbook,$(BUILD)/train_attn_span $(BUILD)/plot $(BUILD)/attention_map $(call LIB,f32) $(call LIB,f64),\
+$(call RUN,cookbook,$(BUILD)/train_attn_span $(BUILD)/plot $(BUILD)/attention_map \
+	$(call LIB,f32) $(call LIB,f64),\
 	$(WITH_LIBS) sh tests/build/cookbook.sh)
 $(call RUN,cuda_make,,sh tests/cuda/cuda_make.sh)
 ifneq ($(shell command -v $(NVCC) 2>/dev/null),)

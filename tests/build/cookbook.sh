@@ -113,7 +113,7 @@ check "$page has only $last blocks" [ "$last" -ge 18 ]
 
 # files that the commands write
 for f in runs/first/log.svg runs/first/model.best.safetensors runs/tuned/model.safetensors \
-    scores.jsonl answer.txt build/memory.safetensors spans.svg map.svg map.tsv \
+    scores.jsonl answer.txt build/memory.safetensors first.svg spans.svg map.svg map.tsv \
     model.safetensors whole.safetensors; do
     check "there is no $f" [ -s "$tree/$f" ]
 done

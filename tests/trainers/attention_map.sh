@@ -90,7 +90,22 @@ check "characters are escaped" grep -q '>&lt;<' compressive.svg
 check "a character of two bytes" grep -q ">$(printf '\303\251')<" compressive.svg
 check "dark backgrounds" grep -q 'prefers-color-scheme:dark' span.svg
 
+# a checkpoint: words, and segments of the model's length
+"$build/train_compressive" --data t.txt --tokens words --steps 2 --block-sz 16 --nlayers 1 \
+    --checkpoint words.safetensors > log 2>&1
+check "train_compressive: $(tail -n 1 log)" [ -s words.safetensors ]
+"$build/attention_map" -c words.safetensors -w words.tsv -o words.svg t.txt 2> err
+check "a checkpoint: drawn: $(cat err)" [ $? -eq 0 ]
+check "a checkpoint: well-formed" xml words.svg
+check "a checkpoint: cells and weights: $(compare words.svg words.tsv)" compare words.svg words.tsv
+check "a checkpoint: a memory of four segments of 16 tokens" \
+    [ "$(awk '$1 == 1 && $2 == 0 && $4 == "memory"' words.tsv | wc -l)" -eq 64 ]
+check "a checkpoint: whole words" grep -q '<title>.* to ran, distance' words.svg
+check "a checkpoint: its name" grep -q 'layer 1 of 1 (words.safetensors)<' words.svg
+
 # refused
+"$build/attention_map" -c t.txt -o no.svg t.txt 2> err
+check "not a checkpoint" [ $? -eq 1 -a ! -e no.svg ]
 "$build/attention_map" -m gru -o no.svg t.txt 2> err
 check "an unknown family" [ $? -eq 1 -a ! -e no.svg ]
 check "its message" grep -q 'expected span, compressive, par or sru' err
