@@ -172,14 +172,14 @@ typedef struct stx_vocab stx_vocab;
 STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *d, const char *path,
                                    uint64_t begin, uint64_t end);
 
-/* Returns a larger vocabulary, for a model that continues with another text: all pieces of
-   v, with the same ids, then those of the bytes [begin, end) of a file that v lacks, in
-   the order of their first occurrence. As in stx_vocab_desc, new pieces that occur fewer
-   than min_count times are not added and are read as <unk>, and a value of 2 or more
-   adds <unk> to a vocabulary without it. An <unk> in v keeps its id. v stays as it is.
-   stx_params_load_grown loads the parameters of the smaller model. Only for CHARS, WORDS
-   and compact BYTES: the pieces of other kinds do not come from a text. Fails for the
-   same reasons as stx_vocab_build. */
+/* Returns a larger vocabulary, for a model that continues with another text: all pieces
+   of v, with the same ids, then those of the bytes [begin, end) of a file that v lacks,
+   in the order of their first occurrence. As in stx_vocab_desc, new pieces that occur
+   fewer than min_count times are not added and are read as <unk>, and a value of 2 or
+   more adds <unk> to a vocabulary without it. An <unk> in v keeps its id. v stays as it
+   is. stx_params_load_grown loads the parameters of the smaller model. Only for CHARS,
+   WORDS and compact BYTES: the pieces of other kinds do not come from a text. Fails for
+   the same reasons as stx_vocab_build. */
 STX_DEF stx_vocab *stx_vocab_grow(const stx_vocab *v, const char *path, uint64_t begin,
                                   uint64_t end, uint64_t min_count);
 STX_DEF void stx_vocab_free(stx_vocab *v);

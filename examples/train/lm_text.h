@@ -2,6 +2,7 @@
 #include "base.h"
 #include "buffer.h"
 #include "options.h"
+#include "options_values.h"
 #include "files.h"
 #include "signals.h"
 #include "lm.h"

@@ -1714,23 +1714,24 @@ parameters() {
 # of those that have grown, by rows that are not all zero except in biases.
 rows_kept() {
     grew=0
-    parameters "$1" >"$T/names"
-    [ -s "$T/names" ] || return 1
+    parameters "$1" >"$T/parameters"
+    [ -s "$T/parameters" ] || return 1
     while read -r name; do
-        tensor "$1" "$name" >"$T/old"; tensor "$2" "$name" >"$T/new"
-        size=$(wc -c <"$T/old")
-        cmp -s -n "$size" "$T/old" "$T/new" || { echo "$name"; return 1; }
-        [ "$(wc -c <"$T/new")" -gt "$size" ] || continue
+        tensor "$1" "$name" >"$T/smaller"; tensor "$2" "$name" >"$T/larger"
+        size=$(wc -c <"$T/smaller")
+        cmp -s -n "$size" "$T/smaller" "$T/larger" || { echo "$name"; return 1; }
+        [ "$(wc -c <"$T/larger")" -gt "$size" ] || continue
         grew=$((grew + 1))
         case $name in *bias*) continue ;; esac
-        tail -c +$((size + 1)) "$T/new" | tr -d '\0' | grep -q . || { echo "$name: 0"; return 1; }
-    done <"$T/names"
+        tail -c +$((size + 1)) "$T/larger" | tr -d '\0' | grep -q . ||
+            { echo "$name: zeros"; return 1; }
+    done <"$T/parameters"
     echo $grew
 }
 # OLD NEW: the pieces of OLD have the same ids in NEW
 ids_kept() {
-    tensor "$1" vocab >"$T/old"; tensor "$2" vocab >"$T/new"
-    cmp -i 16 -n $(($(wc -c <"$T/old") - 16)) "$T/old" "$T/new"
+    tensor "$1" vocab >"$T/smaller"; tensor "$2" vocab >"$T/larger"
+    cmp -i 16 -n $(($(wc -c <"$T/smaller") - 16)) "$T/smaller" "$T/larger"
 }
 # NAME TEXT NEW-TEXT WORDS TENSORS OPTIONS...: grows by WORDS, which makes TENSORS grow
 grows() {
@@ -1757,8 +1758,8 @@ grows() {
 grows "grown words" w.txt n.txt 7 3 --tokens words
 good "a dry run" grow --init-from old.st --grow-vocab --data ../n.txt --dry-run
 check "has the grown vocabulary" grep -q 'vocabulary 29$' out
-good "a new word in a prompt" grow --checkpoint ten.st --no-train --generate 3 --prompt "zebra yak" \
-    --threads 1
+good "a new word in a prompt" grow --checkpoint ten.st --no-train --generate 3 --threads 1 \
+    --prompt "zebra yak"
 good "with --min-count 2" grow --init-from old.st --grow-vocab --data ../n.txt --min-count 2 \
     --steps 1 --threads 1
 check "one word is <unk>, which is appended, too" grep -q '^--grow-vocab: 7 words appended' err
@@ -1778,7 +1779,7 @@ refused "--grow-vocab and --vocab cannot be combined" --grow-vocab --init-from o
     --data ../n.txt
 refused "--min-count is 3 here .* but 0 in the checkpoint" --init-from old.st --min-count 3 \
     --data ../w.txt
-refused "n.txt: the word 'y0' .*: --grow-vocab appends it and all others that the training text has" \
+refused "n.txt: the word 'y0' .*: --grow-vocab appends it and all others that the training" \
     --init-from old.st --data ../n.txt
 cd ..
 
