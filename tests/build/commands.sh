@@ -4,8 +4,9 @@
 # are only counted (--dry-run), and commands with mpirun or a GPU run as one process on
 # the CPU. For make, the targets must exist. An unknown command fails. Blocks between ```
 # are run by the tests that their pages name (tests/build/cookbook.sh, distributed.sh,
-# convert.sh). Scripts and make targets that a sentence names in `..` must exist. Needs
-# the programs of `make examples`.
+# convert.sh). Scripts and make targets that a sentence names in `..` must exist. The
+# tables of docs/log.md must have every field of the log. Needs the programs of
+# `make examples`.
 cd "$(dirname "$0")/../.." || exit 1
 . tests/limit.sh
 root=$(pwd) build=$(cd "${BUILD:-build}" && pwd)
@@ -116,5 +117,39 @@ for page in $pages CHANGELOG.md; do
         esac
     done < "$work/named"
 done
+# docs/log.md: every field that the trainers write, and every curve, is in its tables
+sources="$(ls examples/train/lm*.h examples/par/*.h examples/sru/*.h examples/compressive/*.h \
+    examples/attn_span/*.h examples/train_*.c)"
+# Prints "EVENT FIELD". Trainers add fields to the "train" line that tr_lm_log_due begins.
+awk 'FNR == 1 { event = "train" }
+    /^ *(if \(.*\) )?tr_log_begin\(/ {
+        event = ""
+        for (line = $0; match(line, /"[a-z]+"/); line = substr(line, RSTART + RLENGTH))
+            event = event (event == "" ? "" : ", ") substr(line, RSTART + 1, RLENGTH - 2)
+        next
+    }
+    /log_(int|num|str|json|list)\(.*;|log_(int|num|str)\([^"]*"/ {
+        if (match($0, /log_[a-z]+\([^",]*, "[a-z_]+"/)) {
+            field = substr($0, RSTART, RLENGTH)
+            sub(/^[^"]*"/, "", field)
+            print event ":" substr(field, 1, length(field) - 1)
+        }
+        else if ($0 ~ /tr_lm_unit\(t\)/) print event ":UNIT"
+        else if ($0 ~ /way\[k\]/) print event ":WAY"
+    }
+    /tr_log_end\(/ { event = "train" }' $sources | sort -u > "$work/fields"
+awk -F '|' '/^\| `[a-z, `]*` \| `[A-Za-z_]*` \|/ {
+    gsub(/[` ]/, "", $3); gsub(/`/, "", $2); gsub(/^ | $/, "", $2); print $2 ":" $3
+    }' docs/log.md | sort -u > "$work/documented"
+check "docs/log.md has the fields of the log: $(comm -3 "$work/fields" "$work/documented" |
+    tr -s '\t\n' ' ')" cmp "$work/fields" "$work/documented"
+grep -h 'tr_lm_point(\|snprintf(tag\|snprintf(text, sizeof text, "[a-z]*/' $sources |
+    grep -o '"[a-z%]*/[a-z_%]*"' | sed 's/"//g; s/%z*u*s*u*/%/g; s/%%$/%/; s/\(loss\|batches\)%$/\1/
+        s/%_layer_%/loss_layer_%\ncompression\/ratio_layer_%/' | sort -u > "$work/curves"
+sed -n '/^## TensorBoard/,$p' docs/log.md | grep -o '^| `.*` |' |
+    grep -o '`[A-Za-z_]*/[A-Za-z_]*`' | sed 's/`//g; s/[A-Z][A-Z]*/%/g' | sort -u > "$work/documented"
+check "docs/log.md has the curves of TensorBoard: $(comm -3 "$work/curves" "$work/documented" |
+    tr -s '\t\n' ' ')" cmp "$work/curves" "$work/documented"
+check "docs/log.md has at least 40 fields" [ "$(wc -l < "$work/fields")" -ge 40 ]
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
