@@ -373,6 +373,8 @@ class Model:
         safetensors file, atomically. What seqtx.open read keeps its description of the model,
         so that seqtx.open and --init-from of its trainer read the file. A model that was made
         from arguments is made again from the same arguments, followed by load(path)."""
+        blob = self.vocab.to_bytes() if self.vocab is not None else b""
+        state = optim._of(self) if optim is not None else None
         with self.context.use() as x:
             w = lib.stx_writer_create(x)
             if self._config:
@@ -381,9 +383,8 @@ class Model:
                 lib.stx_writer_meta(w, b"step", b"0")
             for params in self._lists():
                 lib.stx_params_save(w, params, b"")
-            if optim is not None:
-                lib.stx_optim_save(w, optim._of(self))
-            blob = self.vocab.to_bytes() if self.vocab is not None else b""
+            if state:
+                lib.stx_optim_save(w, state)
             if blob:
                 size = ctypes.c_size_t(len(blob))
                 lib.stx_writer_add(w, b"vocab", lib.STX_U8, 1, ctypes.byref(size), blob)
@@ -392,12 +393,13 @@ class Model:
 
     def load(self, path: Path, optim: "Optional[Optim]" = None) -> None:
         """Reads the parameters, and the state of an optimiser if one is given, from a file."""
+        state = optim._of(self) if optim is not None else None
         with self.context.use() as x:
             f = lib.stx_file_open(x, os.fsencode(path))
             for params in self._lists():
                 lib.stx_params_load(params, f, b"")
-            if optim is not None:
-                lib.stx_optim_load(optim._of(self), f)
+            if state:
+                lib.stx_optim_load(state, f)
             lib.stx_file_close(f)
 
     def pack(self, weights: str = "int8") -> int:
@@ -557,9 +559,10 @@ class Memory:
     def load(self, path: Path) -> None:
         """Reads a memory that save() wrote, of the same model and batch."""
         with self._model.context.use() as x:
+            state = self._state(self._model)
             f = lib.stx_file_open(x, os.fsencode(path))
             if f:
-                self._model._lm.state_load(self._state(self._model), f, b"")
+                self._model._lm.state_load(state, f, b"")
             lib.stx_file_close(f)
 
 

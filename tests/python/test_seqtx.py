@@ -476,6 +476,7 @@ def files():
     check("a saved optimiser", other.steps == 1)
     fails("parameters of another model", seqtx.FormatError, "the model expects shape",
           seqtx.AttnSpan(31).load, work("saved"))
+    fails("another model's optimiser", ValueError, "another model", m.save, work("x"), other)
     fails("a directory that does not exist", seqtx.FileError, "", m.save, "/nowhere/x")
 
     search = seqtx.Par(31, blocks=2, dim=16, heads=1, segment=16)
