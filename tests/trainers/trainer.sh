@@ -1786,44 +1786,44 @@ cd ..
 # ========================================================================================
 section "parameter groups"
 
-mkdir groups
+mkdir rules
 groups="--init-from ../eval/never.st --data ../t.txt --threads 1 --batch-sz 4 --precision f32"
 groups="$groups --optim adam --schedule constant --lr-warmup 0 $tune_more"
 first=$(header eval/never.st | grep -o '"layers\.0\.[^"]*"' | head -n 1 | tr -d '"')
-good "frozen parameters" groups $groups --freeze '*,!layers.0.*' --steps 4 --checkpoint four.st \
+good "frozen parameters" rules $groups --freeze '*,!layers.0.*' --steps 4 --checkpoint four.st \
     --log log.jsonl
 bytes_of eval/never.st in_emb.weight >x
-bytes_of groups/four.st in_emb.weight >y
+bytes_of rules/four.st in_emb.weight >y
 check "are unchanged" [ -s x -a -s y ]
 check "are unchanged, bit-exactly" cmp x y
 bytes_of eval/never.st "$first" >x
-bytes_of groups/four.st "$first" >y
+bytes_of rules/four.st "$first" >y
 check "others are trained: $first" differ x y
-header groups/four.st | tr '{' '\n' | grep -o '"optim.0.[^"]*"' >x
+header rules/four.st | tr '{' '\n' | grep -o '"optim.0.[^"]*"' >x
 check "have no state: $(head -n 3 x | tr '\n' ' ')" \
     [ "$(grep -vc '"optim.0.layers.0' x)" -eq 0 -a -s x ]
 check "the log counts the others" \
-    [ "$(grep '"start"' groups/log.jsonl | field trained)" -lt \
-    "$(grep '"start"' groups/log.jsonl | field params)" ]
+    [ "$(grep '"start"' rules/log.jsonl | field trained)" -lt \
+    "$(grep '"start"' rules/log.jsonl | field params)" ]
 check "and so does the first message" \
     grep -q '^.* parameters are trained, the others are frozen' err
-good "two steps" groups $groups --freeze '*,!layers.0.*' --steps 2 --checkpoint two.st
-good "and two more" groups --checkpoint two.st --steps 4 --threads 1
-check "2 + 2 steps equal 4, bit-exactly" same_state groups/four.st groups/two.st
-good "half of the rate" groups $groups --lr 0.01 --lr-of '*=9,*=0.5' --steps 3 --checkpoint of.st
-good "the same rate" groups $groups --lr 0.005 --steps 3 --checkpoint half.st
-check "are the same, bit-exactly" same_state groups/of.st groups/half.st
-good "resuming with other rates" groups --checkpoint of.st --steps 5 --threads 1 \
+good "two steps" rules $groups --freeze '*,!layers.0.*' --steps 2 --checkpoint two.st
+good "and two more" rules --checkpoint two.st --steps 4 --threads 1
+check "2 + 2 steps equal 4, bit-exactly" same_state rules/four.st rules/two.st
+good "half of the rate" rules $groups --lr 0.01 --lr-of '*=9,*=0.5' --steps 3 --checkpoint of.st
+good "the same rate" rules $groups --lr 0.005 --steps 3 --checkpoint half.st
+check "are the same, bit-exactly" same_state rules/of.st rules/half.st
+good "resuming with other rates" rules --checkpoint of.st --steps 5 --threads 1 \
     --lr-of 'in_emb.*=0.1'
 check "reports the change" grep -q -e '--lr-of' err
-good "no decay" groups $groups --weight-decay 0.3 --no-decay 'default,layers.*' --steps 3 \
+good "no decay" rules $groups --weight-decay 0.3 --no-decay 'default,layers.*' --steps 3 \
     --checkpoint none.st
-good "no weight decay" groups $groups --weight-decay 0 --steps 3 --checkpoint zero.st
-check "is the same, bit-exactly" same_state groups/none.st groups/zero.st
-good "decay of matrices" groups $groups --weight-decay 0.3 --no-decay default --steps 3 \
+good "no weight decay" rules $groups --weight-decay 0 --steps 3 --checkpoint zero.st
+check "is the same, bit-exactly" same_state rules/none.st rules/zero.st
+good "decay of matrices" rules $groups --weight-decay 0.3 --no-decay default --steps 3 \
     --checkpoint default.st
-check "is not" differ groups/default.st groups/zero.st
-cd groups
+check "is not" differ rules/default.st rules/zero.st
+cd rules
 fresh="--data ../t.txt --threads 1"
 refused "--freeze is .* here .* in the checkpoint" --checkpoint four.st --steps 9 \
     --freeze 'in_emb.*'
