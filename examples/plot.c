@@ -5,10 +5,11 @@
        ./plot long.jsonl short.jsonl --log-x --smooth 50 --title "two spans" -o spans.svg
        ssh machine cat run.jsonl | ./plot - -o run.svg
 
-   docs/log.md documents the format of logs, for those of other programs. The picture has a
-   panel for each quantity that the runs have logged: loss by step and by time, in the
-   run's unit (if one of the logs has only losses: the losses of all); learning rate, tokens per second and gradient norm;
-   the spans of all heads; the probabilities of PAR's blocks; compression losses. */
+   docs/log.md documents the format of logs, for those of other programs. The picture has
+   a panel for each quantity that the runs have logged: loss by step and by time, in the
+   run's unit (if one of the logs has only losses: the losses of all); learning rate,
+   tokens per second and gradient norm; the spans of all heads; the probabilities of PAR's
+   blocks; compression losses. */
 #include "train.h"
 #include "svg.h"
 #include "../seqtx.h"
@@ -370,7 +371,7 @@ static int has_loss(const run *r) {
 }
 
 /* The loss in nats per token is the measure that all logs share. If the log of another
-   program has no other, the runs are drawn in this measure, so that they share a panel. */
+   program has no other, all runs are drawn in it, so that they share a panel. */
 static void share_measure(runs *all) {
     const int loss = UNITS - 1;
     size_t i, k;

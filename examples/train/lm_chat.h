@@ -49,11 +49,11 @@ TR_DEF int tr_lm_is_command(const tr_buf *line, const char *command) {
 }
 
 TR_DEF void tr_lm_talk_help(void) {
-    fputs("The model continues each line of text. A line that ends in a backslash continues on "
-          "the next line.\n"
+    fputs("The model continues each line of text. A line that ends in a backslash\n"
+          "continues on the next line.\n"
           "An empty line or /reset starts a new conversation. /help prints this text.\n"
-          "Ctrl-C stops an answer; twice, or at the prompt, it ends the program. Ctrl-D ends the "
-          "program.\n", stderr);
+          "Ctrl-C stops an answer; twice, or at the prompt, it ends the program.\n"
+          "Ctrl-D ends the program.\n", stderr);
 }
 
 /* Starts a conversation, which begins with --prompt. Returns 0 on error. */

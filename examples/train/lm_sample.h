@@ -141,5 +141,6 @@ TR_DEF void tr_gen_draw(tr_lm *t, tr_gen *g, uint64_t n, uint64_t seed, FILE *to
         if (stop && tr_stops(&g->written, before, stop)) break;
         if (g->until > 0 && tr_seconds() >= g->until) break;
     }
-    if (g->written.oom) stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot store the generated text");
+    if (g->written.oom)
+        stx_fail(t->x, STX_ERR_MEMORY, "out of memory: cannot store the generated text");
 }

@@ -266,8 +266,8 @@ TR_DEF TR_PRINTF(2, 3) void tr_say(tr_term *t, const char *fmt, ...) {
     if (t->shown) tr_term_draw(t);
 }
 
-/* Replaces what a terminal might take for a command, that is, control characters other than
-   newlines, and bytes that are not UTF-8, by question marks, and tabs by blanks. */
+/* Replaces what a terminal might take for a command, that is, control characters other
+   than newlines, and bytes that are not UTF-8, by question marks, and tabs by blanks. */
 TR_DEF void tr_printable(char *text) {
     unsigned char *s = (unsigned char *)text;
     size_t n;
