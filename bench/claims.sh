@@ -20,8 +20,8 @@
 #     --record        also write bench/results/claims.tsv and claim-span.md, claim-sru.md
 #
 # A finished run is a line of DIR/runs.tsv. A repeated call runs only what is missing; to
-# repeat a run, delete its line. An interrupted run begins again. All runs of span take 50
-# minutes on one core, all runs of sru 70. The text is FOLDER/enwik8/train.txt or
+# repeat a run, delete its line. An interrupted run begins again. All runs of span take an
+# hour on one core, all runs of sru 70 minutes. The text is FOLDER/enwik8/train.txt or
 # FOLDER/enwik/enwik8*, as in bench/learn.sh. Environment: DATA, PROGRAMS (a folder that
 # contains the trainers, compiled with -DTR_PROCESSOR_TIME; default: make builds them in
 # BUILD/processor_time; BUILD is build unless set).
