@@ -427,7 +427,8 @@ mkdir aka aka/ours aka/theirs
 good "our names" aka/ours $tiny --lr 0.01 --steps 6 --log-every 2 --eval-every 3 \
     --eval-blocks 1 --threads 1 --checkpoint a.st --data ../../t.txt
 theirs=$(echo " $tiny" | sed 's/ --nlayers/ --n_layer/; s/ --hid-sz/ --n_embd/
-    s/ --nheads/ --n_head/; s/ --block-sz/ --block_size/; s/ --batch-sz/ --batch_size/')
+    s/ --nheads/ --n_head/; s/ --block-sz/ --block_size/; s/ --batch-sz/ --batch_size/
+    s/ --log-every [0-9]*//; s/ --eval-every [0-9]*//')
 check "sizes by nanoGPT's names: $theirs" [ "$(echo "$theirs" | grep -o -e --n_ | wc -l)" -ge 2 ]
 good "nanoGPT's names" aka/theirs $theirs --learning_rate 0.01 --max_iters 6 --log_interval 2 \
     --eval_interval 3 --eval_iters 1 -o a.st --data ../../t.txt
@@ -1407,11 +1408,11 @@ if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
         [ "$(tr '\r' ' ' <tty.out | grep -c 'step [0-9]*/40')" -le 3 ]
     # the final contents of each line: the text after its last carriage return
     tr -d '\033' <tty.out | sed 's/\r$//; s/.*\r//; s/\[K//g' >screen
-    check "an evaluation is printed below the progress of its step: $(tr '\n' '|' <screen)" \
+    check "an evaluation is below the progress, the last after a sample: $(tr '\n' '|' <screen)" \
         awk '
             /^step 20\/40 .*tok\/s/ { a = NR } /^step 20: valid/ { b = NR }
             /^step 40\/40 .*tok\/s/ { c = NR } /^step 40: valid/ { d = NR }
-            END { exit !(a && b == a + 1 && c > b && d == c + 1) }' screen
+            END { exit !(a && b == a + 1 && c > b && d > c) }' screen
 fi
 
 # ========================================================================================
@@ -2173,7 +2174,7 @@ run . $t $tiny --steps 3 --out lost $too_much
 check "no memory for a step: no directory of --out" [ $rc -eq 2 -a ! -e lost ]
 refused "--stop: expected a text, got ''" --no-train --generate 3 --checkpoint good.st --stop=
 for more in "prompt x" "stop x" "temperature 1" "top-k 3" "top-p 0.5" "repetition-penalty 1.1"; do
-    refused "--${more% *} has no effect: it applies only to --generate and --interactive" \
+    refused "--${more% *} has no effect: it applies only to --generate.* --interactive" \
         $t $tiny $new --$more
 done
 for more in "repetition-window 3 --generate 3" "gpu 1" tf32 tune no-graph join-lines; do
