@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.." || exit 1
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-optimise.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
-sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' > "$work/prog.c"
+sed -n '/^```c$/,/^```$/p' README.md | sed '1d; /^```/,$d' > "$work/prog.c"    # the first program
 for o in 0 2; do
     ${CC:-cc} -O$o -I. "$work/prog.c" -o "$work/prog$o" -lm -pthread || exit 1
 done

@@ -30,7 +30,7 @@ awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and t
 for f in mine.txt letter.txt enwik8/train.txt enwik8/valid.txt enwik8/test.txt; do
     cp "$work/my.txt" "$work/$f"
 done
-sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' > "$work/prog.c"
+sed -n '/^```c$/,/^```$/p' README.md | sed '1d; /^```/,$d' > "$work/prog.c"  # the first program
 
 has_target() { # GOAL
     case $1 in
