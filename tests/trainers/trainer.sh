@@ -424,13 +424,13 @@ check "--do_train is not answered with its opposite: $(tail -n 1 err)" \
 
 # names of nanoGPT and of one letter are the same options
 mkdir aka aka/ours aka/theirs
-good "our names" aka/ours $tiny --lr 0.01 --steps 6 --log-every 2 --eval-every 3 \
+good "our names" aka/ours $tiny --lr 0.01 --steps 6 --eval-every 3 \
     --eval-blocks 1 --threads 1 --checkpoint a.st --data ../../t.txt
 theirs=$(echo " $tiny" | sed 's/ --nlayers/ --n_layer/; s/ --hid-sz/ --n_embd/
     s/ --nheads/ --n_head/; s/ --block-sz/ --block_size/; s/ --batch-sz/ --batch_size/
-    s/ --log-every [0-9]*//; s/ --eval-every [0-9]*//')
+    s/ --eval-every/ --eval_interval/; s/ --eval-blocks/ --eval_iters/')
 check "sizes by nanoGPT's names: $theirs" [ "$(echo "$theirs" | grep -o -e --n_ | wc -l)" -ge 2 ]
-good "nanoGPT's names" aka/theirs $theirs --learning_rate 0.01 --max_iters 6 --log_interval 2 \
+good "nanoGPT's names" aka/theirs $theirs --learning_rate 0.01 --max_iters 6 \
     --eval_interval 3 --eval_iters 1 -o a.st --data ../../t.txt
 check "the same checkpoint" cmp aka/ours/a.st aka/theirs/a.st
 good "ours, a text" aka/ours --checkpoint a.st --no-train --prompt "the cat" --generate 9 \
@@ -2072,7 +2072,7 @@ check "only results on standard output" \
 good "without samples" log $learn --steps 20 --log plain.jsonl --checkpoint plain.st
 check "the run is the same" same_state log/sampled.st log/plain.st
 # samples at evaluations
-watched="--steps 20 --eval-every 5 --eval-blocks 1 --sample-length 30"
+watched="--sample-every auto --sample-prime 0 --steps 20 --eval-every 5 --eval-blocks 1 --sample-length 30"
 good "without a terminal" log $learn $watched --checkpoint unseen.st
 check "no samples" [ "$(grep -c '^---' err)" -eq 0 ]
 good "--sample-every on" log $learn $watched --sample-every on --checkpoint seen.st

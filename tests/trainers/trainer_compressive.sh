@@ -3,7 +3,7 @@
 
 sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --block-sz 16 --mem 16 --cmem 8"
 sizes="$sizes --memory-layers all --gate residual --batch-sz 4 --batch-split 1 --random-segments 0"
-sizes="$sizes --threads 1"
+sizes="$sizes --sample-every 0 --threads 1"
 # most of its steps are between two updates; its learning rate does not depend on --steps
 trained="--batch-split 2 --dropout 0.2 --aux-dropout 0.1 --lr 0.01 --lr-warmup 20 --lr-start 0.001"
 trained="$trained --update-every 3 --update-after 20"

@@ -5,7 +5,7 @@
 # repeat
 base_preset=demo
 sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --block-sz 16 --mem 16 --batch-sz 4"
-sizes="$sizes --batch-split 1 --threads 1 --latency-table 2,1 --schedule constant"
+sizes="$sizes --batch-split 1 --sample-every 0 --threads 1 --latency-table 2,1 --schedule constant"
 sizes="$sizes --eval-every 0 --save-every 0 --log-every 10"
 trained="--batch-split 2 --dropout 0.2 --lr 0.01 --lr-warmup 20 --tau-steps 100 --arch-from 5"
 trained="$trained --arch-share 0.2 --arch-every 3 --noise sequence"
