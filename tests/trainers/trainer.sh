@@ -2072,7 +2072,8 @@ check "only results on standard output" \
 good "without samples" log $learn --steps 20 --log plain.jsonl --checkpoint plain.st
 check "the run is the same" same_state log/sampled.st log/plain.st
 # samples at evaluations
-watched="--sample-every auto --sample-prime 0 --steps 20 --eval-every 5 --eval-blocks 1 --sample-length 30"
+watched="--sample-every auto --sample-prime 0 --sample-length 30"
+watched="$watched --steps 20 --eval-every 5 --eval-blocks 1"
 good "without a terminal" log $learn $watched --checkpoint unseen.st
 check "no samples" [ "$(grep -c '^---' err)" -eq 0 ]
 good "--sample-every on" log $learn $watched --sample-every on --checkpoint seen.st
@@ -2081,7 +2082,8 @@ check "four samples of 30 bytes" \
 check "the run is the same" same_state log/unseen.st log/seen.st
 if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; then
     terminal() { # OPTIONS..: runs the trainer with a terminal; leaves $T/seen
-        (cd log && TERM=vt100 script -qec "stty cols 80; exec '$bin' $*" /dev/null) \
+        words=$(printf " '%s'" "$@")
+        (cd log && TERM=vt100 script -qec "stty cols 80; exec '$bin'$words" /dev/null) \
             </dev/null 2>&1 | tr -d '\r' >seen
     }
     terminal $learn $watched --checkpoint half.st --steps 10
