@@ -353,7 +353,8 @@ static int stx__model_tensors(stx_ctx *x, const stx_family *family, void *model,
             stx_fail(x, STX_ERR_FORMAT,
                      "%s: tensor \"%s\": expected shape %s, which the metadata \"model.*\" "
                      "describes, and dtype F32, F64, F16 or BF16, got %s of shape %s: the file is "
-                     "damaged; use another copy", f->path, p->name[i], stx__shape(p->tensor[i], expected),
+                     "damaged; use another copy",
+                     f->path, p->name[i], stx__shape(p->tensor[i], expected),
                      e ? e->kind : "no tensor", e ? stx__dims(e->dim, e->ndim, got) : "()");
             return 0;
         }

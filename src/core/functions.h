@@ -1,5 +1,4 @@
 #pragma once
-#include "../api/config.h"
 #include "loops.h"
 
 

@@ -3,7 +3,6 @@
 #include "../api/context.h"
 #include "../api/ops.h"
 #include "../core/loops.h"
-#include "../core/maths.h"
 #include "../core/platform.h"
 #include "../core/context.h"
 #include "../core/arena.h"

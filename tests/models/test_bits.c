@@ -20,6 +20,7 @@ typedef struct digest {
 } digest;
 
 static const char *const name[MODELS] = {"attn_span", "compressive", "par", "sru", "sru++"};
+
 static const digest expected[MODELS] = {
     {0x8318447fe1a0a5fb, 0x183e0ca84cf4b326, 0x9835b0fca1d10553},
     {0x50493d354855f2b3, 0x221c9765d8a811e5, 0x86abc95fa998c237},
