@@ -686,6 +686,12 @@ typedef struct stx_par_desc {
    STX_PAR_OUT_PLAIN and pads to 0 afterwards. */
 STX_DEF void stx_par_reference(stx_par_desc *d);
 
+/* The parameters of a block type of the program, in one block. */
+typedef struct stx_par_own {
+    stx_tensor *gain, *shift;               /* (D) each: the norm */
+    stx_tensor *w[STX_MAX_WEIGHTS];         /* its weights, see stx_par_type */
+} stx_par_own;
+
 /* A block and its parameters. */
 typedef struct stx_par_block {
     int         kind;                       /* what the block runs: 's', 'f', 'i', the letter
@@ -701,10 +707,7 @@ typedef struct stx_par_block {
                                                is for distance t */
     stx_tensor *ff_gain, *ff_shift;         /* (D) each: LN_f */
     stx_tensor *w1, *b1, *w2, *b2;          /* w1 (F,D), b1 (F), w2 (D,F), b2 (D) */
-    struct {
-        stx_tensor *gain, *shift;           /* (D) each: the norm */
-        stx_tensor *w[STX_MAX_WEIGHTS];
-    } own[STX_PAR_MAX_TYPES];               /* parameters of desc.type[t]; NULL if the block
+    stx_par_own own[STX_PAR_MAX_TYPES];     /* parameters of desc.type[t]; NULL if the block
                                                does not run it */
     stx_tensor *al;                         /* (K): the gate's parameters, owned by
                                                stx_par.gates; mixtures only */
