@@ -68,6 +68,11 @@ for test in tests/*/test_golden_*.c; do
     run "$name" max tests/golden
 done
 if [ -n "$FULL" ]; then
+    # training and generation give the bits of other processors
+    $cc -std=c99 -O1 $W -pthread -static tests/models/test_bits.c "$work"/seqtx*.o \
+        -o "$work/test_bits" -lm
+    check $? "tests/models/test_bits.c does not compile"
+    run test_bits max
     $cc -std=c99 -O1 $W -pthread -static tests/core/test_fenv.c "$work"/seqtx*.o \
         -o "$work/test_fenv" -lm
     check $? "tests/core/test_fenv.c does not compile"
