@@ -118,12 +118,12 @@
    its own worker threads (desc.threads). Work is distributed dynamically, so that a busy
    processor does not delay the others.
 
-   Repeatability. Runs with the same device, build and precision are bit-identical. In f32,
-   so are those of different processors, compilers and numbers of threads; docs/bits.md has
-   the details. Sums have a fixed order, and no kernel adds floating-point values
-   atomically. Random numbers are counter-based (Philox4x32-10), keyed by seed, step, op
-   and element. They need no storage and do not depend on the number of threads, and a
-   resumed run draws the same numbers as an uninterrupted one.
+   Repeatability. Runs with the same device, build and precision are bit-identical. In
+   f32, so are runs on different processors, with different compilers and numbers of
+   threads; docs/bits.md has the details. Sums have a fixed order, and no kernel adds
+   floating-point values atomically. Random numbers are counter-based (Philox4x32-10),
+   keyed by seed, step, op and element. They need no storage, and a resumed run draws the
+   same numbers as an uninterrupted one.
 
    CPU. Compile with -O2 or -O3; unoptimised code is about 20 times slower. -march is not
    needed: inner loops are compiled for AVX-512, AVX2, NEON and the base instruction set,
