@@ -13,7 +13,7 @@ from typing import (Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, T
 import numpy as np
 
 from . import _checkpoint
-from ._context import Context, array_of, error, fill, lib
+from ._context import Context, array_of, fill, lib
 from ._vocab import Text, Vocab, as_bytes, as_ids
 
 Path = Union[str, "os.PathLike[str]"]
@@ -81,25 +81,23 @@ class Model:
         context = Context(precision=precision or "f32", **options)
         with context.use() as x:
             f = lib.stx_file_open(x, os.fsencode(path))
-            text = lib.stx_file_meta(f, b"config") if f else None
         try:
-            wanted = _config_precision(text)
+            config = _checkpoint.options_of(f)
+            wanted = str(config.get("precision", "f32"))
             if precision is None and wanted != "f32":       # that of the run
                 return cls._open(path, wanted, **options)
             with context.use() as x:
-                try:
-                    family, model, config = _checkpoint.open_model(x, f)
-                except (ValueError, KeyError) as e:
-                    text = f"{os.fsdecode(path)}: {e}"
-                    raise error(lib.STX_ERR_FORMAT, text) from None
-                vocab = lib.stx_file_find(f, b"vocab")
-                entry = ctypes.cast(vocab, ctypes.POINTER(lib.stx_entry)).contents
-                blob = ctypes.string_at(entry.data, entry.bytes)
+                family, model = _checkpoint.open_model(x, f)
+                stored = lib.stx_file_find(f, b"vocab")
+            vocab = None
+            if stored:
+                entry = ctypes.cast(stored, ctypes.POINTER(lib.stx_entry)).contents
+                vocab = Vocab.from_bytes(ctypes.string_at(entry.data, entry.bytes))
         finally:
             lib.stx_file_close(f)
         made = {c.family: c for c in Model.__subclasses__()}[family]
         self = made.__new__(made)
-        self._made(context, model, Vocab.from_bytes(blob), config)
+        self._made(context, model, vocab, config)
         return self
 
     def _made(self, context: Context, model: int, vocab: Optional[Vocab],
@@ -369,10 +367,9 @@ class Model:
     # ---- files ----
 
     def save(self, path: Path, optim: "Optional[Optim]" = None) -> None:
-        """Writes the parameters, and the vocabulary and an optimiser if there are any, to a
-        safetensors file, atomically. What seqtx.open read keeps its description of the model,
-        so that seqtx.open and --init-from of its trainer read the file. A model that was made
-        from arguments is made again from the same arguments, followed by load(path)."""
+        """Writes the model, and the vocabulary and an optimiser if there are any, to a
+        safetensors file, atomically. seqtx.open reads the file. If seqtx.open has read the
+        model from a checkpoint of a trainer, so does --init-from of that trainer."""
         blob = self.vocab.to_bytes() if self.vocab is not None else b""
         state = optim._of(self) if optim is not None else None
         with self.context.use() as x:
@@ -381,8 +378,7 @@ class Model:
                 lib.stx_writer_meta(w, b"format", f"seqtx.{self.family}.1".encode())
                 lib.stx_writer_meta(w, b"config", json.dumps(self._config).encode())
                 lib.stx_writer_meta(w, b"step", b"0")
-            for params in self._lists():
-                lib.stx_params_save(w, params, b"")
+            lib.stx_model_write(w, _checkpoint.family_of(self.family), self.pointer)
             if state:
                 lib.stx_optim_save(w, state)
             if blob:
@@ -672,10 +668,6 @@ class Schedule:
 
     def __call__(self, n: int) -> float:
         return float(lib.stx_schedule_lr(ctypes.byref(self._schedule), n))
-
-
-def _config_precision(text: Optional[bytes]) -> str:
-    return str(_checkpoint.parse(text).get("precision", "f32")) if text else "f32"
 
 
 def _hash(data: bytes) -> int:

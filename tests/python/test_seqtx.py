@@ -164,13 +164,15 @@ def checkpoints():
     for f in sorted(os.listdir(old)):
         family = f.split(".")[0].split("_literal")[0].split("_bare")[0].split("_padding")[0]
         path = os.path.join(old, f)
-        with seqtx.open(path, threads=1) as m:
+        fails(f"an old checkpoint: {f}", seqtx.FormatError, "--export", seqtx.open, path)
+        program = [f"train_{family}", "--threads", "1", "--checkpoint"]
+        run(*program, path, "--no-train", "--export", work("exported"))
+        with seqtx.open(work("exported"), threads=1) as m:
             text = m.decode(np.arange(len(m.vocab)).repeat(3)) + "\n"
             with open(work("old"), "w", encoding="utf-8") as out:
                 out.write(text)
-            row = run(f"train_{family}", "--checkpoint", path, "--threads", "1", "--score",
-                      work("old")).splitlines()[1].split("\t")
-            check(f"an old checkpoint: {f}", f"{m.score(text).nats:.6f}" == row[2])
+            row = run(*program, path, "--score", work("old")).splitlines()[1].split("\t")
+            check("... exported", f"{m.score(text).nats:.6f}" == row[2])
 
 
 def compare(name, family, path, m):
@@ -402,7 +404,7 @@ def errors():
     readme = os.path.join(TOP, "README.md")
     fails("not a checkpoint", seqtx.FormatError, "README.md", seqtx.open, readme)
     golden = os.path.join(TOP, "tests", "golden", "ops.safetensors")
-    fails("another safetensors file", seqtx.FormatError, "a checkpoint", seqtx.open, golden)
+    fails("another safetensors file", seqtx.FormatError, "a trainer's checkpoint", seqtx.open, golden)
     m = A(31, layers=1, dim=16, heads=1, span=16)
     fails("an id out of range", ValueError, "31", m.evaluate, [[31]], [[1]])
     check("... and the model can be used", m.evaluate([1, 2], [2, 3]) > 0)
@@ -471,6 +473,15 @@ def files():
     row = run("train_attn_span", "--checkpoint", work("saved"), "--threads", "1", "--score",
               work("score")).splitlines()[1]
     check("... is read by its trainer", f"{m.score(text).nats:.6f}" == row.split("\t")[2])
+    for made in (seqtx.AttnSpan(31, layers=2, dim=16, heads=2, span=9, adapt_span=1),
+                 seqtx.Sru(seqtx.Vocab(), dim=16, layers=1),
+                 seqtx.Compressive(31, layers=1, dim=16, heads=2, segment=8, compress="max"),
+                 seqtx.Par(31, dim=16, heads=2, blocks=3, segment=8)):
+        made.save(work("made"))
+        again = seqtx.open(work("made"))
+        check(f"a {made.family} model from arguments", again.desc == made.desc and all(
+            (again.params[k] == made.params[k]).all() for k in made.params))
+    check("... without a vocabulary", again.vocab is None)
     other = seqtx.Optim(n, "adamw")
     n.load(work("saved"), other)
     check("a saved optimiser", other.steps == 1)
