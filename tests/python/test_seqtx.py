@@ -404,7 +404,8 @@ def errors():
     readme = os.path.join(TOP, "README.md")
     fails("not a checkpoint", seqtx.FormatError, "README.md", seqtx.open, readme)
     golden = os.path.join(TOP, "tests", "golden", "ops.safetensors")
-    fails("another safetensors file", seqtx.FormatError, "a trainer's checkpoint", seqtx.open, golden)
+    fails("another safetensors file", seqtx.FormatError, "a trainer's checkpoint",
+          seqtx.open, golden)
     m = A(31, layers=1, dim=16, heads=1, span=16)
     fails("an id out of range", ValueError, "31", m.evaluate, [[31]], [[1]])
     check("... and the model can be used", m.evaluate([1, 2], [2, 3]) > 0)
