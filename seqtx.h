@@ -217,6 +217,9 @@
        SEQTX_CBLAS (i)        matmuls call cblas_sgemm or cblas_dgemm, except in bf16
                               contexts; link with a BLAS. On macOS, link with -framework
                               Accelerate, or set -DSEQTX_CBLAS=2 for another BLAS
+       SEQTX_UNFUSED (i)      processors without fused multiply-adds round products:
+                              faster, but with other results. Default: fused in
+                              software, docs/bits.md
        SEQTX_NO_THREADS (i)   loops run in the calling thread. Default: POSIX or Windows
                               threads
        SEQTX_STDIO_FILES (i)  files are read and written with stdio, without mmap and
@@ -3600,7 +3603,11 @@ STX_INNER float stx__fma(float a, float b, float c) {
     return (float)odd;
 }
 
-  #if defined(__FP_FAST_FMAF)
+  #if defined(SEQTX_UNFUSED) && (defined(__GNUC__) || defined(__clang__))
+    #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : (a) * (b) + (c))
+  #elif defined(SEQTX_UNFUSED)
+    #define STX_FMA(fma, a, b, c) ((void)(fma), (a) * (b) + (c))
+  #elif defined(__FP_FAST_FMAF)
     #define STX_FMA(fma, a, b, c) ((void)(fma), __builtin_fmaf(a, b, c))
   #elif defined(__GNUC__) || defined(__clang__)
     #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : stx__fma(a, b, c))

@@ -216,6 +216,9 @@
        SEQTX_CBLAS (i)        matmuls call cblas_sgemm or cblas_dgemm, except in bf16
                               contexts; link with a BLAS. On macOS, link with -framework
                               Accelerate, or set -DSEQTX_CBLAS=2 for another BLAS
+       SEQTX_UNFUSED (i)      processors without fused multiply-adds round products:
+                              faster, but with other results. Default: fused in
+                              software, docs/bits.md
        SEQTX_NO_THREADS (i)   loops run in the calling thread. Default: POSIX or Windows
                               threads
        SEQTX_STDIO_FILES (i)  files are read and written with stdio, without mmap and

@@ -341,7 +341,11 @@ STX_INNER float stx__fma(float a, float b, float c) {
     return (float)odd;
 }
 
-  #if defined(__FP_FAST_FMAF)
+  #if defined(SEQTX_UNFUSED) && (defined(__GNUC__) || defined(__clang__))
+    #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : (a) * (b) + (c))
+  #elif defined(SEQTX_UNFUSED)
+    #define STX_FMA(fma, a, b, c) ((void)(fma), (a) * (b) + (c))
+  #elif defined(__FP_FAST_FMAF)
     #define STX_FMA(fma, a, b, c) ((void)(fma), __builtin_fmaf(a, b, c))
   #elif defined(__GNUC__) || defined(__clang__)
     #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : stx__fma(a, b, c))
