@@ -105,6 +105,7 @@ static int stx__param_set_rule(stx_params *p, size_t i, const stx_param_rule *ru
 
 STX_DEF size_t stx_params_set_rule(stx_params *p, const char *patterns,
                                    const stx_param_rule *rule) {
+    STX__FP_SCOPE;
     static const char op[] = "stx_params_set_rule";
     stx_ctx *x = p ? p->ctx : NULL;
     uint8_t *selected;

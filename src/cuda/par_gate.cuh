@@ -131,6 +131,7 @@ stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
   #pragma unroll
         for (int k = 0; k < N; k++) {
             double u;
+            v[k] = 0;       /* compared below before stx__par_has is known */
             if (!stx__par_has<N>(a, k)) continue;
             if (a.noisy && a.uniforms.p)
                 u = (double)stx__get(a.uniforms, r * a.uniforms_stride + (size_t)k);
