@@ -1136,22 +1136,25 @@ static void attention_cut(void) {
     }
 }
 
-/* Checks how keys are divided into work units: with two threads, one head of 3072 keys
-   must give four units, and one head shorter than a tile must give one. */
+/* Checks how keys are divided into work units, for any number of threads: one head of
+   3072 keys must give eight units, and one head shorter than a tile must give one. */
 static void attention_units(void) {
+    static const size_t threads[] = {1, 2, 7};
     stx_ctx *x = context_of(f32s, 2);
     stx_attention_args g;
-    size_t units;
+    size_t units, i;
     memset(&g, 0, sizeof g);
     g.B = g.H = 1;
     g.T = 64;
     g.D = 8;
-    g.S = g.span = 3072;
-    units = inner_attention_units(x, &g, 2, 1);
-    CHECK(units == 4, "3072 keys, 2 threads: expected 4 work units, got %zu", units);
-    g.S = g.span = 300;
-    units = inner_attention_units(x, &g, 2, 1);
-    CHECK(units == 1, "300 keys, 2 threads: expected 1 work unit, got %zu", units);
+    for (i = 0; i < 3; i++) {
+        g.S = g.span = 3072;
+        units = inner_attention_units(x, &g, threads[i], 1);
+        CHECK(units == 8, "3072 keys, %zu threads: expected 8 units, got %zu", threads[i], units);
+        g.S = g.span = 300;
+        units = inner_attention_units(x, &g, threads[i], 1);
+        CHECK(units == 1, "300 keys, %zu threads: expected 1 unit, got %zu", threads[i], units);
+    }
 }
 
 /* Calls the kernels with dropout, without queries (T = 0) or without streams (B = 0).
