@@ -7,7 +7,7 @@
        ./attention_map -o map.svg ../docs/design.md
        ./attention_map -m compressive -w weights.tsv -o map.svg ../docs/design.md
 
-   The options, before the file with the text:
+   The options, before the file with the text, which a checkpoint does not need with -t:
    -c FILE                         the checkpoint of a model; without it:
    -m span|compressive|par|sru     the family of the model to train (default: span)
    -l 1                            the layer, counted from 1 (default: the last one that
@@ -471,7 +471,7 @@ static int options(int argc, char **argv, settings *o) {
         default: return 0;
         }
     o->file = argv[optind];
-    return o->file != NULL && o->steps >= 0;
+    return (o->file || (o->checkpoint && o->text)) && o->steps >= 0 && o->layer >= 0;
 }
 
 int main(int argc, char **argv) {
@@ -479,9 +479,13 @@ int main(int argc, char **argv) {
     reading r = {0};
     panel p = {0};
     if (!options(argc, argv, &o)) {
-        fprintf(stderr, "usage: attention_map [-c CHECKPOINT] [-m span|compressive|par|sru] "
-                        "[-l LAYER] [-t TEXT] [-s STEPS] [-w WEIGHTS.tsv] [-o PICTURE.svg] "
-                        "FILE\n");
+        fputs("usage: attention_map -c CHECKPOINT [OPTIONS] -t TEXT    the text to read\n"
+              "       attention_map -c CHECKPOINT [OPTIONS] FILE       its beginning\n"
+              "       attention_map [-m span|compressive|par|sru] [-s STEPS] [OPTIONS] FILE\n"
+              "                                  trains a model on the file, 600 steps\n"
+              "options: -l LAYER        from 1 on; default: the last one with attention\n"
+              "         -o PICTURE.svg  default: attention.svg; -: standard output\n"
+              "         -w WEIGHTS.tsv  also write all weights\n", stderr);
         return 2;
     }
     stx_ctx *x = stx_create(NULL);
@@ -499,6 +503,8 @@ int main(int argc, char **argv) {
     const stx_lm *lm = &r.lm;
     if (stx_ok(x)) encode(&r, o.text, o.file);
     if (stx_ok(x) && r.n) read_text(&r);
+    if (stx_ok(x) && (size_t)layer > lm->layers)
+        stx_fail(x, STX_ERR_ARG, "-l: expected a layer from 1 to %zu, got %d", lm->layers, layer);
     if (stx_ok(x) && layer > 0) p.map = lm->attention_map(lm->model, (size_t)layer - 1, 0);
     if (stx_ok(x) && !layer)
         for (layer = (int)lm->layers + 1; !p.map && layer-- > 1;)

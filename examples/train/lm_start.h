@@ -14,6 +14,7 @@
 #include "lm_context.h"
 #include "lm_errors.h"
 #include "lm_text.h"
+#include "lm_minutes.h"
 
 
 // >>lm: start and end of a run
@@ -250,7 +251,7 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const int threads = stx_threads(t->x);
     const char *precision = o->precision ? "bf16 matmuls" : "f32";
-    char size[TR_TEXT_MAX], mem[TR_TEXT_MAX];
+    char size[TR_TEXT_MAX], mem[TR_TEXT_MAX], length[64];
     size_t trained;
     tr_term_open(&t->term, stx_rank(t->x) ? NULL : stderr);
     if (tr_lm_ranks(t) > 1) tr_say(&t->term, "%d ranks; this is rank 0", tr_lm_ranks(t));
@@ -279,10 +280,13 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
     if (t->text[0]) {
         int stored = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
         tr_bytes(size, (double)stx_corpus_bytes(t->text[0]));
-        tr_say(&t->term, "training text%s%.1000s: %s, %zu tokens; step %llu of %llu",
+        /* the length of a timed run is not known before its first steps */
+        snprintf(length, sizeof length, "%llu", (unsigned long long)t->steps);
+        if (tr_lm_timed(t) && !t->step)
+            snprintf(length, sizeof length, "as many as fit into %g minutes", o->minutes);
+        tr_say(&t->term, "training text%s%.1000s: %s, %zu tokens; step %llu of %s",
                stored ? " of the checkpoint, " : "", stored ? o->data : "", size,
-               stx_corpus_size(t->text[0]), (unsigned long long)t->step,
-               (unsigned long long)t->steps);
+               stx_corpus_size(t->text[0]), (unsigned long long)t->step, length);
     }
     if (t->training) tr_lm_hello_training(t);
 }

@@ -109,6 +109,8 @@ check "not a checkpoint" [ $? -eq 1 -a ! -e no.svg ]
 "$build/attention_map" -m gru -o no.svg t.txt 2> err
 check "an unknown family" [ $? -eq 1 -a ! -e no.svg ]
 check "its message" grep -q 'expected span, compressive, par or sru' err
+"$build/attention_map" -c words.safetensors -t "$(head -n 1 t.txt)" -o given.svg 2> err
+check "a checkpoint and a text" [ $? -eq 0 -a -s given.svg ]
 "$build/attention_map" -o no.svg 2> err
 check "no file" [ $? -eq 2 -a ! -e no.svg ]
 "$build/attention_map" -m par -l 2 -s 1 -o no.svg t.txt 2> err
@@ -116,7 +118,7 @@ check "a block without attention" [ $? -eq 1 -a ! -e no.svg ]
 check "its message" grep -q 'no attention' err
 "$build/attention_map" -l 3 -s 1 -o no.svg t.txt 2> err
 check "a layer that does not exist" [ $? -eq 1 -a ! -e no.svg ]
-check "its message" grep -q 'expected a layer below 2, got 2' err
+check "its message" grep -q -e '-l: expected a layer from 1 to 2, got 3' err
 "$build/attention_map" -s 1 -o no.svg missing.txt 2> err
 check "no text" [ $? -eq 1 -a ! -e no.svg ]
 "$build/attention_map" -s 1 -o none/no.svg t.txt 2> err
