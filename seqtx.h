@@ -3283,10 +3283,11 @@ STX_DEF stx_lm stx_lm_open(stx_ctx *x, const char *path, const stx_family *const
 /* Options like -ffast-math let compilers reorder sums and assume that there are no
    infinities and no NaN. This library uses infinities as masks, detects failed runs by
    NaN, and computes e^v with sums in a fixed order. Between STX_STRICT_ON and
-   STX_STRICT_OFF, clang follows the C standard. gcc does not reorder sums in the
-   functions of STX_EACH_ISA (see STX_VECTOR), but no pragma or attribute of gcc 12
-   restores comparisons with NaN, so -ffinite-math-only is an error there. stx__finite
-   always works.
+   STX_STRICT_OFF, compilers do not fuse a product and a sum unless the code says so
+   (STX_FMA), and clang follows the C standard. gcc does not reorder sums in the functions
+   of STX_EACH_ISA (see STX_VECTOR), but no pragma or attribute of gcc 12 restores
+   comparisons with NaN, so -ffinite-math-only is an error there. stx__finite always
+   works.
 
    STX__EXACT_SUMS is defined if (t + c) - c rounds t, which requires that sums are not
    reordered and that values are not kept in a wider format than float (x87). */
@@ -8924,7 +8925,8 @@ enum { STX__GEMM_SPLIT_MIN = 100000 };
    of threads. The thread count affects only the choice between SHARED_B and BLOCKED,
    whose results are bit-identical. Otherwise, the path depends on the arguments of the
    whole matmul (shape, ta, tb, batch, alpha, beta), the presence of an epilogue and of
-   packed weights, the precision and the micro-kernel. */
+   packed weights, and the precision; in bf16, also on the micro-kernel. In f32, the
+   result is therefore the same with every micro-kernel. */
 static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g, int epilogue) {
     const size_t threads = (size_t)stx_threads(x), work = g->M * g->N * g->K;
     const stx__micro *mk = stx__micro_kernel(x);

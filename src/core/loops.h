@@ -21,10 +21,11 @@
 /* Options like -ffast-math let compilers reorder sums and assume that there are no
    infinities and no NaN. This library uses infinities as masks, detects failed runs by
    NaN, and computes e^v with sums in a fixed order. Between STX_STRICT_ON and
-   STX_STRICT_OFF, clang follows the C standard. gcc does not reorder sums in the
-   functions of STX_EACH_ISA (see STX_VECTOR), but no pragma or attribute of gcc 12
-   restores comparisons with NaN, so -ffinite-math-only is an error there. stx__finite
-   always works.
+   STX_STRICT_OFF, compilers do not fuse a product and a sum unless the code says so
+   (STX_FMA), and clang follows the C standard. gcc does not reorder sums in the functions
+   of STX_EACH_ISA (see STX_VECTOR), but no pragma or attribute of gcc 12 restores
+   comparisons with NaN, so -ffinite-math-only is an error there. stx__finite always
+   works.
 
    STX__EXACT_SUMS is defined if (t + c) - c rounds t, which requires that sums are not
    reordered and that values are not kept in a wider format than float (x87). */

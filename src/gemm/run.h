@@ -172,7 +172,8 @@ enum { STX__GEMM_SPLIT_MIN = 100000 };
    of threads. The thread count affects only the choice between SHARED_B and BLOCKED,
    whose results are bit-identical. Otherwise, the path depends on the arguments of the
    whole matmul (shape, ta, tb, batch, alpha, beta), the presence of an epilogue and of
-   packed weights, the precision and the micro-kernel. */
+   packed weights, and the precision; in bf16, also on the micro-kernel. In f32, the
+   result is therefore the same with every micro-kernel. */
 static stx__gemm_plan stx__gemm_plan_of(const stx_ctx *x, const stx_gemm_args *g, int epilogue) {
     const size_t threads = (size_t)stx_threads(x), work = g->M * g->N * g->K;
     const stx__micro *mk = stx__micro_kernel(x);

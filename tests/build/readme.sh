@@ -248,7 +248,7 @@ for n in 1 2; do
         check $? "program $n of the README does not compile with $cc without the implementation"
     done
 done
-# in a directory of its own: the programs save and open files
+# in a separate directory: the programs save and open files
 rm -rf "$build/readme_run"
 mkdir "$build/readme_run"
 absolute=$(cd "$build" && pwd)
