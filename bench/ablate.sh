@@ -96,14 +96,7 @@ if [ -n "$one" ]; then
     # shellcheck disable=SC2086     # options
     "$programs/train_$trainer" --data "$out/text" --threads 1 --seed "$seed" --log "$work/log" \
         $options --minutes "$(awk -v s="$seconds" 'BEGIN { print s / 60 }')" 2>"$work/err" >&2
-    result=$(awk '
-        function of(key) {
-            if (!match($0, "\"" key "\":[-0-9.e+]*")) return ""
-            return substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3)
-        }
-        /"event":"start"/ { params = of("params") }
-        /"event":"eval","split":"valid"/ { loss = of("loss"); step = of("step") }
-        END { if (loss == "") exit 1; printf "%s\t%s\t%.5f", step, params, loss }' "$work/log")
+    result=$(held_out "$work/log")
     . bench/machine.sh
     printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$run" "$seed" "$seconds" "$result" "$commit" \
         "$cpu, $cores cores" "$(date +%Y-%m-%d)" >>"$runs"

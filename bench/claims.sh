@@ -105,19 +105,11 @@ if [ -n "$one" ]; then
     # shellcheck disable=SC2086     # options
     "$programs/train_$trainer" --data "$out/text/enwik8" --threads 1 --seed "$seed" \
         --log "$work/log" "$@" $limit 2>"$work/err" >&2
-    result=$(awk '
-        function of(key) {
-            if (!match($0, "\"" key "\":[-0-9.e+]*")) return ""
-            return substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3)
-        }
-        /"event":"start"/ { params = of("params") }
-        /"event":"train"/ { seconds = of("seconds"); mean = of("span_avg"); most = of("span_max") }
-        /"event":"eval","split":"valid"/ { loss = of("loss"); step = of("step") }
-        END {
-            if (loss == "" || params == "" || seconds == "") exit 1
-            if (mean == "") mean = most = "-"
-            printf "%.2f\t%s\t%s\t%.5f\t%s\t%s", seconds, step, params, loss, mean, most
-        }' "$work/log")
+    result=$(held_out "$work/log")
+    spent=$(field seconds "$work/log") mean=$(field span_avg "$work/log")
+    : "${spent:?the log has no time}"
+    result=$(printf '%.2f\t%s\t%s\t%s' "$spent" "$result" "${mean:--}" \
+        "$(field span_max "$work/log" | grep . || echo -)")
     . bench/machine.sh
     printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$trainer $*" "$length" "$seed" "$result" "$commit" \
         "$cpu, $cores cores" "$(date +%Y-%m-%d)" >>"$runs"

@@ -121,17 +121,10 @@ if [ -n "$one" ]; then
         # shellcheck disable=SC2086
         "$programs/train_$1" $model --eval-only --eval-batch-sz 4 2>"$work/err" >&2
         seconds
-        result=$(awk -v spent=$spent -v eval=$((now - began)) '
-            function of(key) {
-                if (!match($0, "\"" key "\":[-0-9.e+]*")) return ""
-                return substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3)
-            }
-            /"event":"start"/ { params = of("params") }
-            /"event":"eval","split":"valid"/ { loss = of("loss"); step = of("step") }
-            END {
-                if (loss == "" || params == "") exit 1
-                printf "%.2f\t%s\t%s\t%.5f\t%.2f", spent / 100, step, params, loss, eval / 100
-            }' "$work/log") ;;
+        eval=$((now - began))
+        result=$(held_out "$work/log")
+        result=$(awk -v spent=$spent -v result="$result" -v eval=$eval \
+            'BEGIN { printf "%.2f\t%s\t%.2f", spent / 100, result, eval / 100 }') ;;
     *)
         result=$("$PYTHON" bench/peers/learn.py --peer "$1" --train "$out/text/$2/train.txt" \
             --valid "$out/text/$2/valid.txt" --seconds "$4" --seed "$3" 2>"$work/err")

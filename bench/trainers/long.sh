@@ -236,6 +236,15 @@ ids() { awk '{ n += NF } END { printf "%d\n", n }' "$1"; }
 # field KEY FILE, text KEY FILE: the number, the string of KEY in the last line that has
 # it
 field() { sed -n 's/.*"'"$1"'":\([-+0-9.e]*\)[,}].*/\1/p' "$2" | tail -n 1; }
+
+# held_out LOG: the steps, the parameters and the last held-out loss of a run, separated by
+# tabs; fails if the log lacks one of them
+held_out() {
+    grep '"event":"eval","split":"valid"' "$1" >"$1.eval" || return 1
+    set -- "$(field step "$1.eval")" "$(field params "$1")" "$(field loss "$1.eval")"
+    [ -n "$1" ] && [ -n "$2" ] && [ -n "$3" ] || return 1
+    printf '%s\t%s\t%.5f' "$1" "$2" "$3"
+}
 text() { sed -n 's/.*"'"$1"'":"\([^"]*\)".*/\1/p' "$2" | tail -n 1; }
 
 # demo_text: sets DATA to a small text for a trial, made from the files of this repository

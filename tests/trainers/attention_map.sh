@@ -9,22 +9,7 @@ LC_ALL=C; export LC_ALL
 T=$(mktemp -d) || exit 1
 trap 'cd / && rm -rf "$T"' EXIT
 cd "$T" || exit 1
-passed=0 failed=0
-check() { # WHAT COMMAND...
-    what=$1; shift
-    if "$@" >/dev/null 2>&1; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $what: $*"
-    fi
-}
-if command -v xmllint >/dev/null; then xml() { xmllint --noout "$1"; }
-elif command -v python3 >/dev/null; then xml() { python3 \
-    -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$1"; }
-else xml() { [ "$(head -c 5 "$1")" = '<svg ' ] && [ "$(tail -n 1 "$1")" = '</svg>' ] &&
-    [ "$(grep -c '<g[ >]' "$1")" -eq "$(grep -c '</g>' "$1")" ]; }
-fi
+. "$here/check.sh"
 awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and ran" }' > t.txt
 text=$(printf 'the dog & the cat sat <on> a "mat" and ran to the dog; caf\303\251')
 text=$text$(printf ' and the \001\377 end. The cat sat.')

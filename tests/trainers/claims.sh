@@ -5,16 +5,7 @@ cd "$(dirname "$0")/../.." || exit 1
 LC_ALL=C; export LC_ALL
 T=$(mktemp -d) || exit 1
 trap 'rm -rf "$T"' EXIT
-passed=0 failed=0
-check() { # WHAT COMMAND...
-    what=$1; shift
-    if "$@" >/dev/null 2>&1; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $what: $*"
-    fi
-}
+. tests/trainers/check.sh
 has() { grep -q -e "$2" "$1"; }
 # OPTIONS...: runs the script; its output is in $T/out and $T/err
 claims() { sh bench/claims.sh --out "$T/runs" "$@" >"$T/out" 2>"$T/err" </dev/null; }

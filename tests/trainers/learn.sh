@@ -7,16 +7,7 @@ build=$(cd "${BUILD:-build}" && pwd) || exit 1
 LC_ALL=C; export LC_ALL
 T=$(mktemp -d) || exit 1
 trap 'rm -rf "$T"' EXIT
-passed=0 failed=0
-check() { # WHAT COMMAND...
-    what=$1; shift
-    if "$@" >/dev/null 2>&1; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $what: $*"
-    fi
-}
+. tests/trainers/check.sh
 has() { grep -q -e "$2" "$1"; }
 # OPTIONS...: runs the script; its output is in $T/out and $T/err
 learn() { sh bench/learn.sh --out "$T/runs" "$@" >"$T/out" 2>"$T/err" </dev/null; }
