@@ -1,9 +1,11 @@
 /* test_bits.c - training and generation give the same bits for every instruction set,
    compiler and number of threads: losses, parameters, log-probabilities and tokens of all
    families. The digests below hold on every processor. A change of the arithmetic changes
-   them; then copy those that this program prints.
+   them; then copy those that this program prints. Also the functions by which results are
+   the same: stx__fma, stx_math_exp and others.
        test_bits           all instruction sets of this processor, 1, 2, 3 and 7 threads
        test_bits short     the fastest one and the portable one, fewer steps */
+#define STX_LOOPS       /* stx__fma and stx_math_exp, .. */
 #include "../../seqtx_attn_span.h"
 #include "../../seqtx_compressive.h"
 #include "../../seqtx_par.h"
@@ -188,6 +190,71 @@ static digest compute(int model, int isa, int threads, int short_run) {
     return d;
 }
 
+static uint64_t draw(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state >> 11;
+}
+
+/* stx__fma rounds once: compared with fmaf of the C library, for any bits, and for values
+   whose sums end close to the middle between two floats. */
+static void fused(void) {
+    uint64_t state = 88172645463325252u;
+    long i, wrong = 0;
+    for (i = 0; i < 3000000; i++) {
+        float v[3], got, want;
+        uint32_t bits[3];
+        int k;
+        for (k = 0; k < 3; k++) bits[k] = (uint32_t)draw(&state);
+        if (i % 2) { /* a in [1,2) or -[1,2), b similar, with few bits; c tiny or large */
+            bits[0] = (bits[0] & 0x807ff000u) | 0x3f800000u;
+            bits[1] = (bits[1] & 0x807fff00u) | 0x3f800000u;
+            bits[2] = (bits[2] & 0x80000000u) | ((100 + bits[2] % 60) << 23);
+        }
+        memcpy(v, bits, sizeof v);
+        got = stx__fma(v[0], v[1], v[2]);
+        want = fmaf(v[0], v[1], v[2]);
+        if (fabsf(want) < 1e-37f) continue; /* denormals: flushed in loops */
+        wrong += !(got == want || (got != got && want != want));
+    }
+    CHECK(!wrong, "stx__fma: %ld of %ld sums differ from fmaf", wrong, i);
+}
+
+/* The distance of a result from the expected one, in units of the last place. */
+static double ulps(double got, long double want) {
+    int e;
+    frexp((double)want, &e);
+    return got == (double)want ? 0 : (double)(fabsl(got - want) / ldexpl(1, e - 53));
+}
+
+/* The functions of scalar code, against those of the C library in long double. */
+static void functions(void) {
+    double worst[5] = {0};
+    uint64_t state = 1;
+    long i;
+    for (i = 0; i < 200000; i++) {
+        const double u = (double)draw(&state) / 9007199254740992.0;     /* in [0,1) */
+        const double v = (u - 0.5) * 1400, w = ldexp(u + 0.5, (int)(i % 2000) - 1000);
+        const double x = (u - 0.5) * (i % 2 ? 200 : 3e6);
+        worst[0] = fmax(worst[0], ulps(stx_math_exp(v), expl(v)));
+        worst[1] = fmax(worst[1], ulps(stx_math_log(w), logl(w)));
+        worst[2] = fmax(worst[2], ulps(stx_math_sin(x), sinl(x)));
+        worst[3] = fmax(worst[3], ulps(stx_math_cos(x), cosl(x)));
+        worst[4] = fmax(worst[4], ulps(stx_math_pow(10000, -u), powl(10000, -(long double)u)));
+    }
+    CHECK(worst[0] <= 1 && worst[1] <= 1 && worst[2] <= 2.5 && worst[3] <= 2.5 && worst[4] <= 20,
+          "units in the last place: exp %g, log %g, sin %g, cos %g, pow %g", worst[0], worst[1],
+          worst[2], worst[3], worst[4]);
+    EXPECT(stx_math_pow(4, 2) == 16 && stx_math_pow(2, -3) == 0.125 && stx_math_pow(-2, 3) == -8);
+    EXPECT(stx_math_pow(0, 0) == 1 && stx_math_pow(0, 0.5) == 0);
+    EXPECT(stx_math_exp(-HUGE_VAL) == 0 && stx_math_exp(800) == HUGE_VAL);
+    EXPECT(stx_math_log(0) == -HUGE_VAL && stx_math_log(HUGE_VAL) == HUGE_VAL);
+    EXPECT(stx_math_exp(NAN) != stx_math_exp(NAN) && stx_math_log(-1) != stx_math_log(-1));
+    EXPECT(fabs(stx_math_log(5e-324) / -744.4400719213812 - 1) < 1e-15);
+    EXPECT(stx_math_exp(-745) > 0);     /* denormal */
+}
+
 static int same(const digest *a, const digest *b) {
     return a->losses == b->losses && a->params == b->params && a->generated == b->generated;
 }
@@ -199,6 +266,8 @@ int main(int argc, char **argv) {
     const int best = inner_isa(x);
     int model, isa, i;
     stx_destroy(x);
+    fused();
+    functions();
     for (model = 0; model < MODELS; model++) {
         const digest one = compute(model, best, 1, short_run);
         digest d;

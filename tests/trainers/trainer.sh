@@ -1234,13 +1234,13 @@ awk 'BEGIN { for (i = 0; i < 800; i++) print "abababab" }' >over/text/train.txt
 awk 'BEGIN { for (i = 0; i < 100; i++) print "xyzxyzx" }' >over/text/valid.txt
 # which takes a number of steps, not a time: the machine may be slow
 good "an over-fitting run" over --data text $full --lr 0.003 --schedule constant \
-    --eval-every 25 --minutes 20 --checkpoint run.st
+    --eval-every 25 --minutes 3 --checkpoint run.st
 check "it reports that the validation loss no longer falls" \
     grep -q 'no better for 3 evaluations: .* bpb .* at step [0-9]*, saved in run.best.st' err
-check "it ends early" grep -q 'the model over-fits: the run ends after .* of 20 minutes' err
+check "it ends early" grep -q 'the model over-fits: the run ends after .* of 3 minutes' err
 check "the best model is older" \
     [ "$(meta over/run.best.st step)" -lt "$(meta over/run.st step)" ]
-good "the same, repeated" over --data text --minutes 20 --checkpoint run.st
+good "the same, repeated" over --data text --minutes 3 --checkpoint run.st
 check "an ended run does not continue" grep -q 'the run is complete' err
 
 # --epochs: (n / streams - 1) / T blocks of a stream, rounded down, make a pass
