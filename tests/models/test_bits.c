@@ -197,9 +197,12 @@ static uint64_t draw(uint64_t *state) {
     return *state >> 11;
 }
 
-/* stx__fma rounds once: compared with fmaf of the C library, for any bits, and for values
-   whose sums end close to the middle between two floats. */
+/* stx__fma rounds once: compared with fmaf of the C library, for any bits, and for sums
+   so close to the middle between two floats that they round to it in double. There, the
+   product is half of the last place of c, and a little more or less. */
 static void fused(void) {
+    static const float factor[2][2] = {{1 + 0x1p-12f, 1 - 0x1p-12f + 0x1p-24f},
+                                       {1 + 0x1p-23f, 1 - 0x1p-23f}};
     uint64_t state = 88172645463325252u;
     long i, wrong = 0;
     for (i = 0; i < 3000000; i++) {
@@ -207,12 +210,12 @@ static void fused(void) {
         uint32_t bits[3];
         int k;
         for (k = 0; k < 3; k++) bits[k] = (uint32_t)draw(&state);
-        if (i % 2) { /* a in [1,2) or -[1,2), b similar, with few bits; c tiny or large */
-            bits[0] = (bits[0] & 0x807ff000u) | 0x3f800000u;
-            bits[1] = (bits[1] & 0x807fff00u) | 0x3f800000u;
-            bits[2] = (bits[2] & 0x80000000u) | ((100 + bits[2] % 60) << 23);
-        }
         memcpy(v, bits, sizeof v);
+        if (i % 2) {
+            v[0] = bits[0] & 1 ? factor[i / 2 % 2][0] : -factor[i / 2 % 2][0];
+            v[1] = 0x1p-24f * factor[i / 2 % 2][1];
+            v[2] = 1 + (float)(bits[2] % (1u << 23)) * 0x1p-23f;
+        }
         got = stx__fma(v[0], v[1], v[2]);
         want = fmaf(v[0], v[1], v[2]);
         if (fabsf(want) < 1e-37f) continue; /* denormals: flushed in loops */
