@@ -17030,21 +17030,6 @@ static void stx__attn_bwd_part(const stx_share *s, const void *job) {
     if (j->plan->mk->leave) j->plan->mk->leave();
 }
 
-/* Adds the sum of the owners' copies (tables,D,ldpe) to dpe. */
-static void stx__attn_add_dpe_part(const stx_share *s, const void *job) {
-    const stx__attn_job *j = (const stx__attn_job *)job;
-    const stx__attn *A = j->plan;
-    const stx__attn_work *w = j->w;
-    const size_t D = A->a->D, ldp = A->tables * D;
-    size_t p, c, k;
-    for (p = s->begin; p < s->end; p++)
-        for (c = 0; c < ldp; c++) {
-            stx_real t = 0;
-            for (k = 0; k < w->owners; k++) t += w->dpe[k * w->dpe_size + c * w->ldpe + p];
-            A->a->dpe[((size_t)A->pe_first + p) * ldp + c] += t;
-        }
-}
-
 /* Arguments of a loop that adds the sum of `copies` arrays of n elements to `to`. */
 typedef struct stx__add_copies_args {
     stx_real *to;
@@ -17067,15 +17052,29 @@ STX_INNER void stx__add_copies(int fma, const stx_share *s, const void *job) {
 
 STX_LOOP(stx__add_copies)
 
-static void stx__attn_add_persistent(stx_ctx *x, const stx__attn_work *w, stx_real *to,
-                                     const stx_real *from) {
+/* Adds the sum of `copies` arrays of n elements to `to`. */
+static void stx__attn_add_copies(stx_ctx *x, stx_real *to, const stx_real *from, size_t n,
+                                 size_t copies) {
     stx__add_copies_args a;
-    if (!w->dpk_size || !to) return;
+    if (!n || !copies || !to) return;
     a.to = to;
     a.from = from;
-    a.n = w->dpk_size;
-    a.copies = w->owners;
-    stx_parallel(x, (a.n + 63) / 64, a.n * a.copies, stx__add_copies_run, &a);
+    a.n = n;
+    a.copies = copies;
+    stx_parallel(x, (n + 63) / 64, n * copies, stx__add_copies_run, &a);
+}
+
+/* Adds the sum of the owners' copies, which is in the first one, (tables,D,ldpe), to
+   dpe. */
+static void stx__attn_add_dpe_part(const stx_share *s, const void *job) {
+    const stx__attn_job *j = (const stx__attn_job *)job;
+    const stx__attn *A = j->plan;
+    const stx__attn_work *w = j->w;
+    const size_t D = A->a->D, ldp = A->tables * D;
+    size_t p, c;
+    for (p = s->begin; p < s->end; p++)
+        for (c = 0; c < ldp; c++)
+            A->a->dpe[((size_t)A->pe_first + p) * ldp + c] += w->dpe[c * w->ldpe + p];
 }
 
 /* Assigns each unit to the owner with the lowest cost so far. */
@@ -17130,11 +17129,14 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     j.w = &w;
     stx_parallel_units(x, w.owners, stx__attn_bwd_part, &j);
 
-    if (w.dpe_size)
-        stx_parallel(x, a->P - (size_t)A.pe_first, A.tables * A.pe_rows * a->D * w.owners,
+    if (w.dpe_size && w.owners) {
+        /* the first pass reads and writes in address order, the second transposes */
+        stx__attn_add_copies(x, w.dpe, w.dpe + w.dpe_size, w.dpe_size, w.owners - 1);
+        stx_parallel(x, a->P - (size_t)A.pe_first, A.tables * A.pe_rows * a->D,
                      stx__attn_add_dpe_part, &j);
-    stx__attn_add_persistent(x, &w, a->dpersistent_k, w.dpk);
-    stx__attn_add_persistent(x, &w, a->dpersistent_v, w.dpv);
+    }
+    stx__attn_add_copies(x, a->dpersistent_k, w.dpk, w.dpk_size, w.owners);
+    stx__attn_add_copies(x, a->dpersistent_v, w.dpv, w.dpk_size, w.owners);
     stx__attn_add_units(a, &w);
 }
 
