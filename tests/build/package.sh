@@ -32,7 +32,7 @@ state() { (cd "$1" && find . -type f -exec cksum {} + | LC_ALL=C sort); }
 # a copy of the tree: nothing is written to it from here on
 src=$work/src
 mkdir "$src"
-cp -R Makefile CMakeLists.txt LICENSE README.md CHANGELOG.md seqtx*.h seqtx_cuda.cu \
+cp -R Makefile CMakeLists.txt meson.build LICENSE README.md CHANGELOG.md seqtx*.h seqtx_cuda.cu \
     docs examples package python tests tools "$src"
 chmod -R a-w "$src"
 state "$src" > "$work/before"
@@ -382,6 +382,27 @@ if there conan "the Conan recipe"; then
     check "the Conan recipe, as in docs/cookbook.md" \
         sh -c "cd '$work/tree' && export CONAN_HOME='$work/conan' CC='$CC' &&
             conan profile detect && sed 's/$/ -s build_type=Debug/' '$work/block3' | sh -e"
+fi
+if there meson "the Meson project"; then
+    mkdir -p "$work/meson/subprojects"
+    ln -s "$work/tree" "$work/meson/subprojects/seqtx"
+    cat > "$work/meson/meson.build" <<'END'
+project('prog', 'c')
+executable('prog', 'prog.c', dependencies: dependency('seqtx', version: '>=0.2'))
+END
+    cat > "$work/meson/prog.c" <<'END'
+#define SEQTX_IMPLEMENTATION
+#include "seqtx.h"
+#include <stdio.h>
+
+int main(void) {
+    puts(stx_version());
+    return 0;
+}
+END
+    check "the Meson project" \
+        sh -c "cd '$work/meson' && CC='$CC' meson setup b > said && meson compile -C b >> said &&
+            grep -q 'seqtx found: YES $so' said && b/prog | grep -qx '$so'"
 fi
 if [ -z "$FULL" ]; then
     echo "skipped: the Debian packages, without FULL=1"
