@@ -70,12 +70,11 @@ static void step(void *user) {
 /* Returns the learning rate of the next step. The reference's schedule is the minimum of
    a linear ramp from 0 and a cosine. */
 static double rate(const tr_lm *t) {
-    const uint64_t n = tr_lm_place(t, t->step + 1) - 1;
-    const double warmup = (double)opt.lm.lr_warmup, falling = (double)t->steps - warmup;
-    const double since = (double)n - warmup;
+    const tr_lm_place p = tr_lm_placed(t, t->step + 1);
+    const double n = p.at - 1, warmup = p.warmup, falling = p.total - warmup, since = n - warmup;
     double ramp = opt.lm.lr, cosine = opt.lm.lr;
     if (opt.lm.schedule != LR_REFERENCE) return tr_lm_rate(t);
-    if (warmup > 0) ramp = opt.lm.lr * (double)n / warmup;
+    if (warmup > 0) ramp = opt.lm.lr * n / warmup;
     if (since > 0)
         cosine = falling > 0 ? 0.5 * opt.lm.lr * (1 + cos(3.1415927 * since / falling)) : 0;
     return ramp < cosine ? ramp : cosine;

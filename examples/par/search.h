@@ -18,8 +18,12 @@
    uses the same temperature. */
 TR_DEF void cool(run *r) {
     const int whole_run = r->t.plan_count && !opt.tau_steps;
-    if (whole_run) r->anneal.total = r->t.steps;
-    r->tau = stx_par_tau(&r->anneal, whole_run ? tr_lm_place(&r->t, r->t.step) : r->t.step);
+    uint64_t n = r->t.step;
+    if (whole_run) {
+        r->anneal.total = TR_PLACES;
+        n = (uint64_t)(TR_PLACES * tr_lm_progress(&r->t, n));
+    }
+    r->tau = stx_par_tau(&r->anneal, n);
     stx_par_set_tau(r->model, r->tau);
 }
 

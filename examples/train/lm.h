@@ -132,9 +132,10 @@ typedef struct {
         "pass is as many steps as it takes each stream to reach its end, where the few tokens " \
         "that do not fill a block are not read"), \
     TR_REAL("minutes", TR_FREE | TR_LATER, &(o).minutes, 0, 1e6, \
-        "instead of a number of steps: train for this many minutes, such as 0.5. The schedule is " \
-        "fitted to the measured speed and corrected as it changes. The time includes ten " \
-        "evaluations and four saves, but not the start of the program and the final evaluation. " \
+        "instead of a number of steps: train for this many minutes, such as 0.5. The learning " \
+        "rate follows the share of the time that is over. The time includes ten evaluations and " \
+        "four saves, but not the start of the program, pauses such as Ctrl-Z, and the final " \
+        "evaluation. " \
         "The best model is saved as with --keep-best. If the model over-fits, the run ends " \
         "early"), \
     TR_TEXT("plan", TR_FREE | TR_LATER, &(o).plan, \
@@ -327,11 +328,20 @@ static const tr_brief tr_lm_brief TR_UNUSED = {
 typedef struct tr_lm tr_lm;
 
 /* An entry of the plan of a run with --minutes: see lm_minutes.h. */
-enum { TR_PLAN_MAX = 256, TR_PLAN_GUESS = 1000 };
+enum { TR_PLAN_MAX = 1024, TR_PLAN_GUESS = 1000 };
 
 typedef struct {
     uint64_t step, steps;       /* from `step` on, the run was to have `steps` steps */
 } tr_lm_entry;
+
+/* The speed of the steps of a run with --minutes. */
+typedef struct {
+    double   step;              /* seconds per step, at the last check of the plan; 0: unknown */
+    double   seconds;           /* time of the steps since then, without stalls */
+    uint64_t steps;             /* their number */
+    double   used, done;        /* seconds of training, and progress, at the last check */
+    int      stalled;           /* 1: the last step was a stall */
+} tr_lm_pace;
 
 /* Settings for a training text of at most `tokens` tokens and a run of at most `seconds`
    processor seconds; 0: no limit. They replace the defaults if no preset is given. */
@@ -467,7 +477,7 @@ struct tr_lm {
     size_t       plan_count;    /* number of entries; 0: all steps are equal */
     double       used;          /* seconds of training before this process */
     double       apart;         /* seconds of evaluation and saving in this process */
-    double       checked;       /* seconds of training at the last check of the plan */
+    tr_lm_pace   pace;
     double       sampling;      /* seconds of samples in this process */
 
     /* --recompute */

@@ -56,47 +56,74 @@ TR_DEF int tr_lm_choose_length(tr_lm *t) {
     return 1;
 }
 
-/* Returns the share of the run that is done after n steps. */
+/* Returns the share of the run that is done after n steps, according to the entries of
+   the plan up to the current step: a run does not know the others yet. */
 TR_DEF double tr_lm_progress(const tr_lm *t, uint64_t n) {
     double done = 0;
     size_t i;
     if (!t->plan_count) return t->steps ? (double)n / (double)t->steps : 1;
-    for (i = 0; i < t->plan_count && t->plan[i].step < n; i++) {
+    for (i = 0; i < t->plan_count && t->plan[i].step < n && t->plan[i].step <= t->step; i++) {
         const tr_lm_entry *e = &t->plan[i];
-        const uint64_t next = i + 1 < t->plan_count ? t->plan[i + 1].step : n;
-        const uint64_t end = next < n ? next : n;
+        const int last = i + 1 == t->plan_count || e[1].step > t->step;
+        const uint64_t end = last || e[1].step > n ? n : e[1].step;
         if (e->steps <= e->step) return 1;
         done += (1 - done) * (double)(end - e->step) / (double)(e->steps - e->step);
     }
     return done < 1 ? done : 1;
 }
 
-/* Returns the place of step n in the schedule: the step at which as large a share of a
-   run of t->steps equal steps is done. Without --minutes and --plan, this is n. */
-TR_DEF uint64_t tr_lm_place(const tr_lm *t, uint64_t n) {
-    uint64_t place;
-    if (!t->plan_count) return n;
-    place = (uint64_t)(tr_lm_progress(t, n) * (double)t->steps + 0.5);
-    return place ? place : 1;
+/* Where an update is in the schedule of the learning rate. */
+typedef struct {
+    double at, warmup, total;   /* the update, the end of the warm-up, and the end of the run */
+} tr_lm_place;
+
+/* Returns the place of update n. With --minutes or --plan, all three are shares of the
+   run times TR_PLACES. A warm-up that was not chosen by the user takes at most a tenth of
+   the run. Once it is over, the share at its end no longer changes, so that the learning
+   rate never rises again, whatever the speed does. */
+enum { TR_PLACES = 1 << 20 };
+
+TR_DEF tr_lm_place tr_lm_placed(const tr_lm *t, uint64_t n) {
+    const uint64_t W = t->opt->lr_warmup;
+    double done, risen = W ? (double)n / (double)W : 1, warm = W ? tr_lm_progress(t, W) : 0;
+    tr_lm_place p;
+    p.at = (double)n;
+    p.warmup = (double)W;
+    p.total = (double)t->steps;
+    if (!t->plan_count) return p;
+    done = tr_lm_progress(t, n);
+    if (!tr_lm_decided(t, "lr-warmup") && W) {
+        if (warm > 0.1) warm = 0.1;
+        if (risen < done / 0.1) risen = done / 0.1;
+    }
+    p.at = TR_PLACES * (risen < 1 ? warm * risen : done);
+    p.warmup = TR_PLACES * warm;
+    p.total = TR_PLACES;
+    return p;
 }
 
-/* Returns the learning rate of the next update. */
+/* Returns the learning rate of the next update. Noam's schedule and --lr-decay depend
+   only on the number of updates. */
 TR_DEF double tr_lm_rate(const tr_lm *t) {
-    return stx_schedule_lr(&t->schedule, tr_lm_place(t, t->step + 1));
+    const uint64_t n = t->step + 1;
+    const tr_lm_place p = tr_lm_placed(t, n);
+    stx_schedule s = t->schedule, decay = t->schedule;
+    if (!t->plan_count || s.kind == STX_LR_NOAM) return stx_schedule_lr(&s, n);
+    s.warmup = (uint64_t)(p.warmup + 0.5);
+    s.total = (uint64_t)p.total;
+    s.decay = 0;
+    decay.kind = STX_LR_CONSTANT;
+    decay.lr = decay.lr_start = 1;
+    decay.literal = 0;
+    return stx_schedule_lr(&s, (uint64_t)(p.at + 0.5)) * stx_schedule_lr(&decay, n);
 }
 
-/* Sets the length of the run and of the schedule to those of the plan at the current
-   step. A warm-up that was not chosen by the user is a tenth of a short run. */
+/* Sets the length of the run to that of the plan at the current step. */
 TR_DEF void tr_lm_follow_plan(tr_lm *t) {
-    const uint64_t warmup = t->opt->lr_warmup;
     size_t i = 0;
     if (!t->plan_count) return;
     while (i + 1 < t->plan_count && t->plan[i + 1].step <= t->step) i++;
     t->steps = t->plan[i].steps;
-    t->schedule.total = t->steps;
-    t->schedule.warmup = warmup;
-    if (!tr_lm_decided(t, "lr-warmup") && warmup > t->steps / 10)
-        t->schedule.warmup = t->steps / 10;
 }
 
 /* From now on, the run has `steps` steps in total. Logs the new length. */
@@ -114,23 +141,67 @@ TR_DEF void tr_lm_replan(tr_lm *t, uint64_t steps) {
     if (!tr_log_end(&t->log)) tr_say(&t->term, "%s: %s", t->options->program, t->log.err);
 }
 
+/* Measures a step that took dt seconds. A single step that takes ten times as long as
+   the others says nothing about their speed. If it takes more than two seconds, the
+   process or the machine was stopped, and the pause is not training time. */
+TR_DEF void tr_lm_measure(tr_lm *t, uint64_t n, double dt) {
+    tr_lm_pace *pace = &t->pace;
+    const int stalled = pace->step > 0 && dt > 10 * pace->step && !pace->stalled;
+    pace->stalled = stalled;
+    if (!stalled) {
+        pace->seconds += dt;
+        pace->steps++;
+        return;
+    }
+    if (dt < 2) {
+        t->apart += dt;
+        return;
+    }
+    t->used -= dt;
+    tr_say(&t->term, "step %" PRIu64 " took %.3g seconds instead of %.3g: this pause is not part "
+           "of --minutes", n, dt, pace->step);
+}
+
+/* Sets the seconds per step that were measured since the last check. Small changes are
+   averaged. */
+TR_DEF void tr_lm_set_pace(tr_lm_pace *pace, double seconds) {
+    const double before = pace->step;
+    const int small = before > 0 && seconds > before / 1.5 && seconds < before * 1.5;
+    pace->step = small ? 0.75 * before + 0.25 * seconds : seconds;
+}
+
 /* Returns the total number of steps that fit into --minutes, as far as is known after n
    steps, or 0 if the plan need not change. Assumes that evaluation and saving continue to
-   take the same share of the time. Checks after the first three steps, then 100 times per
-   run, and before the last step, and changes the plan by 1 % or more. If the time is
-   over, one step remains, with the schedule's last learning rate. */
+   take the same share of the time. Checks after the first three steps, then after each
+   hundredth of the time or of the progress, whichever comes first, and before the last
+   step. The speed is that since the last check, so progress is never far from the share
+   of the time. Changes the plan by 1 % or more. If the time is over, one step remains,
+   with the schedule's last learning rate. */
 TR_DEF uint64_t tr_lm_fitting_steps(tr_lm *t, uint64_t n) {
     const double budget = 60 * t->opt->minutes, now = tr_seconds();
-    const double used = t->used + (now - t->began), every = budget / 100;
-    const double done = tr_lm_progress(t, n), share = done > 0.25 ? done : 0.25;
-    double left = budget - used - t->apart * (1 - done) / share, steps, change;
-    if (!tr_lm_timed(t) || t->rehearsal || n < t->first + 3 || n >= t->steps) return 0;
-    if (used - t->checked < every && left > 0 && n > t->first + 3 && n + 1 < t->steps) return 0;
-    t->checked = used;
-    steps = left > 0 ? floor(left * t->rate.steps / t->rate.seconds) : 0;
+    const double done = tr_lm_progress(t, n), here = done - tr_lm_progress(t, t->first);
+    tr_lm_pace *pace = &t->pace;
+    double used, left, steps, change;
+    int due;
+    if (!tr_lm_timed(t) || t->rehearsal || n >= t->steps) return 0;
+    if (n > t->first + 1) tr_lm_measure(t, n, now - t->rate.last);      /* the first is slower */
+    if (n < t->first + 3) return 0;
+    used = t->used + (now - t->began);
+    left = budget - used - t->apart * (1 - done) / (here > 0.25 ? here : 0.25);
+    due = n == t->first + 3 || used - pace->used >= budget / 100 || done - pace->done >= 0.01;
+    if (!due && left > 0 && n + 1 < t->steps) return 0;
+    if (due) {
+        if (pace->steps) tr_lm_set_pace(pace, pace->seconds / (double)pace->steps);
+        pace->seconds = 0;
+        pace->steps = 0;
+        pace->used = used;
+        pace->done = done;
+    }
+    if (left > 0 && !(pace->step > 0)) return 0;
+    steps = left > 0 ? floor(left / pace->step) : 0;
     steps = (double)n + (steps > 1 ? steps : 1);
     change = fabs(steps - (double)t->steps);
-    if (!(t->rate.seconds > 0) || change < 0.01 * ((double)t->steps - (double)n) + 0.5) return 0;
+    if (change < 0.01 * ((double)t->steps - (double)n) + 0.5) return 0;
     return (uint64_t)steps;
 }
 
@@ -283,7 +354,8 @@ TR_DEF int tr_lm_load_judged(tr_lm *t, const stx_file *f) {
 }
 
 /* Continues the plan of a checkpoint whose step is t->step. If the user has changed
-   --minutes, the schedule continues at the share of the new time that is over. If the
+   --minutes, the schedule continues at the share of the new time that is over, as it
+   does when --steps changes: with more minutes, the learning rate rises. If the
    checkpoint is of a run without --minutes, the time begins now, with a guess of the
    number of steps. */
 TR_DEF int tr_lm_load_plan(tr_lm *t, const stx_file *f) {
@@ -293,7 +365,6 @@ TR_DEF int tr_lm_load_plan(tr_lm *t, const stx_file *f) {
     if (!tr_lm_meta_real(t, f, "minutes", &minutes)) return 0;
     if (!tr_lm_meta_real(t, f, "plan.seconds", &t->used)) return 0;
     if (tr_lm_timed(t) && !tr_lm_load_judged(t, f)) return 0;
-    t->checked = t->used;
     if (!tr_lm_timed(t)) {              /* --plan, or --steps in place of --minutes */
         tr_lm_follow_plan(t);
         return 1;
