@@ -152,7 +152,7 @@ static void configure(run *r, const char *config) {
     double batch = 0, block = 0, updates = 1;
     char word[40] = "", cell[40] = "";
     tr_json_member m = {config, NULL, NULL, 0};
-    int cmem = 0, span = 0;
+    int cmem = 0, span = 0, attention = 1;
     while (tr_json_next(&m) > 0) {
         if (tr_json_is_key(&m, "batch-sz"))
             batch = number_of(&m);
@@ -168,6 +168,8 @@ static void configure(run *r, const char *config) {
             text_of(&m, word, sizeof word);
         else if (tr_json_is_key(&m, "cell"))
             text_of(&m, cell, sizeof cell);
+        else if (tr_json_is_key(&m, "attention"))
+            attention = *m.value != 'f';
         else if (tr_json_is_key(&m, "cmem"))
             cmem = 1;
         else if (tr_json_is_key(&m, "adapt-span"))
@@ -178,7 +180,8 @@ static void configure(run *r, const char *config) {
         snprintf(r->family, sizeof r->family,
                  span == 2 ? "Adaptive attention span" : "Sequential Transformer");
     else if (*cell)
-        snprintf(r->family, sizeof r->family, strcmp(cell, "sru++") ? "SRU" : "SRU++");
+        snprintf(r->family, sizeof r->family,
+                 strcmp(cell, "sru++") || !attention ? "SRU" : "SRU++");
     else if (cmem)
         snprintf(r->family, sizeof r->family, "Compressive Transformer");
     else if (strcmp(word, "search") == 0)
@@ -325,8 +328,16 @@ static int add_training(run *r, record *c) {
     return 1;
 }
 
+/* Returns the split of an evaluation: other programs call the validation text val,
+   validation, dev or eval. Returns SPLITS for an unknown one. */
+static int split_of(const char *name) {
+    if (strcmp(name, "test") == 0) return TEST;
+    return tr_choice_index("valid|val|validation|dev|eval", name, strlen(name)) < 0 ? SPLITS
+                                                                                    : VALID;
+}
+
 /* Adds one record. Returns 1 (even if there is nothing to draw), 0 if the line is
-   damaged, or -1 if memory runs out. */
+   damaged, -1 if memory runs out, or 2 if the line lacks its step. */
 static int take(runs *all, const char *line) {
     run *r = &all->v[all->n - 1];
     record c;
@@ -346,14 +357,13 @@ static int take(runs *all, const char *line) {
         r->clock = 0;
     }
     if (!training && !evaluation) return 1;
+    if (isnan(c.v[STEP])) return 2;
     if (!(c.v[STEP] >= 0 && c.v[STEP] < 1e18)) return 0;
     c.v[METRIC] = metric_of(r, c.metric, c.there);
     if (training) return add_training(r, &c);
-    for (k = 0; k < SPLITS; k++)
-        if (strcmp(c.split, split_name[k]) == 0 && isfinite(c.v[METRIC])
-            && !add_evaluation(&r->eval[k], c.v[STEP], c.v[METRIC], c.v[LOSS]))
-            return -1;
-    return 1;
+    k = split_of(c.split);
+    if (k == SPLITS || !isfinite(c.v[METRIC])) return 1;
+    return add_evaluation(&r->eval[k], c.v[STEP], c.v[METRIC], c.v[LOSS]) ? 1 : -1;
 }
 
 /* Nonzero if the run has a loss in nats wherever it has a result. */
@@ -401,7 +411,7 @@ static void free_run(run *r) {
 static int read_log(runs *all, const char *path, const char *name, char err[TR_ERR]) {
     FILE *in = strcmp(path, "-") ? fopen(path, "rb") : stdin;
     char *line = NULL;
-    size_t capacity = 0, lines = 0, bad = 0, first_bad = 0, n0 = all->n, i;
+    size_t capacity = 0, lines = 0, bad = 0, first_bad = 0, stepless = 0, n0 = all->n, i;
     ssize_t len;
     int got = 1, drawn = 0, tensors = 0;
     run *more = (run *)realloc(all->v, (all->n + 1) * sizeof *more);
@@ -429,7 +439,8 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
         if (lines == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0) memset(line, ' ', 3);
         if (line[strspn(line, " \t\r\n")] == 0 && (size_t)len == strlen(line)) continue;
         got = strlen(line) == (size_t)len ? take(all, line) : 0;
-        if (!got && !bad++) first_bad = lines;
+        stepless += got == 2;
+        if ((!got || got == 2) && !bad++) first_bad = lines;
         if (lines == bad && lines > 1000) break; /* this is not a log */
     }
     if (got < 0)
@@ -447,6 +458,11 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
                        "%.300s: expected a log, got a safetensors file: give the trainer's "
                        "--log file (with --out DIR: DIR/log.jsonl), not its checkpoint",
                        path);
+    if (stepless && !drawn)
+        return tr_fail(err, TR_ERR,
+                       "%.300s: the training and evaluation lines have no \"step\": docs/log.md "
+                       "documents the format",
+                       path);
     if (lines == bad)
         return tr_fail(err, TR_ERR,
                        "%.300s: expected a log, got a file without the JSON lines that the "
@@ -456,8 +472,9 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
         return tr_fail(err, TR_ERR,
                        "%.300s: the log contains no training or evaluation records yet", path);
     if (bad)
-        fprintf(stderr, "plot: %.300s: skipped %zu damaged line%s, the first is line %zu\n", path,
-                bad, bad > 1 ? "s" : "", first_bad);
+        fprintf(stderr, "plot: %.300s: skipped %zu %sline%s%s, the first is line %zu\n", path, bad,
+                stepless == bad ? "" : "damaged ", bad > 1 ? "s" : "",
+                stepless == bad ? " without a \"step\"" : "", first_bad);
     /* remove the runs that have nothing to draw */
     for (i = all->n; i-- > n0;)
         if (!all->v[i].train.n && !all->v[i].eval[VALID].n && !all->v[i].eval[TEST].n) {
@@ -759,7 +776,7 @@ static int draw_panel(tr_buf *out, panel *p) {
                      s->style == DOTS ? "1" : "1.6", s->dash);
             if (s->style != DIAMONDS)
                 draw_line(out, &x, &y, b, n, s->style == NOISY && !means, look);
-            for (k = 0; k < n && s->style == DOTS; k++)
+            for (k = 0; k < n && (s->style == DOTS || (n == 1 && s->style != DIAMONDS)); k++)
                 svg_add(out,
                         "<circle cx=\"%n\" cy=\"%n\" r=\"2.6\" fill=\"%s\" stroke=\"#fff\" "
                         "stroke-width=\"0.7\"/>\n",
@@ -834,6 +851,20 @@ static double when(const run *r, double step) {
     return a[SECONDS] + (b[SECONDS] - a[SECONDS]) * (step - a[STEP]) / (b[STEP] - a[STEP]);
 }
 
+/* Returns the number of runs whose records have no time, and reports them. */
+static size_t without_time(const page *g) {
+    size_t i, k, n = 0;
+    for (i = 0; i < g->all->n; i++) {
+        const run *r = &g->all->v[i];
+        for (k = 0; k < r->train.n && isnan(row_of(&r->train, k)[SECONDS]); k++) {
+        }
+        if (k < r->train.n) continue;
+        fprintf(stderr, "plot: %s: no \"seconds\", so it is not in the panel by time\n", r->name);
+        n++;
+    }
+    return n;
+}
+
 /* Adds the losses of the runs whose unit is unit[of]. `time` is the number of seconds
    per unit of the time axis, or 0 to draw by steps. Returns 0 if there are no losses. */
 static int loss_panel(page *g, panel *p, int of, double time) {
@@ -871,10 +902,14 @@ static void draw_losses(page *g) {
     } units[] = {{86400, 3, "days"}, {3600, 2, "hours"}, {60, 3, "minutes"}, {1, 0, "seconds"}};
 
     int of, k = 0;
-    char below[80], title[80];
+    char below[120], title[80], number[32];
+    const size_t missing = g->last_second > 0 ? without_time(g) : 0;
     while (g->last_second < units[k].from * units[k].seconds) k++;
     snprintf(below, sizeof below, "%s of wall time%s", units[k].name,
              g->estimated ? " (from tokens per second)" : "");
+    if (missing)
+        snprintf(below + strlen(below), 40, "; without %.20s run%s",
+                 svg_number(number, (double)missing, 0), tr_s(missing));
     for (of = 0; of < UNITS; of++) {
         panel p, q;
         svg_axis y = {0, 0, 0, 0, 0};
@@ -1260,7 +1295,7 @@ static int draw(const runs *all, char err[TR_ERR]) {
             if (row[STEP] > g.last_step) g.last_step = row[STEP];
             if (row[SECONDS] > g.last_second) g.last_second = row[SECONDS];
         }
-        g.estimated |= t->n && !r->timed;
+        g.estimated |= t->n && !r->timed && so_far(r) > 0;
         for (split = 0; split < SPLITS; split++)
             for (t = &r->eval[split], k = 0; k < t->n; k++) {
                 double step = row_of(t, k)[0];

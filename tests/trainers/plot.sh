@@ -68,6 +68,35 @@ check "the rest fills the panel" \
     [ "$(line wild.svg 1 | tr ' ' '\n' | sed 1d | cut -d, -f2 | sort -u | tr '\n' ' ')" \
     = "101.8 298.2 " ]
 
+# ---- one record is a dot; the names of other programs; logs without times or steps
+{ echo "$start"; train 100 8; } > single.jsonl
+draws "one record" single.svg single.jsonl
+check "one record: a dot" [ "$(grep -c '<circle' single.svg)" -eq 1 ]
+for name in val validation dev eval; do
+    { cat four.jsonl; printf '{"event":"eval","split":"%s","loss":1,"bpb":5,"step":200}\n' $name
+    } > named.jsonl
+    draws "split $name" named.svg named.jsonl
+    check "split $name: valid" has named.svg 'valid bits per byte 5'
+done
+"$plot" rate.jsonl four.jsonl -o untimed.svg 2> err
+check "a log without times is named: $(cat err)" \
+    [ "$(cat err)" = 'plot: four.jsonl: no "seconds", so it is not in the panel by time' ]
+check "and counted" has untimed.svg '>seconds of wall time.*; without 1 run<'
+sed 's/"step":[0-9]*,//' four.jsonl > stepless.jsonl
+"$plot" stepless.jsonl -o stepless.svg 2> err
+check "no steps: $(cat err)" \
+    [ $? -eq 2 -a "$(grep -c 'stepless.jsonl: the training .* have no "step"' err)" -eq 1 ]
+{ cat four.jsonl; sed -n 2p stepless.jsonl; } > lacks.jsonl
+"$plot" lacks.jsonl -o lacks.svg 2> err
+check "one line without a step: $(cat err)" \
+    [ "$(cat err)" = 'plot: lacks.jsonl: skipped 1 line without a "step", the first is line 6' ]
+for cell in '"sru++","attention":true' '"sru++","attention":false' '"sru"'; do
+    sed "s/\"preset\":null/\"cell\":$cell/" four.jsonl > cell.jsonl
+    draws "$cell" cell.svg cell.jsonl
+    case $cell in *true) title='SRU++' ;; *) title='SRU' ;; esac
+    check "$cell: $title" has cell.svg ">$title<"
+done
+
 # ---- resumed: after step 2 of 4; the clock restarts
 { echo "$start"; train 1 9 10; train 2 8 20; train 3 1 30; train 4 1 40
   echo '{"event":"resume","step":2,"config":{}}'
@@ -179,14 +208,16 @@ check "probabilities of a half and three quarters" \
 draws "compression" comp.svg comp.jsonl
 check "compression: layers" has comp.svg '>layer 2<.*>layer 3<\|>layer 3<'
 check "compression: lines" [ "$(grep -c '<polyline' comp.svg)" -eq 5 ]
-draws "all of them" all.svg span.jsonl par.jsonl comp.jsonl four.jsonl --title 'a < b & "c"'
+"$plot" span.jsonl par.jsonl comp.jsonl four.jsonl --title 'a < b & "c"' -o all.svg 2> err
+check "all of them: only one has times" [ "$(grep -c 'no "seconds"' err)" -eq 3 ]
+check "all of them: well-formed" xml all.svg
 check "all panels" \
     [ "$(grep -c -e 'bits per byte<' -e '>perplexity<' -e 'spans of the heads' \
         -e 'probabilities of each block' -e 'compression by layer' all.svg)" -ge 5 ]
 check "one colour per run" \
     [ "$(sed -n 's/^<path d="M14 .*stroke="\(#[0-9A-F]*\)".*<text.*/\1/p' all.svg | sort -u |
     wc -l)" -eq 4 ]
-mkdir a b; cp four.jsonl a/run.jsonl; cp span.jsonl b/run.jsonl
+mkdir a b; cp span.jsonl a/run.jsonl; cp span.jsonl b/run.jsonl
 draws "two of one name" names.svg a/run.jsonl b/run.jsonl
 check "equal names get their directories" has names.svg '>a/run.jsonl<'
 odd=$(printf 'x<&">\377\001.jsonl'); cp four.jsonl "$odd"
