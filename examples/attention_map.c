@@ -17,9 +17,10 @@
    -w FILE                         also writes all weights, as tab-separated values
    -o FILE                         the picture, an SVG; -: standard output
 
-   The text is read in segments, with memory; the picture shows the last segment. Each row
-   is a query, each column a key. A longer token, such as a word, is shown by its first
-   character; the titles of the cells have all of it. */
+   With -c, the file may be -, standard input. The text is read in segments, with memory;
+   the picture shows the last segment. Each row is a query, each column a key. Of words
+   and other longer tokens, the first LABEL characters are shown; the titles of the cells
+   have all of them. */
 #include "svg.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
@@ -28,8 +29,10 @@
 #include "../seqtx_sru.h"
 #include "../seqtx_text.h"
 
-enum { B = 8, T = 24, CELL = 12 }; /* B: streams in training; T: tokens per segment; CELL: in
-                                      pixels */
+enum { B = 8, T = 24, CELL = 12, LABEL = 12 }; /* B: streams in training; T: tokens per segment;
+                                                  CELL: in pixels */
+
+#define LETTER 6.4     /* width of a character at the axes, in pixels */
 
 #define SMALLEST 0.002 /* smaller weights are not drawn */
 
@@ -105,6 +108,12 @@ static stx_lm model_of(stx_ctx *x, const char *family) {
 static void open_model(stx_ctx *x, const char *path, reading *r) {
     const stx_family *const family[] = {stx_span_family(), stx_comp_family(), stx_par_family(),
                                         stx_sru_family()};
+    struct stat st;
+    if (!stat(path, &st) && S_ISDIR(st.st_mode)) {
+        stx_fail(x, STX_ERR_IO, "-c %s: expected a checkpoint, got a directory; a trainer with "
+                 "--out %s saves %s/model.safetensors", path, path, path);
+        return;
+    }
     stx_file *f = stx_file_open(x, path);
     const char *name = f ? stx_file_meta(f, "model.family") : NULL;
     r->lm = stx_lm_open(x, path, family, 4);
@@ -143,15 +152,18 @@ static void train(const stx_lm *lm, const stx_vocab *vocab, const char *path, in
 static void encode(reading *r, const char *text, const char *path) {
     stx_ctx *x = r->lm.ctx;
     const size_t most = 3 * r->segment + T;
-    const int from_file = !text;
+    const int from_file = !text, standard = from_file && !strcmp(path, "-");
     size_t bytes = text ? strlen(text) : 8 * most, count;
     if (from_file) {
         char *first = (char *)stx_persist(x, bytes);
-        FILE *f = fopen(path, "rb");
+        FILE *f = standard ? stdin : fopen(path, "rb");
         if (!f) stx_fail(x, STX_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
+        const size_t asked = bytes;
         bytes = f && first ? fread(first, 1, bytes, f) : 0;
+        const int words = bytes == asked && stx_vocab_kind(r->vocab) == STX_TOK_WORDS;
         while (bytes && (first[bytes - 1] & 0x80)) bytes--; /* a character that was cut */
-        if (f) fclose(f);
+        while (words && bytes && !strchr(" \t\n", first[bytes - 1])) bytes--;      /* a word */
+        if (f && !standard) fclose(f);
         text = first;
     }
     count = stx_ok(x) ? stx_vocab_encode(r->vocab, text, bytes, NULL, 0) : 0;
@@ -183,12 +195,14 @@ typedef struct panel {
     const stx_attention_map *map;
     const reading *text;
     size_t first;
+    size_t label;       /* characters of the longest token that is shown, at most LABEL */
     double x, y, width, height;
 } panel;
 
 static const char *const style =
     "<style>.ink{fill:#08306b}.seen{fill:#eef1f5}.axis{font-family:'DejaVu Sans Mono',Menlo,"
-    "Consolas,monospace;font-size:10.5px;text-anchor:middle;fill:#555}.edge{stroke:#555;fill:none}"
+    "Consolas,monospace;font-size:10.5px;text-anchor:middle;fill:#555}.word{text-anchor:start}"
+    ".row{text-anchor:end}.edge{stroke:#555;fill:none}"
     ".span{stroke:#d55e00;stroke-width:1.5;fill:none}.faint{fill:#777}"
     "@media (prefers-color-scheme:dark){svg{fill:#ddd}svg>rect{fill:#14171c}.ink{fill:#9fd3ff}"
     ".seen{fill:#242932}.axis,.faint{fill:#aaa}.edge{stroke:#aaa}.span{stroke:#ff9d45}}</style>\n";
@@ -224,6 +238,36 @@ static const char *shown(char out[32], const panel *p, ptrdiff_t i, int whole) {
     return out;
 }
 
+/* Writes a token as shown at the axes: up to p->label characters of it. *count, which may
+   be NULL, receives the number of its characters. */
+static const char *labelled(char out[32], const panel *p, ptrdiff_t i, size_t *count) {
+    const char *text = shown(out, p, i, p->label > 1);
+    size_t n = 0, at = 0, end = 0;
+    for (; text[at]; n++) {
+        const size_t bytes = tr_utf8((const unsigned char *)text + at);
+        at += bytes ? bytes : 1;
+        if (n + 1 == p->label) end = at;
+    }
+    if (count) *count = n;
+    if (n > p->label && text == out) out[end] = 0;
+    return text;
+}
+
+/* Sets p->label to what the tokens of all queries and keys need. */
+static void measure_labels(panel *p) {
+    const size_t keys = p->map->keys;
+    size_t longest = 1, n, j;
+    char out[32];
+    p->label = LABEL;
+    for (j = 0; j < p->map->queries + keys; j++) {
+        const stx_attention_key *k = &p->map->key[j < keys ? j : 0];
+        if (j < keys && (j < p->first || k->missing || !k->tokens)) continue;
+        labelled(out, p, j < keys ? k->first : (ptrdiff_t)(j - keys), &n);
+        if (n > longest) longest = n;
+    }
+    p->label = longest < LABEL ? longest : LABEL;
+}
+
 static double key_x(const panel *p, size_t j) {
     return p->x + CELL * ((double)j - (double)p->first);
 }
@@ -235,10 +279,26 @@ static double token_x(const panel *p, double position) {
     return key_x(p, before) + CELL * position;
 }
 
-/* Appends the characters along both axes. The tokens of a compressed row are stacked. */
-static void characters(tr_buf *b, const panel *p) {
+/* Appends the tokens along both axes. Characters of a compressed row are stacked. Words
+   are written upwards; a compressed row has the first of its words. */
+static void tokens(tr_buf *b, const panel *p) {
+    const int words = p->label > 1;
     char out[32];
     svg_add(b, "<g class=\"axis\">\n");
+    for (size_t j = p->first; words && j < p->map->keys; j++) {
+        const stx_attention_key *k = &p->map->key[j];
+        if (k->missing || !k->tokens) continue;
+        svg_add(b, "<text class=\"word\" transform=\"translate(%n %n) rotate(-90)\">%t%s</text>\n",
+                key_x(p, j) + 0.8 * CELL, p->y - 5, labelled(out, p, k->first, NULL),
+                k->tokens > 1 ? ".." : "");
+    }
+    for (size_t i = 0; words && i < p->map->queries; i++)
+        svg_text(b, p->x - 5, p->y + CELL * ((double)i + 0.8), " class=\"row\"",
+                 labelled(out, p, (ptrdiff_t)i, NULL));
+    if (words) {
+        svg_add(b, "</g>\n");
+        return;
+    }
     for (size_t j = p->first; j < p->map->keys; j++) {
         const stx_attention_key *k = &p->map->key[j];
         for (size_t t = 0; t < k->tokens && !k->missing; t++)
@@ -252,7 +312,7 @@ static void characters(tr_buf *b, const panel *p) {
 }
 
 /* Appends the names of the kinds of keys and the lines between them. `above`: space that
-   the characters take above the panel. */
+   the tokens take above the panel. */
 static void kinds(tr_buf *b, const panel *p, double above) {
     static const char *const name[STX_KEY_KINDS] = {"not written", "compressed", "memory",
                                                     "segment", "persistent"};
@@ -328,7 +388,7 @@ static void draw_head(tr_buf *b, const panel *p, size_t head, double above) {
         snprintf(title + n, sizeof title - (size_t)n, ": span %.1f tokens, ramp %.0f",
                  map->span[head], map->ramp);
     svg_text(b, p->x, p->y - above - 24, " font-size=\"12\" font-weight=\"bold\"", title);
-    characters(b, p);
+    tokens(b, p);
     seen(b, p);
     cells(b, p, head);
     kinds(b, p, above);
@@ -373,19 +433,27 @@ static size_t first_key(const stx_attention_map *map) {
 
 static int draw(const settings *o, panel *p, int layer, size_t layers) {
     const stx_attention_map *map = p->map;
-    const double left = 26, top = 62, gap = 34;
+    const double titles = map->span ? 260 : 60;
+    const double top = 62, gap = 34;
     tr_buf b;
     size_t h, columns, stacked = 1, j;
-    double above, step_x, step_y;
+    double left, above, step_x, step_y;
     char title[128], err[512];
     memset(&b, 0, sizeof b);
     p->first = first_key(map);
     for (j = p->first; j < map->keys; j++)
         if (map->key[j].tokens > stacked) stacked = map->key[j].tokens;
+    measure_labels(p);
+    left = 14 + CELL;
     above = 4 + CELL * (double)stacked;
+    if (p->label > 1) {
+        left = 14 + LETTER * (double)p->label;
+        above = 6 + LETTER * (double)(p->label + 2 * (stacked > 1));
+    }
     p->width = CELL * (double)(map->keys - p->first);
     p->height = CELL * (double)map->queries;
-    step_x = p->width + left + gap;
+    /* a short text leaves room for the titles */
+    step_x = (p->width < titles ? titles : p->width) + left + gap;
     step_y = p->height + above + 24 + gap;
     columns = step_x < 640 && map->heads > 1 ? 2 : 1;
 
@@ -401,9 +469,10 @@ static int draw(const settings *o, panel *p, int layer, size_t layers) {
         draw_head(&b, p, h, above);
     }
     double bottom = top + (double)((map->heads + columns - 1) / columns) * step_y;
-    double width = left + (double)columns * step_x;
+    double width = left + (double)columns * step_x, least = left + 9 * (double)strlen(title);
+    if (least < 640) least = 640;
     legend(&b, left, bottom, map->span != NULL);
-    int ok = svg_save(o->picture, title, width < 640 ? 640 : width, bottom + 40, &b, err,
+    int ok = svg_save(o->picture, title, width < least ? least : width, bottom + 40, &b, err,
                       sizeof err);
     if (!ok) fprintf(stderr, "attention_map: %s\n", err);
     tr_buf_free(&b);
@@ -471,6 +540,7 @@ static int options(int argc, char **argv, settings *o) {
         default: return 0;
         }
     o->file = argv[optind];
+    if (!o->checkpoint && o->file && !strcmp(o->file, "-")) return 0;   /* it is read repeatedly */
     return (o->file || (o->checkpoint && o->text)) && o->steps >= 0 && o->layer >= 0;
 }
 
@@ -480,7 +550,7 @@ int main(int argc, char **argv) {
     panel p = {0};
     if (!options(argc, argv, &o)) {
         fputs("usage: attention_map -c CHECKPOINT [OPTIONS] -t TEXT    the text to read\n"
-              "       attention_map -c CHECKPOINT [OPTIONS] FILE       its beginning\n"
+              "       attention_map -c CHECKPOINT [OPTIONS] FILE       its beginning; -: stdin\n"
               "       attention_map [-m span|compressive|par|sru] [-s STEPS] [OPTIONS] FILE\n"
               "                                  trains a model on the file, 600 steps\n"
               "options: -l LAYER        from 1 on; default: the last one with attention\n"

@@ -86,9 +86,25 @@ check "a checkpoint: cells and weights: $(compare words.svg words.tsv)" compare 
 check "a checkpoint: a memory of four segments of 16 tokens" \
     [ "$(awk '$1 == 1 && $2 == 0 && $4 == "memory"' words.tsv | wc -l)" -eq 64 ]
 check "a checkpoint: whole words" grep -q '<title>.* to ran, distance' words.svg
+check "a checkpoint: whole words at the rows" grep -q '<text [^>]*class="row">ran<' words.svg
+check "a checkpoint: whole words at the columns" grep -q 'class="word" .*rotate(-90)">ran<' words.svg
+check "characters need no room" [ "$(grep -c 'class="word"' span.svg)" -eq 0 ]
 check "a checkpoint: its name" grep -q 'layer 1 of 1 (words.safetensors)<' words.svg
 
+# standard input, of which the last word may be cut; a text that is narrower than the titles
+"$build/attention_map" -c words.safetensors -o cut.svg - < t.txt 2> err
+check "standard input: $(cat err)" cmp cut.svg words.svg
+"$build/attention_map" -s 0 -t "hi" -o short.svg t.txt 2> err
+check "a short text: the titles are apart" \
+    [ "$(sed -n 's/^<text x="\([0-9]*\)[^>]*>head [12]:.*/\1/p' short.svg | tr '\n' ' ' |
+        awk '{ print ($2 - $1 >= 260) }')" = 1 ]
+
 # refused
+"$build/attention_map" -c . -t "hi" -o no.svg 2> err
+check "a directory" [ $? -eq 1 -a ! -e no.svg ]
+check "its message" grep -q -e '-c .: expected a checkpoint, got a directory' err
+"$build/attention_map" -o no.svg - < t.txt 2> err
+check "training on standard input" [ $? -eq 2 -a ! -e no.svg ]
 "$build/attention_map" -c t.txt -o no.svg t.txt 2> err
 check "not a checkpoint" [ $? -eq 1 -a ! -e no.svg ]
 "$build/attention_map" -m gru -o no.svg t.txt 2> err
