@@ -64,12 +64,18 @@ TR_DEF const char *tr_guess_option(const tr_options *o, const char *name, size_t
     return best.name;
 }
 
-TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, char *err,
-                             size_t size) {
+/* Writes what an unknown name may mean, such as " (did you mean --x?)", or "". */
+TR_DEF void tr_hint(const tr_options *o, const char *name, size_t n, char out[160]) {
     tr_nearest best = {NULL, 0, 0};
-    const char *meant = tr_guess_option(o, name, n), *no = "";
+    const char *meant = NULL, *no = "";
     const tr_opt *p;
-    int len = (int)(n < 80 ? n : 80);
+    size_t i;
+    for (i = 0; i < TR_NOTES; i++) {
+        if (tr_choice_index(tr_notes[i].names, name, n) < 0) continue;
+        snprintf(out, 160, " (%s)", tr_notes[i].note);
+        return;
+    }
+    meant = tr_guess_option(o, name, n);
     if (meant == NULL && n > 3 && tr_same(name, "no-", 3)) {
         for (p = o->opt; p->type != TR_T_END; p++)
             if ((p->type == TR_T_FLAG || p->type == TR_T_SET) && !tr_same(p->name, "no-", 3))
@@ -77,10 +83,14 @@ TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, ch
         meant = best.name;
         no = "no-";
     }
-    if (meant == NULL)
-        return tr_fail(err, size, "--%.*s: unknown option; --help all lists all options", len,
-                       name);
-    return tr_fail(err, size,
-                   "--%.*s: unknown option (did you mean --%s%s?); --help all lists all options",
-                   len, name, no, meant);
+    out[0] = 0;
+    if (meant != NULL) snprintf(out, 160, " (did you mean --%s%s?)", no, meant);
+}
+
+TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, char *err,
+                             size_t size) {
+    char hint[160];
+    tr_hint(o, name, n, hint);
+    return tr_fail(err, size, "--%.*s: unknown option%s; --help all lists all options",
+                   (int)(n < 80 ? n : 80), name, hint);
 }

@@ -73,3 +73,19 @@ static const struct {
 };
 
 enum { TR_NAMES = sizeof tr_names / sizeof *tr_names };
+
+/* Options of other programs that have no equivalent, and what the error says of them. */
+static const struct {
+    const char *names, *note;
+} tr_notes[] TR_UNUSED = {
+    {"always-save-checkpoint", "--save-every saves, --keep-best keeps the best model"},
+    {"adam-beta1|adam-beta2|beta1|beta2|betas", "not an option here"},
+    {"backend|ddp", "mpirun starts several processes"},
+    {"compile", "not necessary"},
+    {"lr-decay-iters", "the schedule ends with the run"},
+    {"num-return-sequences|num-samples", "each --generate writes one text"},
+    {"report-to|wandb|wandb-log|wandb-project|wandb-run-name",
+        "--log and --tensorboard write logs"}
+};
+
+enum { TR_NOTES = sizeof tr_notes / sizeof *tr_notes };

@@ -27,6 +27,11 @@ TR_DEF int tr_not_option(const tr_options *o, const char *word, const tr_opt *fl
                            "%.80s: unknown option (did you mean --%s?); --help all lists all "
                            "options", word, meant);
     }
+    if (tr_find_exact(o, "data", 4) != NULL && tr_find_exact(o, "checkpoint", 10) != NULL
+        && strchr(word, '.') != NULL)
+        return tr_fail(err, size,
+                       "expected an option, got '%.80s': give a text as --data %.80s, and a model "
+                       "as --checkpoint FILE", word, word);
     return tr_fail(err, size,
                    "expected an option, got '%.80s': options begin with --, and --help all lists "
                    "them", word);
@@ -54,12 +59,23 @@ TR_DEF int tr_is_help(const tr_argument *a) {
 typedef struct {
     const char *preset;     /* value of --preset, or NULL */
     const char *topic;      /* value of --help; "": --help without a value; NULL: no --help */
+    int         unknown;    /* number of unknown options */
+    char        names[640]; /* the first of them, with what they may mean */
 } tr_found;
 
+/* Adds an unknown option to those that were found. */
+TR_DEF void tr_add_unknown(const tr_options *o, const tr_argument *a, tr_found *found) {
+    const size_t used = strlen(found->names);
+    char hint[160];
+    tr_hint(o, a->name, a->n, hint);
+    snprintf(found->names + used, sizeof found->names - used, "%s--%.*s%s",
+             found->unknown++ ? ", " : "", (int)(a->n < 80 ? a->n : 80), a->name, hint);
+}
+
 /* The first pass over the command line: finds --preset and --help, and reports words
-   that are neither options nor values. */
-TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, tr_found *found, char *err,
-                   size_t size) {
+   that are neither options nor values. A word after an unknown option is its value. */
+TR_DEF int tr_scan_words(const tr_options *o, int argc, char **argv, tr_found *found, char *err,
+                         size_t size) {
     const tr_opt *p, *flag = NULL;
     int i, used, no;
     for (i = 1; i < argc; i += used) {
@@ -83,13 +99,30 @@ TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, tr_found *found, 
             if (a.value == NULL) used = 2;
         } else {
             p = tr_find_word(o, a.name, a.n, &no);
-            if (p == NULL) return tr_unknown_option(o, a.name, a.n, err, size);
+            if (p == NULL) {
+                tr_add_unknown(o, &a, found);
+                if (a.value == NULL && next != NULL && next[0] != '-') used = 2;
+                continue;
+            }
             if (no || a.value != NULL) continue;
             if (p->type == TR_T_FLAG && !tr_accepts_number(p)) flag = p;
             else if (next != NULL && !tr_set_member(p, a.name, a.n)) used = 2;
         }
     }
     return 1;
+}
+
+/* The first pass, which reports all unknown options at once. */
+TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, tr_found *found, char *err,
+                   size_t size) {
+    const int ok = tr_scan_words(o, argc, argv, found, err, size);
+    if (!found->unknown) return ok;
+    if (found->unknown == 1) {
+        const size_t n = strcspn(found->names, " ");
+        return tr_fail(err, size, "%.*s: unknown option%s; --help all lists all options", (int)n,
+                       found->names, found->names + n);
+    }
+    return tr_fail(err, size, "unknown options: %s; --help all lists all options", found->names);
 }
 
 /* Returns the number of the name by which a word calls an option, for the field `named`.
@@ -133,7 +166,7 @@ TR_DEF int tr_apply_argument(const tr_options *o, const char *word, const char *
    error, returns 0 with a message in err, which the program should print before it
    exits with status 2 (or 1 if ferror(stdout): the help could not be printed). */
 TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size) {
-    tr_found found = {NULL, NULL};
+    tr_found found = {NULL, NULL, 0, ""};
     int i, used;
     if (!tr_reset(o, err, size) || !tr_check_table(o, err, size)) return 0;
     if (!tr_scan(o, argc, argv, &found, err, size)) return 0;

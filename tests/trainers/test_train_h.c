@@ -293,6 +293,12 @@ static const char *const bad_options[][2] = {
     {"--=3", "unknown option"},
     {"--aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
      "unknown"},
+    /* all at once, and names without an equivalent */
+    {"--n_layr|3|--fast|--compile|--xyzzy=1",
+     "unknown options: --n_layr (did you mean --nlayers?), --compile (not necessary), --xyzzy; "
+     "--help all lists all options"},
+    {"--num_samples=3", "--num_samples: unknown option (each --generate writes one text); --help"},
+    {"--xyzzy|-x|--beta2", "unknown option"},
     {"--lr", "--lr: expected a number above 0, got nothing"},
     {"--lr|--steps|3", "--lr: expected a number above 0, got the option '--steps'"},
     {"file.txt", "expected an option, got 'file.txt'"},
