@@ -69,7 +69,7 @@ while [ $round -lt "$rounds" ]; do
 done
 for family in $families; do
     "$programs/train_$family" --data "$text" --threads 1 --minutes 2.5 --dry-run |
-        sed -n "s/.*; \([0-9.]* [KM]\)iB for states and memories of \([0-9]*\) streams.*/\1 \2/p" |
+        sed -n "s/^\([0-9.]* [KM]\)iB for states and memories of \([0-9]*\) streams.*/\1 \2/p" |
         sed "s/^/stream $family /"
 done >>"$out/values"
 

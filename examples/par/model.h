@@ -193,8 +193,8 @@ TR_DEF size_t count(tr_lm *t, size_t vocab) {
     return n;
 }
 
-/* Writes a one-line description of the model to `line`. *states receives the number of
-   elements in the model's memory. */
+/* Writes a description of the model, of one or two lines, to `line`. *states receives the
+   number of elements in the model's memory. */
 TR_DEF void shape(const tr_lm *t, char *line, size_t size, double *states) {
     const run *r = (const run *)t;
     const size_t n = attentions(r);
@@ -203,7 +203,7 @@ TR_DEF void shape(const tr_lm *t, char *line, size_t size, double *states) {
     if (*r->pattern) {
         char text[PATTERN], *words = in_words(r->pattern);
         snprintf(line, size,
-                 "%zu block%s %.60s: %.600s; %zu of them attention with %" PRIu64 " head%s, "
+                 "%zu block%s %.60s: %.600s;\n%zu of them attention with %" PRIu64 " head%s, "
                  "segment %" PRIu64 ", memory %" PRIu64,
                  r->blocks, tr_s(r->blocks), short_form(r->pattern, text), words ? words : "", n,
                  heads, tr_s(heads), segment, memory);

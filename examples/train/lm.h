@@ -246,7 +246,8 @@ typedef struct {
     TR_GROUP("Generation"), \
     TR_SIZE("generate", TR_LOCAL, &(o).generate, 0, TR_INF, \
         "generate this many tokens at the end. Only the prompt and these tokens are written to " \
-        "standard output. With --interactive: the longest answer, in tokens; 0: 256"), \
+        "standard output. If --checkpoint exists and no option for training is given, nothing is " \
+        "trained, as with --no-train. With --interactive: the longest answer, in tokens; 0: 256"), \
     TR_FLAG("interactive", TR_LOCAL, &(o).interactive, \
         "talk to the model of --checkpoint: it continues each line of standard input, and " \
         "remembers the conversation until an empty line or /reset; /help lists the commands. " \
@@ -288,7 +289,8 @@ typedef struct {
 
 /* The last paragraph of the help. */
 #define TR_LM_AFTER \
-    "To resume a run, repeat the command, or give --checkpoint alone: the file contains the " \
+    "To resume a run, repeat the command, or give --checkpoint without --generate: the file " \
+    "contains the " \
     "options that affect training, and they apply unless they are given again. The number of " \
     "steps, the learning rate, dropout, penalties and the intervals of saving, evaluation and " \
     "logging may change, and changes are reported; a different model, optimiser, batch, seed or " \
@@ -321,7 +323,7 @@ static const tr_basic tr_lm_basic[] TR_UNUSED = {
 static const tr_brief tr_lm_brief TR_UNUSED = {
     tr_lm_basic,
     "--data my.txt -o run.safetensors --minutes 10\n"
-    "-m run.safetensors --no-train -p \"Once upon\" -n 200\n"
+    "-m run.safetensors -p \"Once upon\" -n 200\n"
     "-m run.safetensors --interactive\n"
 };
 
@@ -403,6 +405,7 @@ struct tr_lm {
     const tr_lm_kind *kind;
     int          training;
     int          evaluating;    /* 1: this run only evaluates, on the whole texts */
+    int          only_generates;        /* 1: see tr_lm_only_generates */
     stx_ctx     *x;
 
     /* ranks */

@@ -48,10 +48,20 @@ TR_DEF int tr_lm_is_command(const tr_buf *line, const char *command) {
     return line->n == strlen(command) && !memcmp(line->s, command, line->n);
 }
 
+/* Nonzero if the line is a slash and a word of letters, which is a command. */
+TR_DEF int tr_lm_looks_like_command(const tr_buf *line) {
+    size_t i = 1;
+    if (line->n < 2 || line->s[0] != '/') return 0;
+    while (i < line->n && line->s[i] >= 'a' && line->s[i] <= 'z') i++;
+    return i == line->n;
+}
+
 TR_DEF void tr_lm_talk_help(void) {
     fputs("The model continues each line of text. A line that ends in a backslash\n"
           "continues on the next line.\n"
           "An empty line or /reset starts a new conversation. /help prints this text.\n"
+          "Other lines of a slash and a word are refused; with a space before it, such a\n"
+          "line is text.\n"
           "Ctrl-C stops an answer; twice, or at the prompt, it ends the program.\n"
           "Ctrl-D ends the program.\n", stderr);
 }
@@ -123,6 +133,9 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
             ok = tr_lm_talk_begin(t, &g);
             answered = 0;
             if (terminal) fputs("--- new conversation\n", stderr);
+        } else if (tr_lm_looks_like_command(&line)) {
+            tr_say(&t->term, "%.40s: unknown command; the commands are /help and /reset", line.s);
+            ++*refused;
         } else {
             answer = tr_lm_answer(t, &g, &line, answered && has_line_end && g.end != '\n', seed);
             ok = answer >= 0;

@@ -369,6 +369,10 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     if (!path || (stat(path, &st) && errno == ENOENT)) {
         if (!from && (t->training || t->opt->dry_run)) return 1;
         if (!from) return tr_lm_no_checkpoint(t);
+        if (!strcmp(from, "resume") || !strcmp(from, "scratch"))
+            return tr_fail(t->err, TR_ERR, "--init-from %s: there is no file of this name. A run "
+                           "resumes if the file of --checkpoint exists, and starts afresh if not; "
+                           "--init-from FILE starts with the weights of a file", from);
         return tr_fail(t->err, TR_ERR, "--init-from %s: %s", from, strerror(ENOENT));
     }
 

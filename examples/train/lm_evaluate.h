@@ -134,7 +134,7 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scor
     static const char *const split[3] = {"train", "valid", "test"};
     const int more = t->more_figures && t->unit == TR_PPL;
     double metric, word_ppl = 0;
-    char figures[96] = "";
+    char figures[96] = "", share[48] = "";
     if (tr_lm_stop(t)) return 1;
     if (!stx_ok(t->x) || !tr_lm_texts_are_whole(t) || !tr_lm_begin(t)) return 0;
     if (part == 1) {
@@ -148,9 +148,11 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scor
         snprintf(figures, sizeof figures, ", %.2f per word, mean of batches %.4f", word_ppl,
                  scored->batch_ppl);
     }
+    if (blocks && scored->tokens < t->counts[part].tokens - 1)
+        snprintf(share, sizeof share, ", %.3g %% of the text",
+                 100 * scored->tokens / t->counts[part].tokens);
     snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s%s)",
-             (unsigned long long)t->step, split[part], tr_lm_unit(t), metric, nll, figures,
-             blocks ? ", part of the text" : "");
+             (unsigned long long)t->step, split[part], tr_lm_unit(t), metric, nll, figures, share);
     tr_term_close(&t->term);            /* keeps the progress line above the result */
     if (stx_rank(t->x)) return 1;
     if (t->last && tr_lm_results(t) == stdout) printf("%s\n", t->result);

@@ -109,8 +109,8 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
     tr_bytes(memory, states * sizeof(stx_real));
     streams = tr_lm_streams(t);
     printf("%zu parameters (%s), vocabulary %zu\n%s\n", n, count, vocab, line);
-    printf("%s%s for parameters, gradients and the optimiser; %s for states and memories of %llu "
-           "stream%s, in float; plus activations\n",
+    printf("%s%s for parameters, gradients and the optimiser\n"
+           "%s for states and memories of %llu stream%s, in float; plus activations\n",
            tr_lm_decided(t, "freeze") ? "up to " : "", training, memory,
            (unsigned long long)streams, tr_s(streams));
     return tr_lm_flush(t);
@@ -581,14 +581,14 @@ TR_DEF int tr_lm_run_evaluation(tr_lm *t) {
     return ok;
 }
 
-/* Prints what the model learned. If standard output cannot be written, reports this,
-   and returns 0 unless the run has trained. */
+/* Prints what the model learned, unless the run only generates. If standard output cannot
+   be written, reports this, and returns 0 unless the run has trained. */
 TR_DEF int tr_lm_print_results(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     int ok = 1;
     if (!tr_lm_stop(t)) ok = tr_lm_begin(t);        /* no effect if a step already called it */
     if (ok && !tr_lm_stop(t) && !stx_rank(t->x)) {
-        t->kind->learned(t, tr_lm_results(t));
+        if (t->training || t->evaluating || !o->generate) t->kind->learned(t, tr_lm_results(t));
         ok = stx_ok(t->x);
     }
     if (!ok || (!fflush(stdout) && !ferror(stdout))) return ok;
@@ -710,6 +710,26 @@ TR_DEF int tr_lm_check_alone(tr_lm *t, const char *name, int evaluating, const i
     return tr_fail(t->err, TR_ERR, "--%s cannot be combined with an evaluation", name);
 }
 
+/* Nonzero if the command line requests text from a checkpoint that exists, and has no
+   option for anything else: the run then only generates, as with --no-train. */
+TR_DEF int tr_lm_only_generates(tr_lm *t) {
+    static const char *const of_texts = "checkpoint|out|generate|prompt|temperature|top-k|top-p|"
+        "repetition-penalty|repetition-window|stop|weights|seed|threads|precision|device|gpu|tf32|"
+        "no-graph|max-memory";
+    const tr_lm_opt *o = t->opt;
+    char path[4096];
+    const tr_opt *p;
+    struct stat st;
+    if (!o->generate || t->options->preset_used[0]) return 0;
+    for (p = t->options->opt; p->type != TR_T_END; p++)
+        if (p->type != TR_T_GROUP && p->from == TR_FROM_ARGS
+            && tr_choice_index(of_texts, p->name, strlen(p->name)) < 0)
+            return 0;
+    if (o->checkpoint) snprintf(path, sizeof path, "%s", o->checkpoint);
+    else snprintf(path, sizeof path, "%s/model.safetensors", o->out ? o->out : "");
+    return stat(path, &st) == 0;
+}
+
 #ifdef _WIN32
 #define TR_NOWHERE "NUL"
 #else
@@ -722,6 +742,8 @@ TR_DEF int tr_lm_do(tr_lm *t, const int *evaluate) {
     const int evaluating = o->eval_only || (evaluate && *evaluate);
     const int prints = o->version || o->list_presets || o->dry_run;
     const int alone = o->interactive || o->score, other = prints || alone;
+    t->only_generates = !evaluating && !o->no_train && !other && tr_lm_only_generates(t);
+    if (t->only_generates) *(int *)tr_find_option(t->options, "no-train", 8)->to = 1;
     t->training = !evaluating && !o->no_train && !other;
     t->evaluating = evaluating && !other;
     if (!t->training && !t->evaluating) {

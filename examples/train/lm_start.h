@@ -288,6 +288,9 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
                stored ? " of the checkpoint, " : "", stored ? o->data : "", size,
                stx_corpus_size(t->text[0]), (unsigned long long)t->step, length);
     }
+    if (t->only_generates)
+        tr_say(&t->term, "no option for training is given: only generates, as with --no-train; "
+               "--data resumes training first");
     if (t->training) tr_lm_hello_training(t);
 }
 

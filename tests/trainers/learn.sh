@@ -179,7 +179,7 @@ for family in sru attn_span par compressive; do
 #!/bin/sh
 while [ \$# -gt 0 ]; do
     case \$1 in
-    --dry-run) echo '1.0 KiB; 6.0 MiB for states and memories of 128 streams, in float' ;;
+    --dry-run) printf '1.0 KiB for parameters\n6.0 MiB for states and memories of 128 streams\n' ;;
     --log) log=\$2 ;;
     --plan) echo "\$2" >>'$T/plans' ;;
     esac

@@ -137,6 +137,7 @@ good "sizes for a shorter text" . --data t.txt --threads 1 --dry-run --minutes 6
 check "a shorter text has a smaller model: $small, $(parameters)" [ "$(parameters)" -lt $small ]
 rm long.txt
 good "what would be trained" . --data t.txt --dry-run
+check "in at most 80 columns" [ "$(awk 'length > 80' out | wc -l)" -eq 0 ]
 n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
 check "is what is trained" [ "$(sed -n 's/.*"params":\([0-9]*\).*/\1/p' sized/log.jsonl)" = "$n" ]
 head -c 200 t.txt >tiny.txt
@@ -1668,6 +1669,8 @@ refused "--tokens is chars here .* but bytes in the checkpoint" \
 refused "--[a-z-]* is .* here (from --preset $another_preset) but .* in the checkpoint: leave --preset out to start" \
     --init-from ten.st --data ../t.txt --preset $another_preset
 refused "--init-from none.st: No such file" --init-from none.st --data ../t.txt
+refused "--init-from resume: there is no file of this name. A run resumes if" \
+    --init-from resume --data ../t.txt
 refused "--data is missing" --init-from ten.st
 refused "w.txt.*'" --init-from ../bad/chars.st --data ../w.txt
 refused "--init-from ten.st is only for training: .*give the file as --checkpoint" \
@@ -1900,6 +1903,20 @@ good "training, then a text" log $learn --steps 20 --generate 10 --prompt "the"
 check "only the text is on standard output" grep -q '^the' out
 check "no results among the text" [ "$(grep -c "valid\|$learned" out)" -eq 0 ]
 check "the results are on standard error" [ "$(grep -c "^step 20: valid\|$learned" err)" -ge 2 ]
+# a checkpoint alone only generates; an option for training resumes first
+cp log/run.st log/more.st
+good "a text of a checkpoint" log --checkpoint more.st --generate 40 --threads 1 --seed 1 -p "the cat"
+check "the same text as with --no-train" cmp g1 out
+check "nothing is trained" cmp log/run.st log/more.st
+check "which is reported" grep -q '^no option for training is given: only generates' err
+check "without results" [ "$(grep -c "valid\|$learned" err)" -eq 0 ]
+last=$(meta log/more.st step)
+good "more steps, then a text" log --checkpoint more.st --steps $((last + 1)) --generate 4
+check "are trained" [ "$(meta log/more.st step)" -eq $((last + 1)) ]
+rm -f log/more.st*
+good "evaluations of a part" log --data ../t.txt $tiny --steps 2 --eval-every 1 --eval-blocks 1 \
+    --eval-batch-sz 1
+check "report its size: $(grep valid err)" grep -q '^step 1: valid .*, [0-9.]* % of the text)' err
 run bad --checkpoint chars.st --no-train --generate 5 --prompt 'the cat' --threads 1
 check "known characters" [ $rc -eq 0 ]
 run bad --checkpoint chars.st --no-train --generate 5 --prompt '#' --threads 1
@@ -1987,6 +2004,11 @@ conversation chars.st "the cat" "the dog" ""
 talks t1 run.st '/help\n'
 check "help is not on standard output" [ ! -s t1 ]
 check "help" grep -q '^An empty line or /reset' err
+talk t1 run.st '/foo\n /foo\n' --generate 5 --seed 1
+check "an unknown command is refused: exit code 1, got $rc" [ $rc -eq 1 ]
+check "and reported: $(cat err)" grep -q '^/foo: unknown command; the commands are /help' err
+talks t2 run.st ' /foo\n' --generate 5 --seed 1
+check "after a space, it is text" cmp t1 t2
 talks t1 run.st 'the cat\n'
 check "a random seed is reported" grep -q -e '--- sampled with --seed [0-9]*$' err
 drawn=$(sed -n 's/.*sampled with --seed \([0-9]*\)$/\1/p' err)

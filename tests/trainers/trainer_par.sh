@@ -79,15 +79,15 @@ family_presets() {
     check "enwik8 has the authors' 41,055,436 parameters" [ "$(parameters)" -eq 41055436 ]
     good "par:5 of 32" . --preset par-base --dry-run
     check "par:5 of 32: six attention blocks" \
-        grep -q '^32 blocks (sfff)6f8: .*; 6 of them attention with 8 heads' out
+        [ "$(grep -c '^32 blocks (sfff)6f8: \|^6 of them attention with 8 heads' out)" -eq 2 ]
     good "par:5 of 36" . --preset par-large --dry-run
     check "par:5 of 36: seven attention blocks" \
-        grep -q '^36 blocks (sff)7f15: .*; 7 of them attention with 16 heads' out
+        [ "$(grep -c '^36 blocks (sff)7f15: \|^7 of them attention with 16 heads' out)" -eq 2 ]
     # a pattern in words, with its repetitions
     while IFS='|' read -r pattern short words; do
         good "--pattern $pattern" . --pattern "$pattern" --dry-run
         check "--pattern $pattern: expected $words, got: $(sed -n 2p out)" \
-            grep -q "^[0-9]* blocks* $short: $words; [0-9]* of them attention" out
+            grep -q "^[0-9]* blocks* $short: $words;$" out
     done <<END2
 s5f|s5f|5 attention, 1 feed-forward
 sf5|sf5|1 attention, 5 feed-forward
