@@ -402,8 +402,10 @@ typedef struct stx_lm {
     int         (*state_save)(stx_writer *w, const void *state, const char *prefix);
     int         (*state_load)(void *state, const stx_file *f, const char *prefix);
 
-    /* Generation for B streams. gen_feed takes ids (B,n) and returns log p (B,V) of the
-       next token, up to a constant per row, for stx_sample. */
+    /* Generation for B streams. `window` is the reach of attention (SRU) or the length of
+       the memory (PAR) in tokens; 0: the default. The other families accept only 0.
+       gen_feed takes ids (B,n) and returns log p (B,V) of the next token, up to a
+       constant per row, for stx_sample. */
     void       *(*gen_create)(void *model, size_t B, size_t window);
     void        (*gen_free)(void *gen);
     void        (*gen_reset)(void *gen);
