@@ -265,7 +265,7 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
         tr_say(&t->term, "%s parameters, vocabulary %zu, %s, %s, %s of its memory so far", size,
                stx_vocab_size(t->vocab), stx_backend(t->x), precision, mem);
     } else {
-        tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far",
+        tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s so far",
                size, stx_vocab_size(t->vocab), threads, tr_s((uint64_t)threads), precision, mem);
     }
     if (trained < stx_params_size(t->lm.params)) {
@@ -289,8 +289,7 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
                stx_corpus_size(t->text[0]), (unsigned long long)t->step, length);
     }
     if (t->only_generates)
-        tr_say(&t->term, "no option for training is given: only generates, as with --no-train; "
-               "--data resumes training first");
+        tr_say(&t->term, "only generates, as with --no-train; with --data, training resumes first");
     if (t->training) tr_lm_hello_training(t);
 }
 
