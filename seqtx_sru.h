@@ -79,20 +79,17 @@
 
    At padding, all of these gradients are 0, and e does not change.
 
-   Why it runs in parallel. Substituting dc' into the update of e gives
+   What runs in parallel. The B O columns are independent of each other. Time is
+   sequential on a CPU, where the forward pass also has to wait for c in every gate.
+   Given all c, the backward pass is affine in e:
 
        e <- J e + Q        J = f + vf (c - u0) f (1-f)        Q = dh m r g' J + dzr vr
 
-   J and Q depend on c but not on e, so the backward pass is affine in e, and affine
-   maps compose: (J1,Q1) followed by (J2,Q2) is (J2 J1, J2 Q1 + Q2). Time is cut into
-   chunks, and the maps of all chunks are computed in parallel. Each chunk then obtains
-   its initial e by applying the maps of all later chunks to the last e, so all chunks
-   can run in parallel. This holds for every v and for tanh. In the forward pass,
-
-       c' = f c + (1-f) u0
-
-   is affine in c only if f does not depend on c, that is, if vf = 0 (v1 without V).
-   Otherwise, the forward pass is sequential in time and parallel over the B O columns.
+   and so is the forward pass in c, c' = f c + (1-f) u0, if f does not depend on c, that
+   is, if vf = 0 (v1 without V). Affine maps compose: (J1,Q1) followed by (J2,Q2) is
+   (J2 J1, J2 Q1 + Q2). Parts of time could therefore be computed in parallel and joined
+   by their maps. On a GPU, the forward pass of v1 does so. On a CPU, the number of parts
+   would depend on that of the threads, and with it the last bits of the results.
 
    SRU++. W3 x becomes W3 y: W1 projects x to width P, and attention of this width
    computes y. The memory (B,M,Ci) contains the layer's inputs at earlier times:
@@ -383,9 +380,9 @@
    The compile-time options are described in seqtx.h.
 
    Reading order: stx_sru_args (the recurrence), stx_sru_fwd_plain and stx_sru_bwd_plain
-   (forward and backward, time by time), "work units" (blocks, tiles, chunks),
+   (forward and backward, time by time), "work units" (blocks and tiles),
    stx__sru_fwd_steps_as and stx__sru_bwd_steps_as (the same for many columns at once),
-   stx_sru_bwd (chunks of time), stx__sru_transform (SRU++), stx__sru_create_layer
+   stx__sru_bwd_part (tiles in reverse), stx__sru_transform (SRU++), stx__sru_create_layer
    (initialisation), stx__sru_layer and stx_sru_forward (the stack), stx_sru_segment
    (states), stx_sru_gen_feed (generation).
 */
@@ -449,8 +446,8 @@ typedef struct stx_sru_desc {
                                    SRU++ (the default of the authors' code) and -3 for
                                    SRU language models */
     int    v1;                  /* 1: v is 0 and not a parameter (SRU of 2017). The
-                                   forward pass can then also run in parallel over time,
-                                   unless a custom transform sets V */
+                                   forward pass on a GPU then runs in parallel over
+                                   time, unless a custom transform sets V */
     int    norm;                /* layer norm: STX_SRU_NORM_BEFORE the transform, or
                                    _AFTER the recurrence */
     double dropout;             /* probability, in [0,1), of dropping g(c') - xt in all layers but
@@ -1180,22 +1177,14 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
 // >>recurrence: work units
 
 /* Columns are independent, but time steps are not, so loops are vectorised over
-   columns. A work unit is a block of columns of one batch row and direction, for all
-   time steps or for a chunk of them. Its time steps are processed tile by tile. U and h
-   are streamed, while the block's constants (v, bias, mask) and its state stay in the
-   L1 cache.
+   columns. A work unit is a block of columns of one batch row and direction. Its time
+   steps are processed tile by tile. U and h are streamed, while the block's constants (v,
+   bias, mask) and its state stay in the L1 cache.
 
    The forward pass stores only the state before each tile. The backward pass recomputes
    the states and forget gates of a tile in the caches before it processes the tile in
    reverse. The two passes together transfer 14 elements per column and time step.
-   Storing every c would increase this to 16, and memory by B T O elements.
-
-   If there are fewer blocks than threads, time is also cut into chunks (see "Why it runs
-   in parallel" in the manual). The first pass computes the affine maps of all chunks in
-   parallel. In the second, each chunk first applies the maps of the chunks that precede
-   it (forward) or follow it (backward), so that no chunk waits for another, and then
-   runs its steps. The forward pass is affine only without v and V. The chunks, and with
-   them the last bits of the results, depend on the number of threads. */
+   Storing every c would increase this to 16, and memory by B T O elements. */
 
 enum {
     STX__SRU_LARGE     = 8 << 20,                   /* size of h in bytes above which a
@@ -1213,11 +1202,7 @@ typedef struct stx__sru_plan {
     size_t units;           /* blocks of all batch rows and directions */
     size_t tiles;           /* number of tiles into which the T time steps are
                                divided */
-    size_t chunks;          /* number of chunks into which the tiles are divided */
-    size_t chunk_tiles;     /* tiles per chunk */
     size_t scratch;         /* elements of scratch memory per thread */
-    size_t maps;            /* elements of the chunks' affine maps, (B,chunks,2,O); 0 if there is
-                               1 chunk */
 } stx__sru_plan;
 
 /* Returns 1 if there is nothing to compute. T = 0 does not count as empty, because
@@ -1232,7 +1217,6 @@ static int stx__sru_is_empty(const stx_sru_args *a) {
    are narrower if the threads need more of them. */
 static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_t threads,
                                int backward) {
-    const int affine = backward || (!a->v && !a->V);
     plan->O = a->D * a->H;
     plan->ldu = a->k * plan->O;
     plan->tiles = stx_sru_tiles(a);
@@ -1245,36 +1229,19 @@ static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_
         if (plan->units >= threads * (plan->width > 128 ? 4 : 1)) break;
         if (plan->units >= threads && plan->units % threads == 0) break;
     }
-
-    /* computing the maps takes 0.7 times as long as the second pass, so n threads per
-       unit need 1.7 / n of the time of a single pass: little is gained with 2 threads.
-       There are at most 2 chunks per thread, and at least 2 tiles in each but the last
-       */
-    plan->chunks = 1;
-    if (3 * plan->units <= threads && affine) {
-        plan->chunks = STX_MIN(2 * threads / plan->units, plan->tiles / 2);
-        if (!plan->chunks) plan->chunks = 1;
-    }
-    plan->chunk_tiles = (plan->tiles + plan->chunks - 1) / plan->chunks;
-    /* rounding up to whole tiles can reduce the number of chunks; with T = 0, there is
-       one chunk */
-    plan->chunks = 1;
-    if (plan->chunk_tiles)
-        plan->chunks = (plan->tiles + plan->chunk_tiles - 1) / plan->chunk_tiles;
     /* rows for c, zeros and ones; in the backward pass, also those of stx__sru_scratch */
     plan->scratch = plan->width * (backward ? 3 * STX_SRU_TILE + 13 : 3);
-    plan->maps = plan->chunks > 1 ? 2 * a->B * plan->chunks * plan->O : 0;
 }
 
-/* Layout of the work memory: the maps; in the backward pass, the sums of dv and of
-   dbias, each (B chunks,2,O); and the scratch memory */
+/* Layout of the work memory: in the backward pass, the sums of dv and of dbias, each
+   (B,2,O); then the scratch memory */
 STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
     stx__sru_plan plan;
     size_t n;
     if (stx__sru_is_empty(a)) return 0;
     stx__sru_make_plan(&plan, a, (size_t)stx_threads(x), backward);
-    n = plan.maps + (size_t)stx_threads(x) * plan.scratch;
-    if (backward) n += 4 * a->B * plan.chunks * plan.O;
+    n = (size_t)stx_threads(x) * plan.scratch;
+    if (backward) n += 4 * a->B * plan.O;
     return n * sizeof(stx_real);
 }
 
@@ -1513,18 +1480,17 @@ STX_EACH_ISA(stx__sru_fwd_steps,
              (STX__SRU_OUT h, STX__SRU_OUT c, const stx__sru_rows *STX_RESTRICT in),
              h, c, in)
 
-/* Runs steps p0 .. p1 - 1 of a block from the state block->c. */
-static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *block, const stx__sru_plan *plan,
-                               size_t p0, size_t p1) {
+/* Runs all steps of a block from the state block->c. */
+static void stx__sru_fwd_unit(stx_ctx *x, stx__sru_block *block, const stx__sru_plan *plan) {
     const stx_sru_args *a = block->a;
     const size_t bytes = block->n * sizeof *block->c;
-    size_t p = p0, end;
-    while (p < p1) {
+    size_t p = 0, end;
+    while (p < a->T) {
         const size_t tile = p / STX_SRU_TILE, row = stx__sru_row(block, p);
         stx_real *h = a->h + row * block->O + block->o;
         if (p % STX_SRU_TILE == 0 && a->c)
             memcpy(a->c + (block->b * plan->tiles + tile) * block->O + block->o, block->c, bytes);
-        end = stx__sru_run_end(block, p, STX_MIN(p1, (tile + 1) * STX_SRU_TILE));
+        end = stx__sru_run_end(block, p, STX_MIN(a->T, (tile + 1) * STX_SRU_TILE));
         if (end == p) {
             memset(h, 0, bytes);
             p++;
@@ -1538,101 +1504,24 @@ static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *block, const stx__sru
     }
 }
 
-/* Composes the affine map of a run, c_end = slope c_begin + offset, with the map of the
-   preceding steps (v = 0 only). slope and offset hold the map of the preceding steps on
-   entry and the composed map on return. */
-STX_INNER void stx__sru_fwd_map(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset, STX__SRU_IN u0,
-                                STX__SRU_IN u1, ptrdiff_t ldu, STX__SRU_IN bf, size_t steps,
-                                size_t n) {
-    size_t p, j;
-    for (p = 0; p < steps; p++, u0 += ldu, u1 += ldu) {
-        for (j = 0; j < n; j++) {
-            stx_real f = stx_fast_sigmoid(fma, u1[j] + bf[j]);
-            slope[j] *= f;
-            offset[j] = STX_FMA(fma, offset[j] - u0[j], f, u0[j]);
-        }
-    }
-}
-
-STX_EACH_ISA(stx__sru_fwd_map,
-             (STX__SRU_OUT slope, STX__SRU_OUT offset, STX__SRU_IN u0, STX__SRU_IN u1,
-              ptrdiff_t ldu, STX__SRU_IN bf, size_t steps, size_t n),
-             slope, offset, u0, u1, ldu, bf, steps, n)
-
-/* Returns the map of a chunk of batch row b: its slope (O), followed by its offset
-   (O). */
-static stx_real *stx__sru_map_of(const stx_sru_args *a, const stx__sru_plan *plan, size_t b,
-                                 size_t chunk) {
-    return (stx_real *)a->work + (b * plan->chunks + chunk) * 2 * plan->O;
-}
-
-/* Applies the map of a chunk: v <- slope v + offset. v has n elements. */
-static void stx__sru_apply_map(const stx__sru_block *block, const stx__sru_plan *plan,
-                               size_t chunk, stx_real *v) {
-    const stx_real *slope = stx__sru_map_of(block->a, plan, block->b, chunk) + block->o;
-    const stx_real *offset = slope + block->O;
-    size_t j;
-    for (j = 0; j < block->n; j++) v[j] = slope[j] * v[j] + offset[j];
-}
-
-/* Sets the map of a chunk to the identity. Returns its slope. */
-static stx_real *stx__sru_reset_map(const stx__sru_block *block, const stx__sru_plan *plan,
-                                    size_t chunk) {
-    stx_real *slope = stx__sru_map_of(block->a, plan, block->b, chunk) + block->o;
-    stx_real *offset = slope + block->O;
-    size_t j;
-    for (j = 0; j < block->n; j++) {
-        slope[j] = 1;
-        offset[j] = 0;
-    }
-    return slope;
-}
-
-/* A parallel loop over all chunks of all units; the chunks of one unit are adjacent. */
+/* A parallel loop over all units. */
 typedef struct stx__sru_loop {
     const stx_sru_args *a;
     stx__sru_plan plan;
     stx_real *scratch;              /* (threads,plan.scratch): scratch memory of each thread */
-    stx_real *sums_v, *sums_b;      /* backward: sums of dv and of dbias, (B chunks,2,O) each */
+    stx_real *sums_v, *sums_b;      /* backward: sums of dv and of dbias, (B,2,O) each */
 } stx__sru_loop;
 
 static void stx__sru_run_loop(stx_ctx *x, stx_part part, const stx__sru_loop *loop) {
     const stx_sru_args *a = loop->a;
-    const size_t items = loop->plan.units * loop->plan.chunks;
-    stx_parallel(x, items, a->B * a->T * a->D * a->H * 16, part, loop);
+    stx_parallel(x, loop->plan.units, a->B * a->T * a->D * a->H * 16, part, loop);
 }
 
-/* Prepares the block of item i and returns its chunk. */
-static size_t stx__sru_loop_item(const stx__sru_loop *loop, const stx_share *share, size_t i,
-                                 stx__sru_block *block) {
-    const stx__sru_plan *plan = &loop->plan;
-    stx_real *scratch = loop->scratch + share->thread * plan->scratch;
-    stx__sru_block_init(block, loop->a, plan, scratch, i / plan->chunks);
-    return i % plan->chunks;
-}
-
-/* Computes the maps of all chunks. The map of the last chunk is not used. */
-static void stx__sru_fwd_map_part(const stx_share *share, const void *job) {
-    const stx__sru_loop *loop = (const stx__sru_loop *)job;
-    const stx__sru_plan *plan = &loop->plan;
-    size_t i;
-    for (i = share->begin; i < share->end; i++) {
-        stx__sru_block block;
-        const size_t chunk = stx__sru_loop_item(loop, share, i, &block);
-        size_t p = chunk * plan->chunk_tiles * STX_SRU_TILE;
-        const size_t last = STX_MIN(loop->a->T, p + plan->chunk_tiles * STX_SRU_TILE);
-        const ptrdiff_t ldu = block.sign * (ptrdiff_t)block.ldu;
-        stx_real *slope = stx__sru_reset_map(&block, plan, chunk);
-        while (p < last) {
-            const size_t end = stx__sru_run_end(&block, p, last), row = stx__sru_row(&block, p);
-            const stx_real *u0 = stx__sru_plane(&block, row, 0);
-            const stx_real *u1 = stx__sru_plane(&block, row, 1);
-            if (end > p)
-                STX_CALL(share->x, stx__sru_fwd_map,
-                         (slope, slope + block.O, u0, u1, ldu, block.bf, end - p, block.n));
-            p = end + 1;
-        }
-    }
+/* Prepares the block of a unit. */
+static void stx__sru_loop_unit(const stx__sru_loop *loop, const stx_share *share, size_t unit,
+                               stx__sru_block *block) {
+    stx_real *scratch = loop->scratch + share->thread * loop->plan.scratch;
+    stx__sru_block_init(block, loop->a, &loop->plan, scratch, unit);
 }
 
 static void stx__sru_fwd_part(const stx_share *share, const void *job) {
@@ -1642,21 +1531,13 @@ static void stx__sru_fwd_part(const stx_share *share, const void *job) {
     size_t i;
     for (i = share->begin; i < share->end; i++) {
         stx__sru_block block;
-        const size_t chunk = stx__sru_loop_item(loop, share, i, &block);
-        const size_t p0 = chunk * plan->chunk_tiles * STX_SRU_TILE;
-        const size_t p1 = STX_MIN(a->T, p0 + plan->chunk_tiles * STX_SRU_TILE);
-        const size_t bytes = block.n * sizeof *block.c;
-        size_t before;
-
-        /* every chunk computes its own initial state, so that no chunk waits for
-           another */
+        size_t bytes;
+        stx__sru_loop_unit(loop, share, i, &block);
+        bytes = block.n * sizeof *block.c;
         memcpy(block.c, a->c0 ? a->c0 + block.b * block.O + block.o : block.zeros, bytes);
-        for (before = 0; before < chunk; before++)
-            stx__sru_apply_map(&block, plan, before, block.c);
-
-        stx__sru_fwd_range(share->x, &block, plan, p0, p1);
+        stx__sru_fwd_unit(share->x, &block, plan);
         stx__sru_fence(block.large);
-        if (a->last && chunk + 1 == plan->chunks)
+        if (a->last)
             memcpy(a->last + block.b * block.O + block.o, block.c, bytes);
     }
 }
@@ -1666,9 +1547,8 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
     if (stx__sru_is_empty(a)) return;
     loop.a = a;
     stx__sru_make_plan(&loop.plan, a, (size_t)stx_threads(x), 0);
-    loop.scratch = (stx_real *)a->work + loop.plan.maps;
+    loop.scratch = (stx_real *)a->work;
     loop.sums_v = loop.sums_b = NULL;
-    if (loop.plan.chunks > 1) stx__sru_run_loop(x, stx__sru_fwd_map_part, &loop);
     stx__sru_run_loop(x, stx__sru_fwd_part, &loop);
 }
 
@@ -1812,43 +1692,6 @@ STX_EACH_ISA(stx__sru_bwd_steps,
               const stx__sru_rows *STX_RESTRICT in),
              du, dx, dV, e, gvf, gvr, gbf, gbr, in)
 
-/* Composes the map of e over a run with the map over the following steps. slope and
-   offset hold the map over the following steps on entry, and the composed map on return:
-       offset <- J offset + Q             slope <- J slope */
-STX_INNER void stx__sru_bwd_map_as(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset,
-                                   const stx__sru_rows *STX_RESTRICT in, int tanh_, int gates) {
-    const stx_real *u0 = in->u0, *u2 = in->u2, *skip = in->skip, *V = in->V;
-    const stx_real *vf = in->vf, *vr = in->vr, *br = in->br, *m = in->m;
-    const stx_real *dh = in->dh, *cs = in->cs, *fs = in->fs;
-    const ptrdiff_t ldh = in->ldh, ldu = in->ldu, ldx = in->ldx, ldv = in->ldv;
-    const size_t O = in->O, width = in->width, steps = in->steps, n = in->n;
-    const stx_real alpha = in->alpha;
-    size_t p, j;
-    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, skip -= ldx, V -= ldv, dh -= ldh,
-                           cs -= width, fs -= width) {
-        for (j = 0; j < n; j++) {
-            stx_real cp = cs[j], f = fs[j], dhm = dh[j] * m[j];
-            stx_real wf = gates ? vf[j] + V[j] : vf[j];
-            stx_real wr = gates ? vr[j] + V[O + j] : vr[j];
-            stx__sru_partials s =
-                stx__sru_partials_of(fma, tanh_, cp, f, cs[width + j], u0[j], u2[j] + br[j],
-                                     alpha * skip[j], wr, dhm);
-            stx_real J = STX_FMA(fma, wf, s.df, f);
-            offset[j] = STX_FMA(fma, offset[j] + s.dc_h, J, s.dzr * wr);
-            slope[j] *= J;
-        }
-    }
-}
-
-STX_INNER void stx__sru_bwd_map(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset,
-                                const stx__sru_rows *STX_RESTRICT in) {
-    stx__sru_bwd_map_as(fma, slope, offset, in, in->tanh_, in->gates);
-}
-
-STX_EACH_ISA(stx__sru_bwd_map,
-             (STX__SRU_OUT slope, STX__SRU_OUT offset, const stx__sru_rows *STX_RESTRICT in),
-             slope, offset, in)
-
 /* Scratch memory of the backward pass, in rows of plan.width. Sums are accumulated per
    tile and then over the tiles, which reduces rounding errors. */
 typedef struct stx__sru_scratch {
@@ -1940,10 +1783,9 @@ static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t wid
     }
 }
 
-/* Runs the backward pass of a tile. If slope is not NULL, computes only the map of e,
-   and stores its slope at `slope` and its offset at slope + O. */
+/* Runs the backward pass of a tile. */
 static void stx__sru_bwd_tile(stx_ctx *x, const stx__sru_block *block, const stx__sru_plan *plan,
-                              stx__sru_scratch *w, size_t tile, stx_real *slope) {
+                              stx__sru_scratch *w, size_t tile) {
     const stx_sru_args *a = block->a;
     const size_t first = tile * STX_SRU_TILE, last = STX_MIN(a->T, first + STX_SRU_TILE);
     size_t p, end;
@@ -1954,7 +1796,7 @@ static void stx__sru_bwd_tile(stx_ctx *x, const stx__sru_block *block, const stx
         p = stx__sru_run_start(block, end, first);
         if (p == end) {
             p--;
-            if (!slope) stx__sru_bwd_padding(block, row);
+            stx__sru_bwd_padding(block, row);
             continue;
         }
         stx__sru_set_rows(&r, block, row, end - p);
@@ -1963,27 +1805,7 @@ static void stx__sru_bwd_tile(stx_ctx *x, const stx__sru_block *block, const stx
         r.ldh = a->dh ? block->sign * (ptrdiff_t)block->O : 0;
         r.cs = w->cs + (end - 1 - first) * plan->width;
         r.fs = w->fs + (end - 1 - first) * plan->width;
-        if (slope) STX_CALL(x, stx__sru_bwd_map, (slope, slope + block->O, &r));
-        else stx__sru_bwd_run(x, block, plan->width, w, &r, first, p, end);
-    }
-}
-
-static void stx__sru_bwd_map_part(const stx_share *share, const void *job) {
-    const stx__sru_loop *loop = (const stx__sru_loop *)job;
-    const stx__sru_plan *plan = &loop->plan;
-    size_t i;
-    for (i = share->begin; i < share->end; i++) {
-        stx__sru_block block;
-        stx__sru_scratch w;
-        size_t chunk, tile;
-        stx_real *slope;
-        if (i % plan->chunks == 0) continue;    /* the map of the first chunk is not used */
-        chunk = stx__sru_loop_item(loop, share, i, &block);
-        stx__sru_scratch_init(&w, &block, plan->width);
-        slope = stx__sru_reset_map(&block, plan, chunk);
-        tile = STX_MIN(plan->tiles, (chunk + 1) * plan->chunk_tiles);
-        while (tile-- > chunk * plan->chunk_tiles)
-            stx__sru_bwd_tile(share->x, &block, plan, &w, tile, slope);
+        stx__sru_bwd_run(x, block, plan->width, w, &r, first, p, end);
     }
 }
 
@@ -1995,51 +1817,43 @@ static void stx__sru_bwd_part(const stx_share *share, const void *job) {
     for (i = share->begin; i < share->end; i++) {
         stx__sru_block block;
         stx__sru_scratch w;
-        const size_t chunk = stx__sru_loop_item(loop, share, i, &block);
-        const size_t at = block.b * block.O + block.o;      /* the block's offset in (B,O) */
-        size_t tile, after, j, g;
+        size_t tile, at, j, g;
+        stx__sru_loop_unit(loop, share, i, &block);
+        at = block.b * block.O + block.o;       /* the block's offset in (B,O) */
         stx__sru_scratch_init(&w, &block, plan->width);
-
-        /* compute the initial e from the maps of the later chunks */
         for (j = 0; j < block.n; j++) w.e[j] = a->dlast ? a->dlast[at + j] : 0;
-        for (after = plan->chunks; --after > chunk;)
-            stx__sru_apply_map(&block, plan, after, w.e);
-
         for (j = 0; j < 4 * plan->width; j++) w.total[j] = 0;
-        tile = STX_MIN(plan->tiles, (chunk + 1) * plan->chunk_tiles);
-        while (tile-- > chunk * plan->chunk_tiles) {
+        for (tile = plan->tiles; tile-- > 0;) {
             for (j = 0; j < 4 * plan->width; j++) w.sums[j] = 0;
-            stx__sru_bwd_tile(share->x, &block, plan, &w, tile, NULL);
+            stx__sru_bwd_tile(share->x, &block, plan, &w, tile);
             for (j = 0; j < 4 * plan->width; j++) w.total[j] += w.sums[j];
         }
         stx__sru_fence(block.large);
 
         for (g = 0; g < 4; g++) {
             stx_real *sums = g < 2 ? loop->sums_v : loop->sums_b;
-            const size_t row = (block.b * plan->chunks + chunk) * 2 + g % 2;
+            const size_t row = block.b * 2 + g % 2;
             memcpy(sums + row * block.O + block.o, w.total + g * plan->width,
                    block.n * sizeof *sums);
         }
-        if (a->dc0 && !chunk)
+        if (a->dc0)
             for (j = 0; j < block.n; j++) a->dc0[at + j] += w.e[j];
     }
 }
 
 STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
     stx__sru_loop loop;
-    size_t rows, O;
+    size_t O;
     if (stx__sru_is_empty(a)) return;
     loop.a = a;
     stx__sru_make_plan(&loop.plan, a, (size_t)stx_threads(x), 1);
-    rows = a->B * loop.plan.chunks;
     O = loop.plan.O;
-    loop.sums_v = (stx_real *)a->work + loop.plan.maps;
-    loop.sums_b = loop.sums_v + 2 * rows * O;
-    loop.scratch = loop.sums_b + 2 * rows * O;
-    if (loop.plan.chunks > 1) stx__sru_run_loop(x, stx__sru_bwd_map_part, &loop);
+    loop.sums_v = (stx_real *)a->work;
+    loop.sums_b = loop.sums_v + 2 * a->B * O;
+    loop.scratch = loop.sums_b + 2 * a->B * O;
     stx__sru_run_loop(x, stx__sru_bwd_part, &loop);
-    if (a->dv) stx_sum_rows(x, a->dv, loop.sums_v, rows, 2 * O);
-    if (a->dbias) stx_sum_rows(x, a->dbias, loop.sums_b, rows, 2 * O);
+    if (a->dv) stx_sum_rows(x, a->dv, loop.sums_v, a->B, 2 * O);
+    if (a->dbias) stx_sum_rows(x, a->dbias, loop.sums_b, a->B, 2 * O);
 }
 
 
