@@ -37,16 +37,16 @@ typedef struct digest {
 static const char *const name[MODELS] = {"attn_span", "compressive", "par", "sru", "sru++"};
 
 static const digest expected[MODELS][SIZES] = {
-    {{0xe290a5ca267d48d9, 0xde079dadeb08bb1f, 0xb01de13333933e97},
-     {0xea7408e668c8d3d0, 0xbf52ac8509036fdc, 0xf0b1ca83dd8cf17f}},
-    {{0xf7c318ec7b0b4801, 0x4481586775ff139c, 0xd17036db8dcbcf60},
-     {0xd7139e5c7c0de087, 0xf1b6e80155f2ee2a, 0x4df48a7d0455421b}},
-    {{0x26c3dd1ad75d511d, 0xad0c774d01994eea, 0x192ce94e841cee3e},
-     {0x743ab89aa4237441, 0x49a800b69bc867e0, 0x269603d0e9c4cf88}},
-    {{0x5a13683150b72747, 0x7d21862184c14b7a, 0x321e01f457c46ec0},
-     {0x50090cb4b3be7a0d, 0x38605bb667d03937, 0x7c4aca967595ff0e}},
-    {{0x08af2dab9bdb032d, 0x5ff4bb2c358c55c8, 0x42ffd76af83ae145},
-     {0x6782f650e863bf6b, 0x8385f2d48a01a808, 0x8e7d75b37c541b10}},
+    {{0xeea81edca7ffe4e0, 0x41a712e32a0b5ab5, 0x23e942e0f127ed4c},
+     {0x613c583794f197b5, 0xd84fbb22af51613e, 0xf82d4ca167b2c1f1}},
+    {{0x27c9418ed04ce48e, 0x7d6a31cdf08ee96d, 0xd41aff09d17439a3},
+     {0x0f62cb53d35d7bcd, 0xf57f14d9ff5f5337, 0x2b8e4bd4fc3e5c30}},
+    {{0xf6667a37703d340f, 0x5c6c7c86ea595f83, 0x1ae384ce2cc26e21},
+     {0x4c531c3e68dd0061, 0x74a22f1d16120a13, 0x21146ff500a5c5a3}},
+    {{0x76a66843aa218602, 0xe724bc456b1defb1, 0x5ca493e22bdc4ff5},
+     {0x26f45c5b1079ec5e, 0xe3f91e50be5a8749, 0x3c6b3835a7d326ec}},
+    {{0xa07ef921d6af8d2b, 0x330f734819217b9d, 0xd5778cbc8cd6f730},
+     {0x85605d97fe4598fd, 0x5a824f697e58cc0d, 0xd2249aaf47f85b58}},
 };
 
 /* FNV-1a */
@@ -58,11 +58,6 @@ static void add(uint64_t *hash, const void *bytes, size_t n) {
 typedef struct run {
     stx_ctx *x;
     const sizes *size;
-    uint32_t random;
-    stx_span *span;
-    stx_comp *comp;
-    stx_par *par;
-    stx_sru_lm *sru;
     stx_lm lm;
     void *state;
 } run;
@@ -86,102 +81,91 @@ static void create(run *r, int model) {
         span.span = 40;
         span.adapt_span = 1;
         span.span_init = 0.5;
-        r->span = stx_span_create(r->x, &span);
-        r->lm = stx_span_as_lm(r->span);
+        r->lm = stx_span_as_lm(stx_span_create(r->x, &span));
         break;
     case COMP:
         comp.segment = r->size->T;
         comp.mem = 2 * r->size->T;
         comp.positions = STX_COMP_POSITIONS_XL;
         comp.gate = STX_COMP_GATE_GTRXL;
-        r->comp = stx_comp_create(r->x, &comp);
-        r->lm = stx_comp_as_lm(r->comp);
+        r->lm = stx_comp_as_lm(stx_comp_create(r->x, &comp));
         break;
     case PAR:       /* a supernet: every block is a mixture, and the gates have noise */
         par.blocks = 3;
         par.segment = r->size->T;
-        r->par = stx_par_create(r->x, &par);
-        r->lm = stx_par_as_lm(r->par);
+        r->lm = stx_par_as_lm(stx_par_create(r->x, &par));
         break;
     default:
         sru.sru.layers = 2;
         sru.sru.proj = 20;
         if (model == SRUPP) sru.sru.transform = STX_SRU_ATTENTION;
         if (model == SRUPP) sru.sru.heads = 2;
-        r->sru = stx_sru_lm_create(r->x, &sru);
-        r->lm = stx_sru_as_lm(r->sru);
+        r->lm = stx_sru_as_lm(stx_sru_lm_create(r->x, &sru));
     }
+    r->state = r->lm.state_create(r->lm.model, r->size->B, 0);
 }
 
-/* A step: its loss, and the total with penalties. */
-static stx_tensor *loss(run *r, int step, int mode, stx_tensor **total) {
+/* The loss of a step in nats per token. */
+static stx_tensor *loss(run *r, int step, int mode) {
     enum { MOST = 300 };
     const size_t n = r->size->B * r->size->T;
     int32_t from[MOST], to[MOST];
+    uint32_t random = 7919u * (uint32_t)step;
     stx_ids *in, *out;
-    stx_tensor *nll;
     size_t i;
     for (i = 0; i < n; i++) {
-        r->random = r->random * 1664525u + 1013904223u;
-        from[i] = (int32_t)((r->random >> 16) % 8 * (uint32_t)(step % 5 + 1));
+        random = random * 1664525u + 1013904223u;
+        from[i] = (int32_t)((random >> 16) % 8 * (uint32_t)(step % 5 + 1));
         to[i] = (from[i] * 3 + 1) % V;
     }
     stx_begin(r->x, mode);
     in = stx_tokens(r->x, from, r->size->B, r->size->T);
     out = stx_tokens(r->x, to, r->size->B, r->size->T);
-    if (r->span) {
-        stx_span_state *s = (stx_span_state *)r->state;
-        nll = stx_span_loss(r->span, in, out, s, s);
-        *total = stx_span_total(r->span, nll);
-    } else if (r->comp) {
-        stx_comp_state *s = (stx_comp_state *)r->state;
-        nll = stx_comp_loss(r->comp, in, out, NULL, s, s);
-        *total = stx_comp_total(r->comp, nll);
-    } else if (r->par) {
-        stx_par_state *s = (stx_par_state *)r->state;
-        *total = nll = stx_par_loss(r->par, in, out, s, s);
-    } else {
-        stx_sru_state *s = (stx_sru_state *)r->state;
-        *total = nll = stx_sru_lm_loss(r->sru, in, out, s, s);
-    }
-    return nll;
+    return r->lm.loss(r->lm.model, in, out, r->state, r->state);
 }
 
-/* Trains with all optimisers, which take turns, and evaluates. */
-static void train(run *r, int steps, digest *d) {
-    stx_optim *optim[KINDS + 1];
-    stx_optim_desc od;
+/* Creates an optimiser. Not all kinds have momentum or weight decay. */
+static stx_optim *optimiser(run *r, int kind) {
+    stx_optim_desc d;
+    memset(&d, 0, sizeof d);
+    d.kind = kind;
+    d.clip = 1;
+    d.momentum = 0.9;
+    d.weight_decay = kind == STX_ADAGRAD ? 0 : 0.01;
+    return stx_optim_create(r->lm.params, &d);
+}
+
+/* One step of training, whose loss and norm of the gradient are added to the digest. */
+static void train_step(run *r, int step, stx_optim *optim, uint64_t *losses) {
     stx_schedule schedule;
-    stx_tensor *nll, *total;
+    stx_tensor *nll;
     double value[2];
-    int kind, step;
-    size_t i;
-    memset(&od, 0, sizeof od);
-    od.clip = 1;
-    od.momentum = 0.9;
-    for (kind = STX_SGD; kind <= KINDS; kind++) {
-        od.kind = kind;
-        od.weight_decay = kind == STX_ADAGRAD ? 0 : 0.01;
-        optim[kind] = stx_optim_create(r->lm.params, &od);
-    }
     memset(&schedule, 0, sizeof schedule);
     schedule.kind = STX_LR_COSINE;
     schedule.lr = 0.004;
     schedule.warmup = 5;
     schedule.total = STEPS + 1;
-    for (step = 1; step <= steps && stx_ok(r->x); step++) {
-        kind = STX_SGD + step % KINDS;
-        nll = loss(r, step, STX_TRAIN, &total);
-        value[0] = stx_item(r->x, nll);
-        stx_backward(r->x, total);
-        stx_optim_step(optim[kind], stx_schedule_lr(&schedule, (uint64_t)step));
-        value[1] = optim[kind]->grad_norm;
-        add(&d->losses, value, sizeof value);
-        if (r->span) stx_span_clamp(r->span);
-    }
+    nll = loss(r, step, STX_TRAIN);
+    value[0] = stx_item(r->x, nll);
+    stx_backward(r->x, r->lm.total(r->lm.model, nll));
+    if (stx_optim_step(optim, stx_schedule_lr(&schedule, (uint64_t)step)))
+        r->lm.updated(r->lm.model);
+    value[1] = optim ? optim->grad_norm : 0;
+    add(losses, value, sizeof value);
+}
+
+/* Trains with all optimisers, which take turns, and evaluates. */
+static void train(run *r, int steps, digest *d) {
+    stx_optim *optim[KINDS];
+    double value;
+    int step;
+    size_t i;
+    for (step = 0; step < KINDS; step++) optim[step] = optimiser(r, STX_SGD + step);
+    for (step = 1; step <= steps && stx_ok(r->x); step++)
+        train_step(r, step, optim[step % KINDS], &d->losses);
     for (step = 0; step < 2 && stx_ok(r->x); step++) {
-        value[0] = stx_item(r->x, loss(r, step, STX_EVAL, &total));
-        add(&d->losses, value, sizeof *value);
+        value = stx_item(r->x, loss(r, step, STX_EVAL));
+        add(&d->losses, &value, sizeof value);
     }
     for (i = 0; i < r->lm.params->count; i++)
         add(&d->params, r->lm.params->tensor[i]->data,
@@ -206,24 +190,83 @@ static void generate(run *r, int n, digest *d) {
     }
 }
 
-static digest compute(int model, int size, int isa, int threads, int part) {
-    digest d = {14695981039346656037u, 14695981039346656037u, 14695981039346656037u};
+static void begin(run *r, int size, int isa, int threads) {
     stx_desc desc;
-    run r;
     memset(&desc, 0, sizeof desc);
     desc.threads = threads;
-    memset(&r, 0, sizeof r);
-    r.size = &size_of[size];
-    r.random = 7;
-    r.x = stx_create(&desc);
-    inner_use_isa(r.x, isa);
+    memset(r, 0, sizeof *r);
+    r->size = &size_of[size];
+    r->x = stx_create(&desc);
+    inner_use_isa(r->x, isa);
+}
+
+static digest compute(int model, int size, int isa, int threads, int part) {
+    digest d = {14695981039346656037u, 14695981039346656037u, 14695981039346656037u};
+    run r;
+    begin(&r, size, isa, threads);
     create(&r, model);
-    r.state = r.lm.state_create(r.lm.model, r.size->B, 0);
     train(&r, STX_MAX(1, r.size->steps / part), &d);
     generate(&r, STX_MAX(1, r.size->tokens / part), &d);
     SAME(stx_error(r.x), "");
     stx_destroy(r.x);
     return d;
+}
+
+/* Trains up to a step, from the checkpoint `path` unless `first` is 0, and saves it. */
+static void leg(int model, int isa, int threads, const char *path, int first, int last) {
+    stx_writer *w;
+    stx_optim *optim;
+    uint64_t unused = 0;
+    run r;
+    int step;
+    begin(&r, LONG, isa, threads);
+    create(&r, model);
+    optim = optimiser(&r, STX_ADAGRAD + model);
+    if (first) {
+        stx_file *f = stx_file_open(r.x, path);
+        EXPECT(stx_params_load(r.lm.params, f, "") && stx_optim_load(optim, f)
+               && r.lm.state_load(r.state, f, "memory."));
+        stx_file_close(f);
+        stx_set_step_index(r.x, (uint64_t)first);
+    }
+    for (step = first + 1; step <= last; step++) train_step(&r, step, optim, &unused);
+    w = stx_writer_create(r.x);
+    EXPECT(stx_params_save(w, r.lm.params, "") && stx_optim_save(w, optim)
+           && r.lm.state_save(w, r.state, "memory.") && stx_writer_finish(w, path));
+    SAME(stx_error(r.x), "");
+    stx_destroy(r.x);
+}
+
+/* True if two files of more than 1000 bytes have the same content. */
+static int same_files(const char *a, const char *b) {
+    FILE *f = fopen(a, "rb"), *g = fopen(b, "rb");
+    long n = 0;
+    int c = 0, d = 0;
+    while (f && g && c == d && c != EOF) {
+        c = getc(f);
+        d = getc(g);
+        n++;
+    }
+    if (f) fclose(f);
+    if (g) fclose(g);
+    return c == EOF && d == EOF && n > 1000;
+}
+
+/* A run that moves twice to other instructions and threads writes the same checkpoint as
+   one that does not move. */
+static void journey(int model, int best, int part) {
+    const int a = STEPS / 3 / part, b = 2 * a, last = 3 * a;
+    char path[2][256];
+    test_path(path[0], sizeof *path, "bits_whole");
+    test_path(path[1], sizeof *path, "bits_parts");
+    leg(model, best, 1, path[0], 0, last);
+    leg(model, best, 2, path[1], 0, a);
+    leg(model, 0, 3, path[1], a, b);
+    leg(model, best > 1 ? 1 : best, 1, path[1], b, last);
+    CHECK(same_files(path[0], path[1]),
+          "%s: a run that moves to other processors ends differently", name[model]);
+    remove(path[0]);
+    remove(path[1]);
 }
 
 static uint64_t draw(uint64_t *state) {
@@ -343,5 +386,6 @@ int main(int argc, char **argv) {
     functions();
     for (model = 0; model < MODELS; model++)
         for (size = 0; size < SIZES; size++) same_bits(model, size, best, one, part);
+    for (model = 0; model < MODELS && !one; model++) journey(model, best, part);
     return test_end();
 }
