@@ -77,12 +77,12 @@ typedef struct {
     double at, warmup, total;   /* the update, the end of the warm-up, and the end of the run */
 } tr_lm_place;
 
+enum { TR_PLACES = 1 << 20 };
+
 /* Returns the place of update n. With --minutes or --plan, all three are shares of the
    run times TR_PLACES. A warm-up that was not chosen by the user takes at most a tenth of
    the run. Once it is over, the share at its end no longer changes, so that the learning
    rate never rises again, whatever the speed does. */
-enum { TR_PLACES = 1 << 20 };
-
 TR_DEF tr_lm_place tr_lm_placed(const tr_lm *t, uint64_t n) {
     const uint64_t W = t->opt->lr_warmup;
     double done, risen = W ? (double)n / (double)W : 1, warm = W ? tr_lm_progress(t, W) : 0;
@@ -157,7 +157,8 @@ TR_DEF void tr_lm_measure(tr_lm *t, uint64_t n, double dt) {
         t->apart += dt;
         return;
     }
-    t->used -= dt;
+    t->used -= dt - pace->step;
+    t->rate.last += dt - pace->step;
     tr_say(&t->term, "step %" PRIu64 " took %.3g seconds instead of %.3g: this pause is not part "
            "of --minutes", n, dt, pace->step);
 }

@@ -13,6 +13,7 @@
    NULL. */
 TR_DEF int tr_not_option(const tr_options *o, const char *word, const tr_opt *flag, char *err,
                          size_t size) {
+    struct stat st;
     if (flag != NULL)
         return tr_fail(err, size,
                        "--%s: expected no value after a flag, got '%.80s' (write --%s, --no-%s or "
@@ -28,7 +29,7 @@ TR_DEF int tr_not_option(const tr_options *o, const char *word, const tr_opt *fl
                            "options", word, meant);
     }
     if (tr_find_exact(o, "data", 4) != NULL && tr_find_exact(o, "checkpoint", 10) != NULL
-        && strchr(word, '.') != NULL)
+        && stat(word, &st) == 0)
         return tr_fail(err, size,
                        "expected an option, got '%.80s': give a text as --data %.80s, and a model "
                        "as --checkpoint FILE", word, word);
@@ -60,16 +61,20 @@ typedef struct {
     const char *preset;     /* value of --preset, or NULL */
     const char *topic;      /* value of --help; "": --help without a value; NULL: no --help */
     int         unknown;    /* number of unknown options */
-    char        names[640]; /* the first of them, with what they may mean */
+    tr_argument first;      /* the first of them */
+    char        names[900]; /* all, with what they may mean; as many as fit */
 } tr_found;
 
 /* Adds an unknown option to those that were found. */
-TR_DEF void tr_add_unknown(const tr_options *o, const tr_argument *a, tr_found *found) {
+TR_DEF void tr_add_unknown(const tr_options *o, tr_argument a, tr_found *found) {
     const size_t used = strlen(found->names);
     char hint[160];
-    tr_hint(o, a->name, a->n, hint);
-    snprintf(found->names + used, sizeof found->names - used, "%s--%.*s%s",
-             found->unknown++ ? ", " : "", (int)(a->n < 80 ? a->n : 80), a->name, hint);
+    tr_hint(o, a.name, a.n, hint);
+    if (!found->unknown) found->first = a;
+    if (used + strlen(hint) + 90 < sizeof found->names)
+        snprintf(found->names + used, sizeof found->names - used, "%s--%.*s%s",
+                 found->unknown ? ", " : "", (int)(a.n < 80 ? a.n : 80), a.name, hint);
+    found->unknown++;
 }
 
 /* The first pass over the command line: finds --preset and --help, and reports words
@@ -100,7 +105,7 @@ TR_DEF int tr_scan_words(const tr_options *o, int argc, char **argv, tr_found *f
         } else {
             p = tr_find_word(o, a.name, a.n, &no);
             if (p == NULL) {
-                tr_add_unknown(o, &a, found);
+                tr_add_unknown(o, a, found);
                 if (a.value == NULL && next != NULL && next[0] != '-') used = 2;
                 continue;
             }
@@ -117,11 +122,8 @@ TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, tr_found *found, 
                    size_t size) {
     const int ok = tr_scan_words(o, argc, argv, found, err, size);
     if (!found->unknown) return ok;
-    if (found->unknown == 1) {
-        const size_t n = strcspn(found->names, " ");
-        return tr_fail(err, size, "%.*s: unknown option%s; --help all lists all options", (int)n,
-                       found->names, found->names + n);
-    }
+    if (found->unknown == 1)
+        return tr_unknown_option(o, found->first.name, found->first.n, err, size);
     return tr_fail(err, size, "unknown options: %s; --help all lists all options", found->names);
 }
 
@@ -166,8 +168,9 @@ TR_DEF int tr_apply_argument(const tr_options *o, const char *word, const char *
    error, returns 0 with a message in err, which the program should print before it
    exits with status 2 (or 1 if ferror(stdout): the help could not be printed). */
 TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size) {
-    tr_found found = {NULL, NULL, 0, ""};
+    tr_found found;
     int i, used;
+    memset(&found, 0, sizeof found);
     if (!tr_reset(o, err, size) || !tr_check_table(o, err, size)) return 0;
     if (!tr_scan(o, argc, argv, &found, err, size)) return 0;
     if (found.preset != NULL && !tr_select_preset(o, found.preset, err, size)) return 0;

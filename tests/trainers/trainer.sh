@@ -1669,6 +1669,7 @@ refused "--tokens is chars here .* but bytes in the checkpoint" \
 refused "--[a-z-]* is .* here (from --preset $another_preset) but .* in the checkpoint: leave --preset out to start" \
     --init-from ten.st --data ../t.txt --preset $another_preset
 refused "--init-from none.st: No such file" --init-from none.st --data ../t.txt
+refused "got '../t.txt': give a text as --data ../t.txt" ../t.txt
 refused "--init-from resume: there is no file of this name. A run resumes if" \
     --init-from resume --data ../t.txt
 refused "--data is missing" --init-from ten.st
