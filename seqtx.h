@@ -455,6 +455,18 @@ STX_DEF const char *stx_quote(char *q, const void *s, size_t n);
    happens. */
 STX_DEF void stx_begin(stx_ctx *x, int mode);
 
+/* Like stx_begin(x, STX_TRAIN), for a batch that is processed in equal parts, one after
+   another, because it does not fit in memory: part 0 first. The parts of a batch have
+   one step index, and the random numbers of a part are those that its streams would have
+   if the batch were not divided. In a group, each rank has a share of each part. N ranks
+   with one part each compute the same bits as one process with N parts, if the loss of
+   each of these parts is divided by N (docs/bits.md; on a CPU). */
+STX_DEF void stx_begin_part(stx_ctx *x, size_t part);
+
+/* For new ops with random numbers: the index of the streams of this step among the equal
+   shares of the batch, part * stx_ranks + stx_rank. 0 if the batch is not divided. */
+STX_DEF size_t stx_batch_share(const stx_ctx *x);
+
 /* Returns 1 if the current step was started with STX_TRAIN. */
 STX_DEF int stx_training(const stx_ctx *x);
 
@@ -639,6 +651,10 @@ typedef struct stx_params {
     stx_real    *grads;                 /* block returned by stx_params_grads, or NULL */
     size_t       grads_size, grads_count;
     struct stx__arena *grads_arena;     /* arena that contains the gradients */
+    stx_real    *earlier;               /* (earlier_size): gradients of earlier passes, or
+                                           NULL; see stx__put_grads_aside */
+    size_t       earlier_size;
+    int          grads_state, aside;    /* STX__GRADS_..; aside: `earlier` has to be added */
     int          in_use;                /* 1: an optimiser holds gradient addresses */
     struct stx__buckets *buckets;       /* progress of the gradient exchange, see >>group */
     struct stx_params *next;            /* the context's next parameter list */
@@ -786,8 +802,10 @@ STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
                             them is an error
 
    Gradients of variables add up over the passes of a step. Those of parameters also add
-   up over steps, until stx_optim_step or stx_params_zero_grad zeroes them. The pass
-   itself is not recorded, so there are no second derivatives.
+   up over steps, until stx_optim_step or stx_params_zero_grad zeroes them. On a CPU, a
+   later pass computes its gradients from zero and then adds the earlier ones, which need
+   a second block of memory. The pass itself is not recorded, so there are no second
+   derivatives.
 
    A backward pass empties the tape. A later pass in the same step covers only the ops
    recorded since then; it is an error if a gradient would have to pass through an earlier
@@ -4299,6 +4317,7 @@ struct stx_ctx {
     struct {
         uint64_t step, op; /* random numbers are keyed by the step index and by the index
                               of the op in the step */
+        size_t part; /* of the batch, see stx_begin_part */
     } rng;
 
     struct {
@@ -5162,11 +5181,15 @@ static uint64_t stx__stream(stx_ctx *x) {
 
 #define STX__PARAM_STREAM ((uint64_t)1 << 63)
 
-/* *first receives the index of this rank's first Philox call if each rank of the group
-   draws n values. Returns 1; or sets an error and returns 0 if the values of a rank
+STX_DEF size_t stx_batch_share(const stx_ctx *x) {
+    return x ? x->rng.part * (size_t)STX_MAX(1, x->group.ranks) + (size_t)x->group.rank : 0;
+}
+
+/* *first receives the index of the first Philox call of this share of the batch if each
+   share draws n values. Returns 1; or sets an error and returns 0 if the values of a rank
    would begin in the middle of a call. */
 static int stx__first_call(stx_ctx *x, const char *op, size_t n, uint64_t *first) {
-    *first = (uint64_t)x->group.rank * (n / 8);
+    *first = (uint64_t)stx_batch_share(x) * ((n + 7) / 8);
     if (x->group.ranks < 2 || n % 8 == 0) return 1;
     stx_fail(x, STX_ERR_SHAPE,
              "%s: expected a multiple of 8 elements per rank, got %zu: in a group, random values "
@@ -5529,10 +5552,14 @@ static int stx__grads_join(stx_params *p) {
     *a = joined;
     p->grads_size = total;
     p->grads_count = p->count;
+    p->earlier = NULL;  /* was in the old arena */
     p->reserve_left = 0; /* the reserve's gradients were in the old arena */
     stx__forget_steps(x);
     return 1;
 }
+
+/* What is known about the gradients of a list; see stx__put_grads_aside. */
+enum { STX__GRADS_UNKNOWN, STX__GRADS_ZERO, STX__GRADS_ADDED };
 
 STX_DEF size_t stx_params_size(const stx_params *p) {
     size_t i, n = 0;
@@ -5588,6 +5615,7 @@ static int stx__grads_at_rest(stx_ctx *x, const char *op) {
 STX_DEF void stx_params_zero_grad(stx_params *p) {
     size_t i;
     if (p && !stx__grads_at_rest(p->ctx, "stx_params_zero_grad")) return;
+    if (p) p->grads_state = STX__GRADS_ZERO;
     for (i = 0; p && stx_ok(p->ctx) && i < p->count; i++)
         if (p->tensor[i]->needs_grad)
             STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
@@ -6370,14 +6398,69 @@ static void stx__defer_sums(stx_ctx *x, int by) {
 #endif
 }
 
+/* Returns 1 if a gradient of the list is not 0. */
+static int stx__any_grad(const stx_params *p) {
+    size_t i, e;
+    if (p->grads_state == STX__GRADS_ZERO) return 0;
+    if (p->ctx->desc.dry) return p->grads_state == STX__GRADS_ADDED;
+    for (i = 0; i < p->count; i++)
+        for (e = 0; p->tensor[i]->needs_grad && e < p->tensor[i]->size; e++)
+            if (!(p->tensor[i]->grad[e] == 0)) return 1;
+    return 0;
+}
+
+/* Before a backward pass on a CPU: moves the sums of earlier passes to p->earlier, so
+   that this pass starts from 0. The order of additions is then that of ranks that compute
+   one pass each: first all within a pass, then those of the passes. p->earlier has the
+   gradients of the list, each padded (stx__grad_padded), like the block p->grads. */
+static void stx__put_grads_aside(stx_params *p) {
+    stx_ctx *x = p->ctx;
+    const int any = stx__any_grad(p);
+    stx_real *to;
+    size_t i, total = 0;
+    p->grads_state = STX__GRADS_ADDED;
+    if (!any) return;
+    for (i = 0; i < p->count; i++)
+        if (p->tensor[i]->needs_grad) total += stx__grad_padded(p->tensor[i]);
+    if (!p->earlier || p->earlier_size < total) {
+        p->earlier = stx__grads_alloc(x, p->grads_arena, total);
+        p->earlier_size = total;
+    }
+    to = p->earlier;
+    for (i = 0; to && i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        if (!t->needs_grad) continue;
+        STX_RUN(x, stx_copy2d, (x, to, t->size, t->grad, t->size, 1, t->size, 0));
+        STX_RUN(x, stx_fill, (x, t->grad, t->size, 0));
+        to += stx__grad_padded(t);
+    }
+    p->aside = to != NULL;
+}
+
+/* Adds the sums of earlier passes. */
+static void stx__add_grads_aside(stx_params *p) {
+    stx_ctx *x = p->ctx;
+    const stx_real *from = p->earlier;
+    size_t i;
+    for (i = 0; p->aside && i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        if (!t->needs_grad) continue;
+        STX_RUN(x, stx_axpy, (x, t->grad, from, t->size, 1, 1));
+        from += stx__grad_padded(t);
+    }
+    p->aside = 0;
+}
+
 /* Runs and removes all nodes, newest first. Nodes whose outputs have no gradient are
    removed without being run. In a group, sends gradients as they become complete;
    `left` is the number of nodes that remain on the tape. */
 static void stx__run_backward(stx_ctx *x) {
-    const int recording = x->tape.recording;
-    const int sending = x->group.sending && !x->tape.recompute_mark;
+    const int recording = x->tape.recording, outer = !x->tape.recompute_mark;
+    const int sending = x->group.sending && outer;
+    stx_params *p;
     size_t left = sending ? x->group.ops->backward_begin(x) : 0;
     x->tape.recording = 0;
+    for (p = x->lists; p && outer && !stx__on_gpu(x); p = p->next) stx__put_grads_aside(p);
     stx__defer_sums(x, 1);
 
     while (x->tape.last && !x->error.code) {
@@ -6394,6 +6477,8 @@ static void stx__run_backward(stx_ctx *x) {
 
     stx__defer_sums(x, -1);
     if (sending && !x->error.code) x->group.ops->backward_step(x, 0);
+    for (p = x->lists; p && outer; p = p->next)
+        if (p != x->group.sending) stx__add_grads_aside(p);
     if (sending) x->group.sending = NULL;
     x->tape.recording = recording;
 }
@@ -7392,8 +7477,15 @@ STX_DEF void stx_begin(stx_ctx *x, int mode) {
     x->tape.steps_begun++;
     x->tape.mode = mode;
     x->tape.recording = mode == STX_TRAIN;
-    x->rng.op = 0;
+    x->rng.op = x->rng.part = 0;
     if (mode == STX_TRAIN) x->rng.step++;
+}
+
+STX_DEF void stx_begin_part(stx_ctx *x, size_t part) {
+    stx_begin(x, STX_TRAIN);
+    if (!x || !part) return;
+    x->rng.part = part;
+    x->rng.step--;
 }
 
 
@@ -14580,7 +14672,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
         a->drop = (stx_real)d->dropout;
         a->seed = x->desc.seed;
         a->stream = stx__stream(x);
-        a->rng_first = (uint64_t)x->group.rank * rows * stx__attn_philox_calls(a);
+        a->rng_first = (uint64_t)stx_batch_share(x) * rows * stx__attn_philox_calls(a);
     }
     stx_attention_run(x, a);
     stx__attention_record(x, y, in, &s, a);
@@ -17961,6 +18053,9 @@ static void stx__send_bucket(stx_params *p) {
     const size_t k = --p->buckets->sent;
     x->group.in_flight++;
     stx__defer_sums(x, 0);
+    if (p->aside)
+        STX_RUN(x, stx_axpy, (x, p->grads + b->at[k], p->earlier + b->at[k],
+                              b->at[k + 1] - b->at[k], 1, 1));
     x->group.ops->start_mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k],
                        x->group.shard ? b->owner[k] : -1);
 }
@@ -17972,6 +18067,7 @@ static void stx__mean_grads(stx_params *p) {
     stx__buckets *b = p->buckets;
     if (x->group.ranks < 2 || !stx_ok(x)) return;
     while (b->sent && stx_ok(x)) stx__send_bucket(p);
+    p->aside = 0;
     x->group.ops->wait(x, p->grads, p->grads_size);
     x->group.in_flight -= b->count - b->sent;
     b->sent = b->count;
@@ -19632,6 +19728,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
 
     stx__optim_update(o, &d);
     stx__spread_params(o);
+    o->params->grads_state = STX__GRADS_ZERO;
     return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
 }
 

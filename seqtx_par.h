@@ -3943,7 +3943,7 @@ static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, co
     if (noisy && !u && training) a.stream = stx_random_stream(x);
     if (noisy && !u && !training)
         a.stream = (uint64_t)1 << 62 | (calls & 0xffffffffffffu) << 12 | l;
-    if (training && d->noise != STX_PAR_NOISE_STEP) a.first = (uint64_t)stx_rank(x) * a.R;
+    if (training && d->noise != STX_PAR_NOISE_STEP) a.first = (uint64_t)stx_batch_share(x) * a.R;
 
     a.tau = m->tau->data;
     a.uniforms = u ? u + stx__par_branches(m) * l : NULL;

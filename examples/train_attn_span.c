@@ -42,7 +42,7 @@ static void step(void *user) {
     for (part = 0; part < parts; part++) {
         stx_span_state *memory = (stx_span_state *)r->t.state[part];
         stx_tensor *loss, *total;
-        stx_begin(x, STX_TRAIN);
+        stx_begin_part(x, part);
         loss = stx_span_loss(r->model, r->t.in[part], r->t.out[part], memory, memory);
         stx_metric_set(x, METRIC_LOSS, loss, 1.0 / (double)parts, part > 0);
         total = stx_scale(x, stx_span_total(r->model, loss), 1.0 / (double)parts);

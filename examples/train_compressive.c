@@ -62,7 +62,7 @@ static void step(void *user) {
     for (part = 0; part < parts; part++) {
         stx_comp_state *memory = (stx_comp_state *)r->t.state[part];
         stx_tensor *loss, *total;
-        stx_begin(x, STX_TRAIN);
+        stx_begin_part(x, part);
         loss = stx_comp_loss(r->model, r->t.in[part], r->t.out[part], NULL, memory, memory);
         note_part(r, loss, share, part > 0);
         total = stx_scale(x, stx_comp_total(r->model, loss), share * r->t.share);

@@ -55,7 +55,7 @@ static void step(void *user) {
     for (part = 0; part < parts; part++) {
         stx_par_state *memory = (stx_par_state *)state[part];
         stx_tensor *loss, *total;
-        stx_begin(x, STX_TRAIN);
+        stx_begin_part(x, part);
         loss = stx_par_loss(r->model, r->t.in[part], r->t.out[part], memory, memory);
         stx_metric_set(x, METRIC_LOSS, loss, each, part > 0);
         total = stx_scale(x, stx_par_total(r->model, loss), each * r->t.share);

@@ -44,7 +44,7 @@ static void step(void *user) {
     for (i = 0; i < blocks; i++) {
         stx_sru_state *state = (stx_sru_state *)r->t.state[i % parts];
         stx_tensor *loss;
-        stx_begin(x, STX_TRAIN);
+        stx_begin_part(x, i % parts);
         loss = stx_sru_lm_loss(r->model, r->t.in[i], r->t.out[i], state, state);
         stx_metric_set(x, METRIC_LOSS, loss, share, i > 0);
         if (i + 1 == blocks) stx_group_overlap(r->t.optim);

@@ -136,6 +136,18 @@ STX_DEF const char *stx_quote(char *q, const void *s, size_t n);
    happens. */
 STX_DEF void stx_begin(stx_ctx *x, int mode);
 
+/* Like stx_begin(x, STX_TRAIN), for a batch that is processed in equal parts, one after
+   another, because it does not fit in memory: part 0 first. The parts of a batch have
+   one step index, and the random numbers of a part are those that its streams would have
+   if the batch were not divided. In a group, each rank has a share of each part. N ranks
+   with one part each compute the same bits as one process with N parts, if the loss of
+   each of these parts is divided by N (docs/bits.md; on a CPU). */
+STX_DEF void stx_begin_part(stx_ctx *x, size_t part);
+
+/* For new ops with random numbers: the index of the streams of this step among the equal
+   shares of the batch, part * stx_ranks + stx_rank. 0 if the batch is not divided. */
+STX_DEF size_t stx_batch_share(const stx_ctx *x);
+
 /* Returns 1 if the current step was started with STX_TRAIN. */
 STX_DEF int stx_training(const stx_ctx *x);
 
@@ -320,6 +332,10 @@ typedef struct stx_params {
     stx_real    *grads;                 /* block returned by stx_params_grads, or NULL */
     size_t       grads_size, grads_count;
     struct stx__arena *grads_arena;     /* arena that contains the gradients */
+    stx_real    *earlier;               /* (earlier_size): gradients of earlier passes, or
+                                           NULL; see stx__put_grads_aside */
+    size_t       earlier_size;
+    int          grads_state, aside;    /* STX__GRADS_..; aside: `earlier` has to be added */
     int          in_use;                /* 1: an optimiser holds gradient addresses */
     struct stx__buckets *buckets;       /* progress of the gradient exchange, see >>group */
     struct stx_params *next;            /* the context's next parameter list */
@@ -467,8 +483,10 @@ STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
                             them is an error
 
    Gradients of variables add up over the passes of a step. Those of parameters also add
-   up over steps, until stx_optim_step or stx_params_zero_grad zeroes them. The pass
-   itself is not recorded, so there are no second derivatives.
+   up over steps, until stx_optim_step or stx_params_zero_grad zeroes them. On a CPU, a
+   later pass computes its gradients from zero and then adds the earlier ones, which need
+   a second block of memory. The pass itself is not recorded, so there are no second
+   derivatives.
 
    A backward pass empties the tape. A later pass in the same step covers only the ops
    recorded since then; it is an error if a gradient would have to pass through an earlier

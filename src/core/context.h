@@ -231,6 +231,7 @@ struct stx_ctx {
     struct {
         uint64_t step, op; /* random numbers are keyed by the step index and by the index
                               of the op in the step */
+        size_t part; /* of the batch, see stx_begin_part */
     } rng;
 
     struct {

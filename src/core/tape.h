@@ -348,14 +348,69 @@ static void stx__defer_sums(stx_ctx *x, int by) {
 #endif
 }
 
+/* Returns 1 if a gradient of the list is not 0. */
+static int stx__any_grad(const stx_params *p) {
+    size_t i, e;
+    if (p->grads_state == STX__GRADS_ZERO) return 0;
+    if (p->ctx->desc.dry) return p->grads_state == STX__GRADS_ADDED;
+    for (i = 0; i < p->count; i++)
+        for (e = 0; p->tensor[i]->needs_grad && e < p->tensor[i]->size; e++)
+            if (!(p->tensor[i]->grad[e] == 0)) return 1;
+    return 0;
+}
+
+/* Before a backward pass on a CPU: moves the sums of earlier passes to p->earlier, so
+   that this pass starts from 0. The order of additions is then that of ranks that compute
+   one pass each: first all within a pass, then those of the passes. p->earlier has the
+   gradients of the list, each padded (stx__grad_padded), like the block p->grads. */
+static void stx__put_grads_aside(stx_params *p) {
+    stx_ctx *x = p->ctx;
+    const int any = stx__any_grad(p);
+    stx_real *to;
+    size_t i, total = 0;
+    p->grads_state = STX__GRADS_ADDED;
+    if (!any) return;
+    for (i = 0; i < p->count; i++)
+        if (p->tensor[i]->needs_grad) total += stx__grad_padded(p->tensor[i]);
+    if (!p->earlier || p->earlier_size < total) {
+        p->earlier = stx__grads_alloc(x, p->grads_arena, total);
+        p->earlier_size = total;
+    }
+    to = p->earlier;
+    for (i = 0; to && i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        if (!t->needs_grad) continue;
+        STX_RUN(x, stx_copy2d, (x, to, t->size, t->grad, t->size, 1, t->size, 0));
+        STX_RUN(x, stx_fill, (x, t->grad, t->size, 0));
+        to += stx__grad_padded(t);
+    }
+    p->aside = to != NULL;
+}
+
+/* Adds the sums of earlier passes. */
+static void stx__add_grads_aside(stx_params *p) {
+    stx_ctx *x = p->ctx;
+    const stx_real *from = p->earlier;
+    size_t i;
+    for (i = 0; p->aside && i < p->count; i++) {
+        const stx_tensor *t = p->tensor[i];
+        if (!t->needs_grad) continue;
+        STX_RUN(x, stx_axpy, (x, t->grad, from, t->size, 1, 1));
+        from += stx__grad_padded(t);
+    }
+    p->aside = 0;
+}
+
 /* Runs and removes all nodes, newest first. Nodes whose outputs have no gradient are
    removed without being run. In a group, sends gradients as they become complete;
    `left` is the number of nodes that remain on the tape. */
 static void stx__run_backward(stx_ctx *x) {
-    const int recording = x->tape.recording;
-    const int sending = x->group.sending && !x->tape.recompute_mark;
+    const int recording = x->tape.recording, outer = !x->tape.recompute_mark;
+    const int sending = x->group.sending && outer;
+    stx_params *p;
     size_t left = sending ? x->group.ops->backward_begin(x) : 0;
     x->tape.recording = 0;
+    for (p = x->lists; p && outer && !stx__on_gpu(x); p = p->next) stx__put_grads_aside(p);
     stx__defer_sums(x, 1);
 
     while (x->tape.last && !x->error.code) {
@@ -372,6 +427,8 @@ static void stx__run_backward(stx_ctx *x) {
 
     stx__defer_sums(x, -1);
     if (sending && !x->error.code) x->group.ops->backward_step(x, 0);
+    for (p = x->lists; p && outer; p = p->next)
+        if (p != x->group.sending) stx__add_grads_aside(p);
     if (sending) x->group.sending = NULL;
     x->tape.recording = recording;
 }

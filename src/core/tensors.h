@@ -40,11 +40,15 @@ static uint64_t stx__stream(stx_ctx *x) {
 
 #define STX__PARAM_STREAM ((uint64_t)1 << 63)
 
-/* *first receives the index of this rank's first Philox call if each rank of the group
-   draws n values. Returns 1; or sets an error and returns 0 if the values of a rank
+STX_DEF size_t stx_batch_share(const stx_ctx *x) {
+    return x ? x->rng.part * (size_t)STX_MAX(1, x->group.ranks) + (size_t)x->group.rank : 0;
+}
+
+/* *first receives the index of the first Philox call of this share of the batch if each
+   share draws n values. Returns 1; or sets an error and returns 0 if the values of a rank
    would begin in the middle of a call. */
 static int stx__first_call(stx_ctx *x, const char *op, size_t n, uint64_t *first) {
-    *first = (uint64_t)x->group.rank * (n / 8);
+    *first = (uint64_t)stx_batch_share(x) * ((n + 7) / 8);
     if (x->group.ranks < 2 || n % 8 == 0) return 1;
     stx_fail(x, STX_ERR_SHAPE,
              "%s: expected a multiple of 8 elements per rank, got %zu: in a group, random values "
@@ -407,10 +411,14 @@ static int stx__grads_join(stx_params *p) {
     *a = joined;
     p->grads_size = total;
     p->grads_count = p->count;
+    p->earlier = NULL;  /* was in the old arena */
     p->reserve_left = 0; /* the reserve's gradients were in the old arena */
     stx__forget_steps(x);
     return 1;
 }
+
+/* What is known about the gradients of a list; see stx__put_grads_aside. */
+enum { STX__GRADS_UNKNOWN, STX__GRADS_ZERO, STX__GRADS_ADDED };
 
 STX_DEF size_t stx_params_size(const stx_params *p) {
     size_t i, n = 0;
@@ -466,6 +474,7 @@ static int stx__grads_at_rest(stx_ctx *x, const char *op) {
 STX_DEF void stx_params_zero_grad(stx_params *p) {
     size_t i;
     if (p && !stx__grads_at_rest(p->ctx, "stx_params_zero_grad")) return;
+    if (p) p->grads_state = STX__GRADS_ZERO;
     for (i = 0; p && stx_ok(p->ctx) && i < p->count; i++)
         if (p->tensor[i]->needs_grad)
             STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));

@@ -673,6 +673,13 @@ STX_DEF void stx_begin(stx_ctx *x, int mode) {
     x->tape.steps_begun++;
     x->tape.mode = mode;
     x->tape.recording = mode == STX_TRAIN;
-    x->rng.op = 0;
+    x->rng.op = x->rng.part = 0;
     if (mode == STX_TRAIN) x->rng.step++;
+}
+
+STX_DEF void stx_begin_part(stx_ctx *x, size_t part) {
+    stx_begin(x, STX_TRAIN);
+    if (!x || !part) return;
+    x->rng.part = part;
+    x->rng.step--;
 }

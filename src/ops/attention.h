@@ -639,7 +639,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
         a->drop = (stx_real)d->dropout;
         a->seed = x->desc.seed;
         a->stream = stx__stream(x);
-        a->rng_first = (uint64_t)x->group.rank * rows * stx__attn_philox_calls(a);
+        a->rng_first = (uint64_t)stx_batch_share(x) * rows * stx__attn_philox_calls(a);
     }
     stx_attention_run(x, a);
     stx__attention_record(x, y, in, &s, a);

@@ -225,6 +225,9 @@ static void stx__send_bucket(stx_params *p) {
     const size_t k = --p->buckets->sent;
     x->group.in_flight++;
     stx__defer_sums(x, 0);
+    if (p->aside)
+        STX_RUN(x, stx_axpy, (x, p->grads + b->at[k], p->earlier + b->at[k],
+                              b->at[k + 1] - b->at[k], 1, 1));
     x->group.ops->start_mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k],
                        x->group.shard ? b->owner[k] : -1);
 }
@@ -236,6 +239,7 @@ static void stx__mean_grads(stx_params *p) {
     stx__buckets *b = p->buckets;
     if (x->group.ranks < 2 || !stx_ok(x)) return;
     while (b->sent && stx_ok(x)) stx__send_bucket(p);
+    p->aside = 0;
     x->group.ops->wait(x, p->grads, p->grads_size);
     x->group.in_flight -= b->count - b->sent;
     b->sent = b->count;

@@ -400,5 +400,6 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
 
     stx__optim_update(o, &d);
     stx__spread_params(o);
+    o->params->grads_state = STX__GRADS_ZERO;
     return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
 }

@@ -269,6 +269,55 @@ static void journey(int model, int best, int part) {
     remove(path[1]);
 }
 
+/* y = dropout(w[ids]), for rows of tokens that occur several times, and a backward pass
+   from the mean of y^2. */
+static stx_tensor *dropped(stx_ctx *x, stx_tensor *w, size_t first, size_t rows) {
+    int32_t ids[40];
+    stx_tensor *y;
+    size_t i;
+    for (i = 0; i < 10 * rows; i++) ids[i] = (int32_t)((first * 10 + i) % 7);
+    y = stx_dropout(x, stx_embedding(x, w, stx_tokens(x, ids, rows, 10)), 0.4);
+    stx_backward(x, stx_mean(x, stx_mul(x, y, y)));
+    return y;
+}
+
+/* The parts of a batch (stx_begin_part) draw the random numbers of the whole batch, and
+   their gradients are added as those of ranks are: each is complete before. */
+static void parts(void) {
+    enum { ROWS = 4, WIDTH = 24, N = 7 * WIDTH, HALF = ROWS / 2 * 10 * WIDTH };
+    stx_ctx *x = stx_create(NULL);
+    stx_params *p = stx_params_create(x);
+    stx_tensor *w = stx_param(p, STX_NORMAL, 0.5, "w", 7, WIDTH, 0, 0), *y;
+    stx_real whole[2 * HALF], sum[2][N];
+    size_t k, i, added = 0, both = 0;
+    stx_begin(x, STX_TRAIN);
+    y = dropped(x, w, 0, ROWS);
+    EXPECT(y->size == 2 * HALF && stx_batch_share(x) == 0);
+    memcpy(whole, y->data, sizeof whole);
+
+    for (k = 0; k < 2; k++) {       /* each alone: stx_begin_part does not change the index */
+        stx_params_zero_grad(p);
+        stx_set_step_index(x, k);
+        stx_begin_part(x, k);
+        EXPECT(stx_step_index(x) == 1 && stx_batch_share(x) == k);
+        y = dropped(x, w, ROWS / 2 * k, ROWS / 2);
+        EXPECT(!memcmp(y->data, whole + k * HALF, sizeof *whole * HALF));
+        memcpy(sum[k], w->grad, sizeof sum[k]);
+    }
+    stx_params_zero_grad(p);
+    stx_set_step_index(x, 0);
+    for (k = 0; k < 2; k++) {
+        stx_begin_part(x, k);
+        dropped(x, w, ROWS / 2 * k, ROWS / 2);
+    }
+    for (i = 0; i < N; i++) added += w->grad[i] == sum[0][i] + sum[1][i];
+    CHECK(added == N, "%zu of %d gradients are the sum of those of the parts", added, (int)N);
+    for (i = 0; i < N; i++) both += fabs(sum[0][i]) > 0 && fabs(sum[1][i]) > 0;
+    EXPECT(both > N / 2);
+    SAME(stx_error(x), "");
+    stx_destroy(x);
+}
+
 static uint64_t draw(uint64_t *state) {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -384,6 +433,7 @@ int main(int argc, char **argv) {
     stx_destroy(x);
     if (C_LIBRARY_IS_EXACT) fused();
     functions();
+    parts();
     for (model = 0; model < MODELS; model++)
         for (size = 0; size < SIZES; size++) same_bits(model, size, best, one, part);
     for (model = 0; model < MODELS && !one; model++) journey(model, best, part);
