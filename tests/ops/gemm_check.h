@@ -1,6 +1,7 @@
-/* gemm_check.h - compares stx_gemm with stx_gemm_plain, in the real type of the build.
-   Shared by test_grad.c (double) and test_api.c (float). `one` and `many` are contexts
-   with one thread and with several threads, whose results must be bit-identical. */
+/* gemm_check.h - compares stx_gemm with stx_gemm_plain, in the real type of the build,
+   for all kernels that this processor can run. `one` and `many` are contexts with one
+   thread and with several threads, whose results must be bit-identical. In f32, those of
+   all kernels must be, too. */
 #ifndef STX_GEMM_CHECK_H
 #define STX_GEMM_CHECK_H
 #include "../inner/inner.h"
@@ -22,69 +23,132 @@ static int gemm_own(const stx_ctx *x) {
     return !x || !strcmp(stx_backend(x), inner_name(x));
 }
 
-/* Checks one GEMM or a batch. The gaps between rows and between matrices must stay
-   unchanged. An element of C is a sum of K products that are less than 1 in magnitude.
-   Rounding changes it by at most K u times the sum of these magnitudes (u is the unit
-   roundoff), and by about sqrt(K) u in practice. A tolerance of 2 (K + 4) u is safe,
-   and far below the effect of a missing or repeated term. */
+static struct {
+    inner_kernel list[INNER_F32S];
+    size_t count; /* 0: a case runs once, with the kernels of its contexts */
+    int poison;   /* whether the scratch memory is filled with NaN before each GEMM */
+} gemm_kernels;
+
+/* One GEMM or a batch: C before it, the results of stx_gemm_plain, and C as the first
+   kernel computed it with one thread. */
+typedef struct gemm_data {
+    stx_gemm_args g;
+    stx_real *C0, *first, *C1, *C3;
+    double *want;
+    size_t nc;
+} gemm_data;
+
+/* Returns whether element (i,j) of each matrix is compared with stx_gemm_plain. */
+static int gemm_compared(const stx_gemm_args *g, size_t i, size_t j) {
+    return (i + j) % GEMM_EACH == 0 || i + 1 == g->M || j + 1 == g->N;
+}
+
+/* Computes what is expected. It is the same for all kernels. */
+static void gemm_expect(gemm_data *d) {
+    const stx_gemm_args *g = &d->g;
+    double *to = d->want;
+    size_t e, i, j;
+    for (e = 0; e < g->batch; e++)
+        for (i = 0; i < g->M; i++)
+            for (j = 0; j < g->N; j++, to++) {
+                if (!gemm_compared(g, i, j)) continue;
+                *to = (double)g->alpha * stx_gemm_plain(g, e, i, j);
+                if (g->beta == 0) continue;
+                *to += (double)g->beta * (double)d->C0[e * g->sc + i * g->ldc + j];
+            }
+}
+
+/* Computes the case with the k-th kernel. The gaps between rows and between matrices must
+   stay unchanged. An element of C is a sum of K products that are less than 1 in
+   magnitude. Rounding changes it by at most K u times the sum of these magnitudes (u is
+   the unit roundoff), and by about sqrt(K) u in practice. A tolerance of 2 (K + 4) u is
+   safe, and far below the effect of a missing or repeated term. */
+static int gemm_by_kernel(stx_ctx *one, stx_ctx *many, const gemm_data *d, size_t k) {
+    const inner_kernel *kernel = gemm_kernels.count ? gemm_kernels.list + k : NULL;
+    const double unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8, *want = d->want;
+    stx_gemm_args g = d->g;
+    const double bound = 2 * unit * ((double)g.K + 4)
+                         * (fabs((double)g.alpha) + fabs((double)g.beta) + 1);
+    char what[200];
+    size_t e, i, j, wrong = 0, gaps = 0;
+    int same_threads, same_kernels;
+    snprintf(what, sizeof what,
+             "kernel \"%s\", batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu",
+             kernel ? kernel->name : "of the context", g.batch, g.ta, g.tb, g.M, g.N, g.K,
+             (double)g.alpha, (double)g.beta, g.ldc - g.N);
+    if (kernel) {
+        inner_use(one, kernel);
+        inner_use(many, kernel);
+    }
+    if (gemm_kernels.poison) {
+        inner_poison(one);
+        inner_poison(many);
+    }
+    memcpy(d->C1, d->C0, d->nc * sizeof *d->C1);
+    memcpy(d->C3, d->C0, d->nc * sizeof *d->C3);
+    g.C = d->C1;
+    stx_gemm(one, &g);
+    g.C = d->C3;
+    stx_gemm(many, &g);
+    same_threads = !gemm_own(many) || !memcmp(d->C1, d->C3, d->nc * sizeof *d->C1);
+    if (!k) memcpy(d->first, d->C1, d->nc * sizeof *d->C1);
+    same_kernels = sizeof(stx_real) == 8 || !gemm_own(many)
+                   || !memcmp(d->C1, d->first, d->nc * sizeof *d->C1);
+    for (e = 0; e < g.batch; e++)
+        for (i = 0; i < g.M; i++)
+            for (j = 0; j < g.N; j++, want++) {
+                size_t at = e * g.sc + i * g.ldc + j;
+                if (gemm_compared(&g, i, j)) wrong += !(fabs((double)d->C1[at] - *want) <= bound);
+                d->C1[at] = d->C0[at]; /* only the gaps remain to be compared */
+            }
+    gaps = memcmp(d->C0, d->C1, d->nc * sizeof *d->C1) != 0;
+    CHECK(!wrong && !gaps, "gemm, %s: %zu elements are wrong%s", what, wrong,
+          gaps ? ", and a gap is written" : "");
+    CHECK(same_threads, "gemm, %s: the number of threads changes bits", what);
+    CHECK(same_kernels, "gemm, %s: other bits than those of the first kernel", what);
+    return !wrong && !gaps;
+}
+
+/* Checks one GEMM or a batch with all kernels. */
 static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, size_t M, size_t N,
                      size_t K, double alpha, double beta, size_t gap) {
-    size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N;
-    size_t lda = ac + gap, ldb = bc + gap, ldc = N + gap, e, i, j;
+    size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N, e, i, j;
+    size_t lda = ac + gap, ldb = bc + gap, ldc = N + gap;
     size_t sa = ar * lda + gap, sb = gap % 2 ? 0 : br * ldb + gap, sc = M * ldc + gap;
-    size_t nc = batch * sc;
+    size_t nc = batch * sc, bytes = (nc + 1) * sizeof(stx_real);
     stx_real *A = random_values(batch * sa), *B = random_values(br * ldb + batch * sb);
-    stx_real *C0 = random_values(nc);
-    stx_real *C1 = (stx_real *)malloc((nc + 1) * sizeof *C1);
-    stx_real *C3 = (stx_real *)malloc((nc + 1) * sizeof *C3);
-    double unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8;
-    double bound = 2 * unit * ((double)K + 4) * (fabs(alpha) + fabs(beta) + 1);
-    stx_gemm_args g = stx_gemm_init(ta, tb, M, N, K, A, B, C1);
+    gemm_data d;
     int good = 1;
-    g.batch = batch;
-    g.alpha = (stx_real)alpha;
-    g.beta = (stx_real)beta;
-    g.lda = lda;
-    g.sa = sa;
-    g.ldb = ldb;
-    g.sb = sb;
-    g.ldc = ldc;
-    g.sc = sc;
+    d.nc = nc;
+    d.C0 = random_values(nc);
+    d.first = (stx_real *)malloc(bytes);
+    d.C1 = (stx_real *)malloc(bytes);
+    d.C3 = (stx_real *)malloc(bytes);
+    d.want = (double *)malloc((batch * M * N + 1) * sizeof *d.want);
+    d.g = stx_gemm_init(ta, tb, M, N, K, A, B, d.C1);
+    d.g.batch = batch;
+    d.g.alpha = (stx_real)alpha;
+    d.g.beta = (stx_real)beta;
+    d.g.lda = lda;
+    d.g.sa = sa;
+    d.g.ldb = ldb;
+    d.g.sb = sb;
+    d.g.ldc = ldc;
+    d.g.sc = sc;
+    gemm_expect(&d);
     if (beta == 0) /* C must be overwritten, even if it is NaN */
         for (e = 0; e < batch; e++)
             for (i = 0; i < M; i++)
-                for (j = 0; j < N; j++) C0[e * sc + i * ldc + j] = (stx_real)NAN;
-    memcpy(C1, C0, nc * sizeof *C1);
-    memcpy(C3, C0, nc * sizeof *C3);
-    stx_gemm(one, &g);
-    g.C = C3;
-    stx_gemm(many, &g);
-    for (e = 0; e < batch && good; e++)
-        for (i = 0; i < M && good; i++)
-            for (j = 0; j < N; j++) {
-                size_t at = e * sc + i * ldc + j;
-                if ((i + j) % GEMM_EACH == 0 || i + 1 == M || j + 1 == N) {
-                    double s = stx_gemm_plain(&g, e, i, j);
-                    s = alpha * s + (beta == 0 ? 0 : beta * (double)C0[at]);
-                    if (!(fabs((double)C1[at] - s) <= bound)) {
-                        good = 0;
-                        break;
-                    }
-                }
-                C0[at] = C1[at]; /* only the gaps remain to be compared */
-            }
-    if (good && memcmp(C0, C1, nc * sizeof *C1)) good = 0; /* a gap was written */
-    CHECK(good, "gemm batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu", batch, ta,
-          tb, M, N, K, alpha, beta, gap);
-    CHECK(!gemm_own(many) || !memcmp(C1, C3, nc * sizeof *C1),
-          "the number of threads changes bits: "
-          "batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g",
-          batch, ta, tb, M, N, K, alpha, beta);
+                for (j = 0; j < N; j++) d.C0[e * sc + i * ldc + j] = (stx_real)NAN;
+    for (e = 0; e == 0 || e < gemm_kernels.count; e++)
+        good = gemm_by_kernel(one, many, &d, e) && good;
     free(A);
     free(B);
-    free(C0);
-    free(C1);
-    free(C3);
+    free(d.C0);
+    free(d.first);
+    free(d.C1);
+    free(d.C3);
+    free(d.want);
     return good;
 }
 
@@ -200,18 +264,14 @@ static void gemm_skinny(stx_ctx *one, stx_ctx *many, size_t *turn) {
     const gemm_shape *s;
     size_t i;
     int t;
+    gemm_kernels.poison = 1;
     for (i = 0; i < sizeof rows / sizeof *rows; i++, (*turn)++) {
         s = &rows[i];
-        inner_poison(one);
-        inner_poison(many);
         gemm_case(one, many, 1 + *turn % 2, 0, 1, s->M, s->N, s->K, 1, (double)(*turn % 2),
                   *turn % 3);
     }
-    for (i = 0; i < sizeof columns / sizeof *columns; i++) {
-        inner_poison(one);
-        inner_poison(many);
-        gemm_shapes(one, many, &columns[i], 1, 0, turn);
-    }
+    gemm_shapes(one, many, columns, sizeof columns / sizeof *columns, 0, turn);
+    gemm_kernels.poison = 0;
     for (i = 0; i < sizeof gradients / sizeof *gradients; i++)
         for (t = 0; t < 4; t++, (*turn)++) {
             s = &gradients[i];
@@ -225,18 +285,28 @@ static void gemm_skinny(stx_ctx *one, stx_ctx *many, size_t *turn) {
         }
 }
 
-static void gemm_check(stx_ctx *one, stx_ctx *many) {
-    size_t turn = 0;
+/* Checks all shapes. another: whether another library computes the GEMMs, with its one
+   kernel. */
+static void gemm_check(stx_ctx *one, stx_ctx *many, int another) {
+    size_t turn = 0, k;
     int t;
+    gemm_kernels.count = another ? 0 : inner_kernels(0, gemm_kernels.list);
     gemm_small(one, many, &turn);
     gemm_large(one, many, &turn);
     gemm_skinny(one, many, &turn);
-    for (t = 0; t < 2; t++) {
-        gemm_stride(one, 199, 365, 1000, t);
-        gemm_stride(many, 57, 33, 770, t);
-        gemm_stride(many, 14, 5, 2040, t);
-    }
     for (t = 0; t < 4; t++) /* K = 0: C = beta C */
         gemm_case(one, many, 1, t & 1, t >> 1, 5, 6, 0, 1, t & 1 ? 0 : 0.5, 0);
+    for (k = 0; k == 0 || k < gemm_kernels.count; k++) {
+        if (gemm_kernels.count) {
+            inner_use(one, gemm_kernels.list + k);
+            inner_use(many, gemm_kernels.list + k);
+        }
+        for (t = 0; t < 2; t++) {
+            gemm_stride(one, 199, 365, 1000, t);
+            gemm_stride(many, 57, 33, 770, t);
+            gemm_stride(many, 14, 5, 2040, t);
+        }
+    }
+    gemm_kernels.count = 0;
 }
 #endif

@@ -4263,7 +4263,8 @@ int main(int argc, char **argv) {
     if (argc < 2 || !strcmp(argv[1], "passed")) passed_results();
     if (argc < 2) {
         accumulation();
-        gemm_check(ctx1, ctx3);
+        /* test_api.c checks this library's kernels */
+        if (!gemm_own(ctx1)) gemm_check(ctx1, ctx3, 1);
     }
     stx_destroy(ctx1);
     stx_destroy(ctx3);
