@@ -3,12 +3,12 @@
 # systems and processors, runs it there, and prints a table for docs/bits.md. Then a
 # journey: each trainer makes 20 steps with the instructions of this processor, 20 on
 # 64-bit ARM and 20 with AVX2, and its checkpoint is compared with that of a run that
-# stays here. PATTERN (for grep -E) selects rows. Rows whose compiler or emulator is not
-# installed are skipped, with a message. Not part of `make test`; takes minutes.
-# Debian: clang gcc-multilib musl-tools gcc-aarch64-linux-gnu gcc-riscv64-linux-gnu
-# gcc-mingw-w64-x86-64 wine64 qemu-user-static
+# stays here. PATTERN (for grep -E) selects rows; the journey is the row "journey". Rows
+# whose compiler or emulator is not installed are skipped, with a message. Not part of
+# `make test`; takes minutes. Debian: clang gcc-multilib musl-tools gcc-aarch64-linux-gnu
+# gcc-riscv64-linux-gnu gcc-mingw-w64-x86-64 wine64 qemu-user-static
 cd "$(dirname "$0")/.." || exit 1
-root=$(pwd) only=${1:-.} failed=0
+only=${1:-.} failed=0
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-bits.XXXXXX") || exit 1
 export WINEPREFIX="$work/wine" WINEDEBUG=-all WINEDLLOVERRIDES='winemenubuilder.exe,mscoree,mshtml='
 export BUILD="$work"
@@ -94,32 +94,47 @@ for tool in $here $there $arm qemu-x86_64-static; do
     echo "skipped: the journey, no $tool"
     exit $failed
 done
+selected journey || exit $failed
+# trainers DIR COMPILER..: builds them; the library is compiled once
+trainers() {
+    to=$work/$1 done=-DSTX_LOOPS_DONE; shift
+    mkdir -p "$to"
+    for h in $headers seqtx_text; do
+        "$@" -I. -D"$(macro $h)" -x c -c $h.h -o "$to/$h.o" || return
+        done="$done -D$(macro $h)_DONE"
+    done
+    for family in $families; do
+        # shellcheck disable=SC2086
+        "$@" -I. $done examples/train_$family.c "$to"/*.o -o "$to/train_$family" -lm || return
+    done
+}
+families="attn_span compressive par sru"
+trainers here $here -std=c99 -O2 -pthread && trainers there $there -std=c99 -O2 -static -pthread ||
+    exit 1
 seq 1 3000 | sed 's/$/ the cat sat on the mat and the dog ran/' > "$work/t.txt"
-for family in attn_span compressive par sru; do
-    selected "journey train_$family" || continue
+for family in $families; do
+    x86=./here/train_$family
     sizes="--data t.txt --precision f32 --threads 1 --batch-sz 2 --block-sz 16 --dropout 0.1"
     case $family in
     attn_span) sizes="$sizes --nlayers 2 --hid-sz 32 --nheads 2 --attn-span 32 --adapt-span" ;;
-    compressive) sizes="$sizes --nlayers 2 --hid-sz 32 --nheads 2 --mem-len 16" ;;
-    par) sizes="$sizes --nlayers 4 --hid-sz 32 --nheads 2 --mem-len 16" ;;
+    compressive) sizes="$sizes --nlayers 2 --hid-sz 32 --nheads 2 --mem 16" ;;
+    par) sizes="$sizes --nlayers 4 --hid-sz 32 --nheads 2 --mem 16" ;;
     sru) sizes="$sizes --nlayers 2 --hid-sz 32 --proj-sz 16 --nheads 2" ;;
     esac
-    $here -O2 -I. examples/train_$family.c -o "$work/here" -lm -pthread || exit 1
-    $there -O2 -static -I. examples/train_$family.c -o "$work/there" -lm -pthread || exit 1
     run() { # FILE "EMULATOR" PROGRAM STEPS [OPTIONS]
         file=$1 emulator=$2 program=$3 steps=$4; shift 4
         # shellcheck disable=SC2086
-        (cd "$work" && $emulator "./$program" --checkpoint "$file" --steps "$steps" "$@") \
+        (cd "$work" && $emulator "$program" --checkpoint "$file" --steps "$steps" "$@") \
             > "$work/log" 2>&1 < /dev/null || { tail -n 3 "$work/log"; failed=1; }
     }
     # shellcheck disable=SC2086
     {
-        run whole.st "" here 20 $sizes
-        run whole.st "" here 40
-        run whole.st "" here 60
-        run parts.st "" here 20 $sizes
-        run parts.st $arm there 40
-        run parts.st "$avx2" here 60
+        run whole.st "" "$x86" 20 $sizes
+        run whole.st "" "$x86" 40
+        run whole.st "" "$x86" 60
+        run parts.st "" "$x86" 20 $sizes
+        run parts.st $arm "./there/train_$family" 40
+        run parts.st "$avx2" "$x86" 60
     }
     said=yes
     cmp "$work/whole.st" "$work/parts.st" > /dev/null 2>&1 || { said=no; failed=1; }
