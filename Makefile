@@ -17,6 +17,9 @@
 #                        needs nvcc, but no GPU
 #   make quick           tests in float and double, without sanitizers and CUDA
 #   make single          writes seqtx.h and seqtx_cuda.cu from their parts in src/
+#   make web             build/web/seqtx.html: trains and shows models in a browser
+#                        (docs/web.md); needs Emscripten and Node.js
+#   make check-web       tests this page in Chromium
 #   make shared static   build/libseqtx.so (.dylib, .dll), build/libseqtx.a: all headers
 #   make install         programs, library, headers, manual pages, seqtx.pc, CMake package
 #   make install-headers    headers, seqtx.pc and CMake package
@@ -150,7 +153,7 @@ LINK     = $(DEPS) $(LDFLAGS) $< $(filter %.o,$^) -o $@ -lm $(LIBS)
 
 .PHONY: all examples shared static man install install-headers uninstall demo demo-sru \
 	demo-compressive demo-par test test-all test-ptx-all check quick bench cuda check-cuda \
-	bench-cuda clean single help FORCE
+	bench-cuda clean single help web FORCE
 all: examples shared static man
 examples: $(TRAINERS) $(TOOLS) $(BUILD)/plot
 single:
@@ -343,6 +346,24 @@ demo-par: $(BUILD)/train_par
 		--inherit $(PAR)_search.safetensors --data "$(DATA)" --log $(PAR).jsonl \
 		--checkpoint $(PAR).safetensors --race xl --generate 500 $(PROMPT) $(DEMO)
 	@sh examples/demo_compare.sh $(PAR).jsonl "$(DATA)"
+
+
+# >>web: WebAssembly, and a page that trains and shows models. -DSEQTX_UNFUSED: WebAssembly
+# has no fused multiply-add (docs/web.md). Debian's Emscripten finds acorn in NODE_PATH.
+EMCC     ?= emcc
+NODE     ?= node
+WASM      = NODE_PATH=$${NODE_PATH:-/usr/share/nodejs} $(EMCC) -std=gnu99 -O3 -msimd128 $(WARN) \
+	-DSEQTX_UNFUSED
+WASM_PAGE = --no-entry -sALLOW_MEMORY_GROWTH=1 -sMAXIMUM_MEMORY=1073741824 -sTOTAL_STACK=1048576 \
+	-sERROR_ON_UNDEFINED_SYMBOLS=0 -Wno-unused-function
+WEB       = $(BUILD)/web
+PAGE      = $(wildcard examples/web/*.js examples/web/page.*)
+$(WEB)/seqtx.wasm: examples/web/web.c $(PARTS:%=%.h)
+	@mkdir -p $(@D)
+	$(call say,EMCC)$(WASM) -DSEQTX_NO_THREADS $(WASM_PAGE) $< -o $@
+$(WEB)/seqtx.html: $(WEB)/seqtx.wasm $(PAGE) $(TRAINERS) $(BUILD)/demo.txt
+	$(call say,PAGE)$(NODE) examples/web/build.js $@ $< $(BUILD) $(BUILD)/demo.txt
+web: $(WEB)/seqtx.html
 
 
 # >>tests: not in copies of the tree without tests/

@@ -190,6 +190,37 @@ run-cuda_nccl:
 	else sh tests/run.sh --skip cuda_nccl \
 		'no nvcc, or no nccl.h of NCCL 2.14 or newer (NCCL_FLAGS, NCCL_LIBS)'; fi
 include tests/ptx_host/ptx.mk
+# Golden vectors in WebAssembly: the build of the page in float and, with FULL, in double.
+WITH_WASM := $(shell command -v $(firstword $(EMCC)) >/dev/null && command -v $(NODE))
+WASM_F32   = $(WASM)
+WASM_F64   = $(WASM) -DSEQTX_DOUBLE
+$(eval $(call library,wasm,$$(WASM_F32) -DSEQTX_NO_THREADS))
+$(eval $(call library,wasm64,$$(WASM_F64) -DSEQTX_NO_THREADS))
+# -O1: Emscripten then does not call acorn. `fetch`: its loader takes Node.js 18 and later
+# for a browser.
+LINK_WASM  = -O1 -I. $< $(filter %.o,$^) -o $@ -sNODERAWFS=1 -sALLOW_MEMORY_GROWTH=1 \
+	-sTOTAL_STACK=4194304 --extern-pre-js $(BUILD)/wasm_pre.js
+GOLDEN     = $(filter golden_%,$(TESTS))
+$(BUILD)/wasm_pre.js: | $(BUILD)
+	@echo 'var fetch;' > $@
+$(GOLDEN:%=$(BUILD)/test_%_wasm.js): $(BUILD)/test_%_wasm.js: test_%.c $(call LIB,wasm) \
+		$(BUILD)/wasm_pre.js
+	$(call say,EMCC)$(T) $(WASM_F32) $(LINK_WASM)
+$(GOLDEN:%=$(BUILD)/test_%_wasm64.js): $(BUILD)/test_%_wasm64.js: test_%.c $(call LIB,wasm64) \
+		$(BUILD)/wasm_pre.js
+	$(call say,EMCC)$(T) $(WASM_F64) $(LINK_WASM)
+ifneq ($(WITH_WASM),)
+$(foreach p,wasm $(if $(FULL),wasm64),$(foreach t,$(GOLDEN),$(call RUN,$(t)_$(p),\
+	$(BUILD)/test_$(t)_$(p).js,$(NODE) $(BUILD)/test_$(t)_$(p).js)))
+else
+RUNS += golden_wasm
+run-golden_wasm:
+	@sh tests/run.sh --skip golden_wasm 'no emcc or no node'
+endif
+# The page in a browser; not part of `make test`.
+check-web: web
+	@$(NODE) tests/web/browser.js $(WEB)/seqtx.html $(BUILD)
+.PHONY: check-web
 RUNS += arm
 run-arm:
 	@if sh tests/build/arm.sh --probe; then sh tests/run.sh arm sh tests/build/arm.sh; \
