@@ -530,7 +530,8 @@ typedef struct stx_span_layer {
 } stx_span_layer;
 
 /* A model. The context owns it and its parameters. The fields are read-only, except
-   desc.recompute_layers, which can be changed between steps. */
+   desc.recompute_layers, desc.span_loss (>= 0) and desc.ramp (>= 1), which can be changed
+   between steps. */
 typedef struct stx_span {
     stx_ctx          *ctx;
     stx_span_desc     desc;     /* with the defaults filled in */
@@ -1090,7 +1091,7 @@ STX_DEF size_t stx_span_cache_length(const stx_span *m, size_t l) {
 
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets,
                               const stx_span_state *s, uint64_t salt) {
-    uint64_t key = stx_step_key(m, ids, targets, salt);
+    uint64_t key = stx_step_key(m, ids, targets, salt), bits;
     stx_head_groups g;
     size_t l, S, C, k;
     if (!m || !stx_ok(m->ctx)) return key;
@@ -1111,6 +1112,10 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
     }
 
     key = stx_key_add(key, m->desc.recompute_layers);
+    memcpy(&bits, &m->desc.span_loss, 8);
+    key = stx_key_add(key, bits);
+    memcpy(&bits, &m->desc.ramp, 8);
+    key = stx_key_add(key, bits);
     key = stx_vocab_io_key(m->vocab_io, key, ids, targets, NULL);
     return s ? stx_memory_key(s->memory, key) : key;
 }

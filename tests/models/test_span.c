@@ -741,6 +741,50 @@ static void repeatable(void) {
     free(b);
 }
 
+/* Changing span_loss and ramp between steps: the following steps are those of a model
+   that was created with the new values. */
+static void changed_between_steps(void) {
+    stx_span_desc d = small();
+    stx_ctx *x = context(1, 7);
+    stx_span *before, *m;
+    stx_ids *ids;
+    stx_tensor *nll;
+    int32_t t[2 * 65];
+    double loss[2], total[2];
+    uint64_t key[3];
+    size_t i;
+    d.span_init = 0.3;
+    d.span_loss = 1e-3;
+    d.ramp = 4;
+    for (i = 0; i < 2 * 65; i++) t[i] = (int32_t)(i * i % 7);
+    before = stx_span_create(x, &d);
+    d.span_loss = 0.5;
+    d.ramp = 9;
+    m = stx_span_create(x, &d);
+    for (i = 0; i < stx_span_params(m)->count; i++)
+        memcpy(before->params->tensor[i]->data, m->params->tensor[i]->data,
+               m->params->tensor[i]->size * sizeof(stx_real));
+    stx_begin(x, STX_EVAL);
+    ids = token_block(x, t, 2, 65, 0, 64);
+    key[0] = stx_span_key(before, ids, NULL, NULL, 0);
+    before->desc.span_loss = 0.5;
+    key[1] = stx_span_key(before, ids, NULL, NULL, 0);
+    before->desc.ramp = 9;
+    key[2] = stx_span_key(before, ids, NULL, NULL, 0);
+    CHECK(key[0] != key[1] && key[1] != key[2], "the key does not depend on span_loss and ramp");
+    for (i = 0; i < 2; i++) {
+        stx_begin(x, STX_TRAIN);
+        nll = stx_span_loss(i ? m : before, token_block(x, t, 2, 65, 0, 64),
+                            token_block(x, t, 2, 65, 1, 64), NULL, NULL);
+        loss[i] = stx_item(x, nll);
+        total[i] = stx_item(x, stx_span_total(i ? m : before, nll));
+    }
+    CHECK(stx_ok(x) && loss[0] == loss[1] && total[0] == total[1],
+          "changed between steps: loss %g and total %g, expected %g and %g", loss[0], total[0],
+          loss[1], total[1]);
+    stx_destroy(x);
+}
+
 /* Contexts of two threads each, used concurrently by threads of the caller. */
 typedef struct callers {
     double loss;
@@ -1722,6 +1766,7 @@ int main(void) {
     window_of_all_heads();
     evaluation_is_separate();
     repeatable();
+    changed_between_steps();
     callers_threads();
     learns();
     resume();
