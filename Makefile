@@ -153,7 +153,7 @@ LINK     = $(DEPS) $(LDFLAGS) $< $(filter %.o,$^) -o $@ -lm $(LIBS)
 
 .PHONY: all examples shared static man install install-headers uninstall demo demo-sru \
 	demo-compressive demo-par test test-all test-ptx-all check quick bench cuda check-cuda \
-	bench-cuda clean single help web FORCE
+	bench-cuda clean single help web check-web FORCE
 all: examples shared static man
 examples: $(TRAINERS) $(TOOLS) $(BUILD)/plot
 single:
@@ -354,16 +354,23 @@ EMCC     ?= emcc
 NODE     ?= node
 WASM      = NODE_PATH=$${NODE_PATH:-/usr/share/nodejs} $(EMCC) -std=gnu99 -O3 -msimd128 $(WARN) \
 	-DSEQTX_UNFUSED
-WASM_PAGE = --no-entry -sALLOW_MEMORY_GROWTH=1 -sMAXIMUM_MEMORY=1073741824 -sTOTAL_STACK=1048576 \
-	-sERROR_ON_UNDEFINED_SYMBOLS=0 -Wno-unused-function
+WASM_PAGE = --no-entry -sTOTAL_STACK=1048576 -sERROR_ON_UNDEFINED_SYMBOLS=0 \
+	-Wno-unused-function
+# The memory of threads does not grow: growth makes every access slower.
+WASM_POOL = -pthread -sINITIAL_MEMORY=536870912 -sMODULARIZE=1 -sEXPORT_NAME=seqtxThreads \
+	-sPTHREAD_POOL_SIZE=4 -sENVIRONMENT=web,worker,node -sEXPORTED_RUNTIME_METHODS=wasmMemory
 WEB       = $(BUILD)/web
 PAGE      = $(wildcard examples/web/*.js examples/web/page.*)
 $(WEB)/seqtx.wasm: examples/web/web.c $(PARTS:%=%.h)
 	@mkdir -p $(@D)
-	$(call say,EMCC)$(WASM) -DSEQTX_NO_THREADS $(WASM_PAGE) $< -o $@
+	$(call say,EMCC)$(WASM) -DSEQTX_NO_THREADS $(WASM_PAGE) \
+		-sALLOW_MEMORY_GROWTH=1 -sMAXIMUM_MEMORY=1073741824 $< -o $@
+$(WEB)/seqtx-threads.js: examples/web/web.c $(PARTS:%=%.h)
+	@mkdir -p $(@D)
+	$(call say,EMCC)$(WASM) $(WASM_PAGE) $(WASM_POOL) $< -o $@
 $(WEB)/seqtx.html: $(WEB)/seqtx.wasm $(PAGE) $(TRAINERS) $(BUILD)/demo.txt
 	$(call say,PAGE)$(NODE) examples/web/build.js $@ $< $(BUILD) $(BUILD)/demo.txt
-web: $(WEB)/seqtx.html
+web: $(WEB)/seqtx.html $(WEB)/seqtx-threads.js
 
 
 # >>tests: not in copies of the tree without tests/

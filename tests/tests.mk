@@ -220,7 +220,6 @@ endif
 # The page in a browser; not part of `make test`.
 check-web: web
 	@$(NODE) tests/web/browser.js $(WEB)/seqtx.html $(BUILD)
-.PHONY: check-web
 RUNS += arm
 run-arm:
 	@if sh tests/build/arm.sh --probe; then sh tests/run.sh arm sh tests/build/arm.sh; \

@@ -85,13 +85,19 @@ function main() {
         texts: {english: packed(text.english), c: packed(text.c)}
     };
     const parts = {
-        style: read('page.css'), worker: read('seqtx.js') + read('worker.js'), page: read('page.js'),
+        style: read('page.css'), page: read('page.js'),
+        worker: read('seqtx.js') + read('worker.js'),
         data: JSON.stringify(data).replace(/</g, '\\u003c')
     };
     const page = read('page.html')
-        .replace(/<excerpt header="(.*?)" from="(.*?)" lines="(.*?)">/g, excerpt)
+        .replace(/<excerpt header="(.*?)"\sfrom="(.*?)"\slines="(.*?)">/g, excerpt)
         .replace(/\{\{(\w+)\}\}/g, (whole, name) => parts[name]);
     fs.writeFileSync(out, page);
+    // for pages of one's own (docs/web.md)
+    const beside = name => path.join(path.dirname(out), name);
+    fs.writeFileSync(beside('models.json'), JSON.stringify(models));
+    fs.writeFileSync(beside('text.txt'), text.english);
+    fs.copyFileSync(path.join(here, 'seqtx.js'), beside('seqtx.js'));
 }
 
 main();

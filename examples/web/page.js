@@ -93,6 +93,23 @@ function characters(bytes) {
     return out;
 }
 
+// Lines of 23 random letters out of 16, each of which comes twice. A model that looks 24
+// bytes back can reach 23 log2(16) / 48 = 1.92 bits per byte.
+function echo() {
+    const lines = [];
+    for (let i = 0, r = 12345; i < 2600; i++) {
+        let line = '';
+        for (let k = 0; k < 23; k++) {
+            r = (Math.imul(r, 1103515245) + 12345) & 0x7fffffff;
+            line += 'abcdefghijklmnop'[r >> 16 & 15];
+        }
+        lines.push(line, line);
+    }
+    return new TextEncoder().encode(lines.join('\n') + '\n');
+}
+
+const shipped = async name => name === 'echo' ? echo() : unpacked(data.texts[name]);
+
 const named = c => c === ' ' ? '␣' : c || '·';
 
 // The held-out text that the panels show: the same all the time.
@@ -402,7 +419,7 @@ function drawGates() {
     g.rotate(-Math.PI / 2);
     g.fillText('forgets  ←  units  →  remembers', 0, 0);
     g.restore();
-    const low = what === 2 ? '−' + most.toFixed(1) : '0', high = what === 2 ? most.toFixed(1) : '1';
+    const [low, high] = what === 2 ? ['−' + most.toFixed(1), most.toFixed(1)] : ['0', '1'];
     g.textAlign = 'left';
     g.fillText(low, left, h - 7);
     for (let i = 0; i < 80; i++) {
@@ -418,8 +435,8 @@ function drawGates() {
     g.lineWidth = 2;
     g.strokeRect(left + W * t / T - 1, top + H * k / U - 1, W / T + 2, H / U + 2);
     const before = chars.slice(Math.max(0, t - 8), t + 1).map(named).join('');
-    $('gates-say').textContent = `Unit ${o} at “${before}”: f ${value(t, o, 0).toFixed(2)}, r ` +
-        `${value(t, o, 1).toFixed(2)}, c′ ${value(t, o, 2).toFixed(2)}. Mean f ` +
+    const [f, r, c] = [0, 1, 2].map(i => value(t, o, i).toFixed(2));
+    $('gates-say').textContent = `Unit ${o} at “${before}”: f ${f}, r ${r}, c′ ${c}. Mean f ` +
         `${mean[o].toFixed(2)}: a memory of about ${(1 / (1 - mean[o] + 1e-6)).toFixed(1)} steps.`;
 }
 
@@ -623,7 +640,8 @@ function say() {
     const doing = now.running ? 'Training' : now.last && now.last.steps
         ? `Paused at step ${now.last.steps}` : 'Ready';
     $('status').textContent = `${doing}. ${$('family').selectedOptions[0].textContent}, ${size}, ` +
-        `on ${Math.round(now.text.length / 1000)} kB of text. ${now.note || ''}`;
+        `on ${Math.round(now.text.length / 1000)} kB of text` +
+        `${now.threads > 1 ? `, ${now.threads} threads` : ''}. ${now.note || ''}`;
 }
 
 
@@ -664,18 +682,29 @@ function showSliders() {
 }
 
 async function fresh() {
-    now.family = $('family').value;
-    Object.assign(now, {history: {}, before: null, note: ''});
+    const family = $('family').value;
+    const p = await ask('open', {metadata: data.models[family][Number($('size').value)]});
+    Object.assign(now, {family, history: {}, before: null, note: ''});
     $('derive-say').textContent = '';
-    opened(await ask('open', {metadata: data.models[now.family][Number($('size').value)]}));
+    opened(p);
 }
 
+// Begins a new model with a text. If that fails, the old text and model remain.
 async function setText(bytes, name) {
-    await ask('text', bytes);
-    now.text = bytes;
-    $('text').querySelector('[value=own]').hidden = name !== 'own';
-    $('text').value = name;
-    await fresh();
+    const old = now.text, oldName = now.name;
+    const use = async (text, called) => {
+        await ask('text', text);
+        [now.text, now.name] = [text, called];
+        $('text').querySelector('[value=own]').hidden = called !== 'own';
+        $('text').value = called;
+    };
+    await use(bytes, name);
+    try {
+        await fresh();
+    } catch (e) {
+        if (old) await use(old, oldName);
+        throw e;
+    }
 }
 
 const giveText = (bytes, name) => act(() => setText(bytes, name));
@@ -723,13 +752,16 @@ function listen() {
     on('size', 'change', () => act(fresh));
     on('text', 'change', () => act(async () => {
         if ($('text').value !== 'own')
-            await setText(await unpacked(data.texts[$('text').value]), $('text').value);
+            await setText(await shipped($('text').value), $('text').value);
     }));
     on('save', 'click', () => act(async () =>
         download(await ask('save'), `seqtx-${now.family}-${now.last.steps}.safetensors`)));
     on('download-text', 'click', () => download(now.text, 'text.txt'));
     on('load', 'click', () => $('load-file').click());
-    on('load-file', 'change', e => takeFile(e.target.files[0]).then(() => { e.target.value = ''; }));
+    on('load-file', 'change', async e => {
+        await takeFile(e.target.files[0]);
+        e.target.value = '';
+    });
     on('pick', 'click', e => {
         e.preventDefault();
         $('pick-file').click();
@@ -803,8 +835,11 @@ function listen() {
 
 async function begin() {
     listen();
-    $('version').textContent = await ask('load', await unpacked(data.wasm));
-    await setText(await unpacked(data.texts.english), 'english');
+    const wasm = await unpacked(data.wasm);
+    now.threads = self.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency) : 1;
+    const base = now.threads > 1 ? location.href : '';
+    $('version').textContent = await ask('load', {wasm, base, threads: now.threads});
+    await setText(await shipped('english'), 'english');
 }
 
 begin().catch(e => fail(e.message));

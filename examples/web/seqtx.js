@@ -27,22 +27,37 @@ function seqtxMetadata(bytes) {
     return header.__metadata__ || {};
 }
 
-async function seqtx(wasm) {
-    const {instance} = await WebAssembly.instantiate(wasm, {
-        env: {emscripten_notify_memory_growth() {}}
-    });
-    const c = instance.exports;
+// The options of a trainer that web.c needs: struct options.
+function seqtxNumbers(o, threads) {
+    return [threads, o.seed, o['batch-sz'], o['block-sz'], o.lr, o['lr-warmup'], o.momentum,
+        o['weight-decay'], o['grad-clip'], o['tau-start'] || 1, o['tau-end'] || 1,
+        o['tau-steps'] || o.steps || 1, o['arch-from'] || 0, o['arch-lr'] || o.lr,
+        o.streams && o.streams !== o['batch-sz'] ? 0 : 1];
+}
+
+// wasm: the bytes of seqtx.wasm, or a promise of seqtxThreads() of seqtx-threads.js.
+// threads: their number, at most 4.
+async function seqtx(wasm, threads = 1) {
+    const module = await wasm;
+    let c = new Proxy(module, {get: (_, name) => module['_' + name]}), memory = module.wasmMemory;
+    if (!memory) {
+        const {instance} = await WebAssembly.instantiate(module, {
+            env: {emscripten_notify_memory_growth() {}}
+        });
+        c = instance.exports;
+        memory = c.memory;
+        c._initialize();
+    }
     const utf8 = new TextDecoder(), encoder = new TextEncoder();
     let config = {};
 
-    c._initialize();
-    const bytesAt = (p, n) => new Uint8Array(c.memory.buffer, p, n);
-    const floats = (p, n) => new Float32Array(c.memory.buffer, p, n).slice();
-    const doubles = (p, n) => Array.from(new Float64Array(c.memory.buffer, p, n));
+    const bytesAt = (p, n) => new Uint8Array(memory.buffer, p, n);
+    const floats = (p, n) => new Float32Array(memory.buffer, p, n).slice();
+    const doubles = (p, n) => Array.from(new Float64Array(memory.buffer, p, n));
     const shape = i => c.web_shape(i) >>> 0;
     function string(p) {
-        const all = bytesAt(p, c.memory.buffer.byteLength - p);
-        return utf8.decode(all.subarray(0, all.indexOf(0)));
+        const all = bytesAt(p, memory.buffer.byteLength - p);
+        return utf8.decode(all.slice(0, all.indexOf(0)));
     }
     function check(result) {
         if (!result || Number.isNaN(result)) throw new Error(string(c.web_error()));
@@ -63,15 +78,8 @@ async function seqtx(wasm) {
     const givenText = (text, f) =>
         given(typeof text === 'string' ? encoder.encode(text) : text, f);
 
-    // The options of a trainer that web.c needs: struct options.
-    function numbers(o) {
-        return new Float64Array([1, o.seed, o['batch-sz'], o['block-sz'], o.lr, o['lr-warmup'],
-            o.momentum, o['weight-decay'], o['grad-clip'], o['tau-start'] || 1,
-            o['tau-end'] || 1, o['tau-steps'] || o.steps || 1, o['arch-from'] || 0,
-            o['arch-lr'] || o.lr, o.streams && o.streams !== o['batch-sz'] ? 0 : 1]);
-    }
     function withOptions(f) {
-        const n = numbers(config);
+        const n = Float64Array.from(seqtxNumbers(config, threads));
         return given(new Uint8Array(n.buffer), p => givenText(config.optim, name => f(name, p)));
     }
 
@@ -114,7 +122,7 @@ async function seqtx(wasm) {
         step: () => check(c.web_step()),
         steps: () => c.web_steps(),
         parameters: () => c.web_parameters(),
-        bytes: () => c.memory.buffer.byteLength,
+        bytes: () => memory.buffer.byteLength,
         heldOut: segments => check(c.web_held_out(segments)),
         setRate(lr) {
             config.lr = lr;
@@ -152,7 +160,7 @@ async function seqtx(wasm) {
             if (why) throw new Error(why);
             if (!p) return null;
             const [heads, queries, keys] = [shape(0), shape(1), shape(2)];
-            const from = new Int32Array(c.memory.buffer, c.web_keys(), 3 * keys);
+            const from = new Int32Array(memory.buffer, c.web_keys(), 3 * keys);
             return {
                 heads, queries, keys, count: [3, 4, 5, 6, 7].map(shape),
                 weight: floats(p, heads * queries * keys),
@@ -191,4 +199,5 @@ async function seqtx(wasm) {
     };
 }
 
-if (typeof module !== 'undefined') module.exports = {seqtx, seqtxHeader, seqtxMetadata};
+if (typeof module !== 'undefined') module.exports =
+    {seqtx, seqtxHeader, seqtxMetadata, seqtxNumbers};

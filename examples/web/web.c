@@ -17,7 +17,7 @@
 #include "../../seqtx_text.h"
 
 #ifdef __wasm__
-  #define EXPORT(name) __attribute__((export_name(#name))) name
+  #define EXPORT(name) __attribute__((used)) name
 #else
   #define EXPORT(name) name
 #endif
@@ -272,16 +272,32 @@ static int create_context(const options *o) {
     d.threads = (int)o->threads;
     d.seed = (uint64_t)o->seed;
     d.max_bytes = BYTES;
-    close_run(&run);
     run.o = *o;
     run.x = stx_create(&d);
     return run.x ? ok() : fail("out of memory");
 }
 
+/* Begin a new run, and end the old one. If the new one failed, the old one remains. */
+static void begin_run(web *old) {
+    *old = run;
+    memset(&run, 0, sizeof run);
+}
+
+static int end_run(web *old, int status) {
+    if (!status) {
+        web_error();    /* copies the error of the context */
+        close_run(&run);
+        run = *old;
+    } else {
+        close_run(old);
+    }
+    return status;
+}
+
 /* Opens n bytes of a checkpoint, or of its metadata alone, from which a new model is
    created. `optim` is a name in the trainers' options. Returns 1, 2 if the checkpoint was
    trained on another text, 3 if it has a model but no state of training, or 0. */
-int EXPORT(web_open)(const char *bytes, size_t n, const char *optim, const options *o) {
+static int open_file(const char *bytes, size_t n, const char *optim, const options *o) {
     const stx_family *fam;
     stx_file *f;
     void *desc;
@@ -310,29 +326,32 @@ int EXPORT(web_open)(const char *bytes, size_t n, const char *optim, const optio
     return status;
 }
 
+int EXPORT(web_open)(const char *bytes, size_t n, const char *optim, const options *o) {
+    web old;
+    begin_run(&old);
+    return end_run(&old, open_file(bytes, n, optim, o));
+}
+
 /* Replaces a PAR search by the network that it found so far, with its weights. */
 int EXPORT(web_derive)(const char *optim) {
-    static web search;
-    const options o = run.o;
+    web search;
     stx_par_desc d;
     char pattern[256];
     stx_par *found;
     int derived;
     if (!run.gates || !stx_par_argmax(par(), pattern, sizeof pattern))
         return fail("there is no search to take a network from");
-    search = run;
-    memset(&run, 0, sizeof run);
-    if (!create_context(&o)) return 0;
+    begin_run(&search);
+    derived = create_context(&search.o);
     d = ((const stx_par *)search.lm.model)->desc;
     d.pattern = pattern;
     d.latency = STX_PAR_LATENCY_NONE;
     d.latency_weight = d.latency_target = 0;
-    found = stx_par_create(run.x, &d);
+    found = derived ? stx_par_create(run.x, &d) : NULL;
     derived = found && stx_par_inherit(found, (const stx_par *)search.lm.model);
     run.lm = stx_par_as_lm(found);
     run.vocab = stx_vocab_build(run.x, NULL, NULL, 0, 0);
-    close_run(&search);
-    return derived && run.vocab && prepare(optim);
+    return end_run(&search, derived && run.vocab && prepare(optim));
 }
 
 

@@ -40,8 +40,15 @@ function slice() {
 }
 
 const calls = {
-    async load(wasm) {
-        model = await seqtx(wasm);
+    // base: where seqtx-threads.js is, if the page may share memory between threads
+    async load({wasm, base, threads}) {
+        if (base) {
+            const main = new URL('seqtx-threads.js', base).href;
+            importScripts(main);
+            wasm = seqtxThreads({mainScriptUrlOrBlob: main,
+                locateFile: name => new URL(name, base).href});
+        }
+        model = await seqtx(wasm, threads);
         return model.version();
     },
     text: bytes => model.text(bytes),

@@ -320,7 +320,8 @@ SOURCES=$(ls seqtx*.h seqtx_cuda.cu examples/*.[ch] examples/*/*.[ch] tests/*.[c
     tests/*/*.[ch] tests/*/*/*.[ch] tests/*/*.cu tests/*/*.cpp bench/*.[ch] bench/*/*.[ch])
 TEXTS="README.md CHANGELOG.md CONTRIBUTING.md bench/README.md docs/cookbook.md docs/cuda.md \
     docs/convert.md docs/design.md docs/distributed.md docs/python.md docs/results.md \
-    docs/speed.md docs/trainers.md tests/README.md tests/*_host/README.md tests/golden/README*.md \
+    docs/speed.md docs/trainers.md docs/web.md tests/README.md tests/*_host/README.md \
+    tests/golden/README*.md \
     $(echo tests/golden/*.py tools/*.py bench/peers/*.py python/*.py python/seqtx/*.py)"
 style() {
     dir=$work

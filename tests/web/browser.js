@@ -52,7 +52,8 @@ async function step(page) {
 // What each family shows, after some steps.
 async function panels(page, family, where) {
     const says = id => page.until(`$('${id}').textContent.length > 20 && $('${id}').textContent`);
-    const show = id => page.value(`$('${id}').scrollIntoView(); new Promise(r => setTimeout(r, 300))`);
+    const show = id => page.value(
+        `$('${id}').scrollIntoView(); new Promise(r => setTimeout(r, 300))`);
     await show('panel-sample');
     await page.until('now.sample.length > 200');
     await page.value(`$('sample').focus()`);
@@ -170,6 +171,30 @@ async function mistakes(page, dir, where) {
     check(Number.isFinite(await step(page)), `${where}: trains on a pasted text`);
 }
 
+// The page of docs/web.md.
+async function embedded(page, url, dir) {
+    const text = fs.readFileSync(path.join(__dirname, '../../docs/web.md'), 'utf8');
+    const html = /```html\n([^]*?)```/.exec(text)[1];
+    fs.writeFileSync(path.join(dir, 'own.html'), html);
+    check(html.trim().split('\n').length <= 20, 'docs/web.md: a page of at most 20 lines');
+    await page.open(url + 'own.html');
+    const said = await page.until("/^step [1-9]\\d+: /.test(out.textContent) && out.textContent");
+    check(said.includes('The '), 'docs/web.md: the page trains and samples');
+}
+
+// With the headers that allow shared memory, the page has threads, and the same bits.
+async function threads(page, urls) {
+    const losses = [];
+    for (const url of urls) {
+        await ready(page, url);
+        for (let i = 0; i < 4; i++) await step(page);
+        losses.push(await page.value('now.history.loss.y.join()'));
+    }
+    check(await page.value("crossOriginIsolated && $('status').textContent.includes('threads')"),
+        'http with headers: threads');
+    check(losses[0] === losses[1], `threads: losses ${losses[1]}, expected ${losses[0]}`);
+}
+
 async function draw(page, url, to) {
     fs.mkdirSync(to, {recursive: true});
     for (const family of FAMILIES) {
@@ -191,13 +216,20 @@ async function draw(page, url, to) {
 
 async function main() {
     const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'seqtx-browser-'));
-    const server = http.createServer((q, r) => {
-        r.setHeader('Content-Type', 'text/html');
-        r.end(fs.readFileSync(file));
+    const types = {html: 'text/html', js: 'text/javascript', wasm: 'application/wasm'};
+    const serve = headers => http.createServer((q, r) => {
+        const name = path.basename(q.url);
+        const found = [path.dirname(file), dir].map(d => path.join(d, name)).find(fs.existsSync);
+        r.writeHead(found ? 200 : 404, Object.assign({'Content-Type':
+            types[name.split('.').pop()] || 'application/octet-stream'}, headers));
+        r.end(found && fs.readFileSync(found));
     }).listen(0, '127.0.0.1');
+    const server = serve({}), isolated = serve({'Cross-Origin-Opener-Policy': 'same-origin',
+        'Cross-Origin-Embedder-Policy': 'require-corp'});
+    const at = s => `http://127.0.0.1:${s.address().port}/`;
     const page = await chromium(process.env.CHROMIUM || 'chromium');
     try {
-        const urls = ['file://' + path.resolve(file), `http://127.0.0.1:${server.address().port}/`];
+        const urls = ['file://' + path.resolve(file), at(server) + path.basename(file)];
         await page.downloads(dir);
         if (pictures) await draw(page, urls[0], pictures);
         for (const url of urls) {
@@ -219,12 +251,15 @@ async function main() {
                 .map(e => e.id).join()`);
             check(!unnamed, `${where}: every control has a name, except ${unnamed}`);
         }
+        await threads(page, [urls[1], at(isolated) + path.basename(file)]);
+        await embedded(page, at(server), dir);
         check(!page.errors.length, 'errors were logged: ' + page.errors.join('; '));
     } catch (e) {
         check(false, e.stack);
     } finally {
         await page.close();
         server.close();
+        isolated.close();
         fs.rmSync(dir, {recursive: true, force: true});
     }
     console.log(`${passed} passed, ${failed} failed`);

@@ -59,7 +59,8 @@ async function chromium(program) {
             const r = await call('Runtime.evaluate',
                 {expression, awaitPromise: true, returnByValue: true});
             if (r.exceptionDetails)
-                throw new Error(expression + ': ' + (r.exceptionDetails.exception || {}).description);
+                throw new Error(expression + ': ' +
+                    (r.exceptionDetails.exception || {}).description);
             return r.result.value;
         },
         async until(expression) {
