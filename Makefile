@@ -4,8 +4,8 @@
 #   make help            prints this text
 #   make                 examples, shared, static, man: all that `make install` installs
 #   make examples        build/train_attn_span, train_sru, train_compressive, train_par,
-#                        plot, cuts, hello, generate, remember, attention_map, own_family,
-#                        own_compression, own_block
+#                        plot, cuts, hello, generate, remember, pack, attention_map,
+#                        own_family, own_compression, own_block
 #   make demo            trains a small model on the English of this repository for two
 #                        minutes; writes build/demo.safetensors. DATA=FILE: another text
 #   make demo-sru, make demo-compressive     the same for other families
@@ -145,7 +145,7 @@ say      = $(if $(V)$(SILENT),,@printf '  %-4s %s\n' $(1) $@;)
 PARTS    = $(patsubst %.h,%,$(wildcard seqtx*.h))
 TRAINERS = $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/train_*.c))
 TOOLS    = $(BUILD)/hello $(BUILD)/generate $(BUILD)/own_family $(BUILD)/own_compression \
-	$(BUILD)/own_block $(BUILD)/remember $(BUILD)/attention_map $(BUILD)/cuts \
+	$(BUILD)/own_block $(BUILD)/remember $(BUILD)/pack $(BUILD)/attention_map $(BUILD)/cuts \
 	$(if $(SPM),$(BUILD)/spm_train)
 # The compiler writes the dependencies of each file.
 DEPS     = -MMD -MP -MF $@.d -MT $@

@@ -148,6 +148,7 @@ $(call RUN_TRAINER,trainer_compressive,compressive)
 $(call RUN,plot,$(BUILD)/plot,sh tests/trainers/plot.sh)
 $(call RUN,attention_map,$(BUILD)/attention_map $(BUILD)/train_compressive,\
 	sh tests/trainers/attention_map.sh)
+$(call RUN,pack,$(BUILD)/pack $(TRAINERS),sh tests/trainers/pack.sh)
 $(call RUN,learn,$(BUILD)/plot,sh tests/trainers/learn.sh)
 $(call RUN,claims,,sh tests/trainers/claims.sh)
 $(call RUN,readme,examples,sh tests/build/readme.sh)
