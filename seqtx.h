@@ -8130,6 +8130,15 @@ STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real
 STX_EACH_ISA(stx__pair_rows, (uint32_t * to, const stx_real *r0, const stx_real *r1, size_t n), to,
              r0, r1, n)
 
+/* a b + c for bf16 values a and b. Their product is exact in float, so the sum is rounded
+   once without stx__fma, too. */
+STX_INNER stx_real stx__fma_bf16(int fma, stx_real a, stx_real b, stx_real c) {
+#ifdef __FP_FAST_FMAF
+    fma = 1;
+#endif
+    return fma ? STX_FMA(1, a, b, c) : a * b + c;
+}
+
 /* Portable bf16 micro-kernel, 4 x 16. Splits each unit into two floats and computes
    with floats. The results equal those of bf16 instructions, except for the order and
    rounding of sums and for denormals. This kernel is slower than the f32 kernel; it
@@ -8150,8 +8159,9 @@ STX_INNER void stx__micro_pairs(int fma, STX__MICRO_PARAMS) {
             lo = stx__float_of_bits(a << 16);
             hi = stx__float_of_bits(a & 0xffff0000u);
             for (j = 0; j < 16; j++)
-                s[i][j] = STX_FMA(fma, hi, stx__float_of_bits(b[j] & 0xffff0000u),
-                                  STX_FMA(fma, lo, stx__float_of_bits(b[j] << 16), s[i][j]));
+                s[i][j] =
+                    stx__fma_bf16(fma, hi, stx__float_of_bits(b[j] & 0xffff0000u),
+                                  stx__fma_bf16(fma, lo, stx__float_of_bits(b[j] << 16), s[i][j]));
         }
     }
     for (i = 0; i < h; i++)
