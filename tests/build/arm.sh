@@ -55,7 +55,7 @@ run() {
     [ $code -eq 0 ] || [ "${2:-0}" -gt 0 ] || failed=$((failed + 1))
 }
 if clang --target=aarch64-linux-gnu -std=c99 -fsyntax-only -x c /dev/null 2> /dev/null; then
-    clang --target=aarch64-linux-gnu -O1 -std=c99 $W -S -o /dev/null -DSEQTX_IMPLEMENTATION \
+    clang --target=aarch64-linux-gnu -O0 -std=c99 $W -S -o /dev/null -DSEQTX_IMPLEMENTATION \
         -x c seqtx.h
     # generates code, because the assembler of the kernels is checked only then
     check $? "clang does not compile it"
