@@ -59,7 +59,7 @@ refuse() {
 }
 
 try clang -std=gnu99 -O2 -ffast-math
-try gcc -O1 -DSEQTX_UNFUSED
+try gcc ${FULL:+-O1} -DSEQTX_UNFUSED
 try gcc -std=gnu99 -O1 -m32 -mfpmath=387
 if [ -n "$FULL" ]; then
     try gcc -std=gnu99 -O1 -ffast-math -fno-finite-math-only
