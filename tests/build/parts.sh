@@ -6,8 +6,9 @@
 #   - seqtx.h and seqtx_cuda.cu are up to date
 #   - a part directly includes each part whose names it uses, and no other (tools/parts.awk)
 #   - no folder uses a folder above it (`may` below), and no parts include each other
-#   - every part compiles alone, in C or, for CUDA, as C++ with tests/cuda_host. With gcc,
-#     src/cuda/common.cuh is precompiled and included first: a third of the time
+#   - every part compiles alone, in C (by clang if there is one: two thirds of the time) or,
+#     for CUDA, as C++ with tests/cuda_host. With gcc, src/cuda/common.cuh is precompiled and
+#     included first: a third of the time
 #   - no part has more than 800 lines, and no trainer more than 250
 #
 # Then breaks each rule in a copy, which must be detected. --graph only prints the folders,
@@ -18,6 +19,7 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-parts.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 CC=${CC:-cc} CXX=${CXX:-c++}
+! command -v clang > /dev/null 2>&1 || CC=clang
 cxx="$CXX -std=c++17 -w -I. -DSEQTX_CUDA -DSEQTX_NCCL -DCUDA_HOST"
 passed=0 failed=0
 
