@@ -239,10 +239,13 @@ run-python: $(TRAINERS)
 	@if sh tests/python/python.sh --probe; then \
 		CC="$(COMPILE)" sh tests/run.sh python sh tests/python/python.sh; \
 	else sh tests/run.sh --skip python 'no Python 3.8 with numpy, venv and pip (PYTHON)'; fi
-# The longest chains of work run first.
+# The longest chains of work and the longest runs start first, so that none is alone at the
+# end. (cuda_model: the kernels compile for a minute.)
 FIRST = $(filter cuda_nvcc% ptx%,$(RUNS)) $(filter cuda_nccl,$(RUNS)) $(filter cuda_%_san,$(RUNS)) \
-	$(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form $(filter group%,$(RUNS)) flags \
-	package trainer trainer_sru trainer_compressive trainer_par readme $(filter %_san,$(RUNS)) grad_f64
+	cuda_model $(filter group%,$(RUNS)) form package readme flags parts cuda_attention arm cuda_ops \
+	python trainer trainer_compressive trainer_sru trainer_par api_san portability embed \
+	cuda_sru cuda_group bf16_attention $(filter cuda_%,$(RUNS)) $(filter %_san,$(RUNS)) \
+	$(TSAN) distributed grad_f64
 PTX_RUNS = $(filter ptx%,$(RUNS))
 run-test-ptx-all: $(PTX_RUNS:%=run-%)
 run-test run-test-all: $(FIRST:%=run-%) $(RUNS:%=run-%)
