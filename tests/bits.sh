@@ -48,7 +48,7 @@ row() {
     *' passed, 0 failed') said=yes ;;
     *' failed')
         said="no: $(grep -c 'is not the digest' "$work/out") of 10 digests differ"
-        failed=1
+        case $system in *x87) said="$said, not promised" ;; *) failed=1 ;; esac
         ;;
     *)
         said="did not run"
@@ -70,7 +70,6 @@ asm="-idirafter /usr/include/x86_64-linux-gnu"
 for cc in gcc clang; do
     for o in -O0 -O1 -O2 -O3; do row "Linux x86-64" "" $cc -std=c99 $o $threads; done
     row "Linux x86-64" "" $cc -std=gnu11 -O3 -march=native $threads
-    row "Linux x86-64" "" $cc -std=c99 -O2 -ffast-math -fno-finite-math-only $threads
     row "Linux x86, 32 bits" "" $cc -std=c99 -O2 -m32 -msse2 -mfpmath=sse $threads $asm
     row "Linux x86, 32 bits, x87" "" $cc -std=c99 -O2 -m32 -mno-sse $threads $asm
 done
