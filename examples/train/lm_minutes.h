@@ -188,7 +188,7 @@ TR_DEF uint64_t tr_lm_fitting_steps(tr_lm *t, uint64_t n) {
     if (n > t->first + 1) tr_lm_measure(t, n, now - t->rate.last);      /* the first is slower */
     if (n < t->first + 3) return 0;
     used = t->used + (now - t->began);
-    left = budget - used - t->apart * (1 - done) / (here > 0.25 ? here : 0.25);
+    left = budget - used - t->apart * (1 - done) / (here > 0.1 ? here : 0.1);
     due = n == t->first + 3 || used - pace->used >= budget / 100 || done - pace->done >= 0.01;
     if (!due && left > 0 && n + 1 < t->steps) return 0;
     if (due) {
