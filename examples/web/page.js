@@ -75,7 +75,7 @@ function characters(bytes) {
     const out = [];
     for (let i = 0; i < bytes.length; i++) {
         const b = bytes[i];
-        const n = b < 0x80 ? 1 : b >= 0xF0 ? 4 : b >= 0xE0 ? 3 : b >= 0xC0 ? 2 : 0;
+        const n = [1, 0, 2, 3, 4][(b >= 0x80) + (b >= 0xC0) + (b >= 0xE0) + (b >= 0xF0)];
         let c = '·';
         if (b === 10) c = '↵';
         else if (b === 32) c = ' ';
@@ -110,7 +110,7 @@ function echo() {
 
 const shipped = async name => name === 'echo' ? echo() : unpacked(data.texts[name]);
 
-const named = c => c === ' ' ? '␣' : c || '·';
+const named = c => (c === ' ' ? '␣' : c) || '·';
 
 // The held-out text that the panels show: the same all the time.
 function shownText() {
@@ -150,7 +150,7 @@ function add(name, x, y) {
     h.every *= 2;
 }
 
-const round = v => v >= 100 ? v.toFixed(0) : v >= 10 ? v.toFixed(1) : v.toFixed(2);
+const round = v => v.toFixed((v < 100) + (v < 10));
 
 // Steps of an axis: about n of them, 1, 2 or 5 times a power of ten.
 function ticks(from, to, n) {
@@ -630,15 +630,16 @@ async function views() {
 
 function setRunning(on) {
     now.running = on;
-    $('start').textContent = on ? 'Pause' : now.last && now.last.steps ? 'Continue' : 'Start';
+    const begun = now.last && now.last.steps ? 'Continue' : 'Start';
+    $('start').textContent = on ? 'Pause' : begun;
     $('step').disabled = on;
     say();
 }
 
 function say() {
     const size = now.parameters ? `${Math.round(now.parameters / 1000)} thousand parameters` : '';
-    const doing = now.running ? 'Training' : now.last && now.last.steps
-        ? `Paused at step ${now.last.steps}` : 'Ready';
+    const paused = now.last && now.last.steps ? `Paused at step ${now.last.steps}` : 'Ready';
+    const doing = now.running ? 'Training' : paused;
     $('status').textContent = `${doing}. ${$('family').selectedOptions[0].textContent}, ${size}, ` +
         `on ${Math.round(now.text.length / 1000)} kB of text` +
         `${now.threads > 1 ? `, ${now.threads} threads` : ''}. ${now.note || ''}`;

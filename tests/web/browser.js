@@ -220,7 +220,8 @@ async function main() {
     const serve = headers => http.createServer((q, r) => {
         const name = path.basename(q.url);
         const found = [path.dirname(file), dir].map(d => path.join(d, name)).find(fs.existsSync);
-        r.writeHead(found ? 200 : 404, Object.assign({'Content-Type':
+        const missing = name === 'favicon.ico' ? 204 : 404;
+        r.writeHead(found ? 200 : missing, Object.assign({'Content-Type':
             types[name.split('.').pop()] || 'application/octet-stream'}, headers));
         r.end(found && fs.readFileSync(found));
     }).listen(0, '127.0.0.1');
