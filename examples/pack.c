@@ -99,6 +99,7 @@ typedef struct pack {
     stx_lm lm;
     stx_vocab *vocab;
     stx_optim *optim;                   /* --adapt; otherwise NULL */
+    void *state;                        /* of the training steps */
     stx_schedule rate;
     uint64_t digest, updates;           /* digest: of the model */
     void *gen;
@@ -505,31 +506,44 @@ static void open_dictionary(pack *p, const char *path) {
     free(text.p);
 }
 
-/* --adapt: the windows of the first training step are the newest ones of the lanes,
-   those of the others are random. Packing and unpacking learn the same. */
-static void learn(pack *p) {
+/* Returns 1 if each lane has `every` tokens that the training state has not read. */
+static int all_new(const pack *p, size_t every) {
+    size_t i = 0;
+    while (i < p->lanes && p->lane[i].r && p->lane[i].count > every) i++;
+    return i == p->lanes && every <= WINDOW;
+}
+
+/* Sets in and next (T) to T tokens before token `end` of a lane, and those after them. */
+static void window(const lane *l, size_t end, size_t T, int32_t *in, int32_t *next) {
+    memcpy(in, l->past + end - T - 1, T * sizeof *in);
+    memcpy(next, l->past + end - T, T * sizeof *in);
+}
+
+/* --adapt: the first training step reads the newest tokens of all lanes, with the state
+   after the older ones. The others read random windows. Packing and unpacking learn the
+   same. */
+static void learn(pack *p, size_t every) {
     stx_ctx *x = p->x;
     for (int k = 0; k < STEPS; k++) {
-        int32_t in[ROWS * WINDOW], next[ROWS * WINDOW];
-        for (uint32_t i = 0; i < ROWS; i++) {
+        static int32_t in[MAX_LANES], next[MAX_LANES];   /* (rows,T) */
+        const int newest = k == 0 && all_new(p, every);
+        const size_t T = newest ? every : WINDOW, rows = newest ? p->lanes : ROWS;
+        for (uint32_t i = 0; i < rows; i++) {
             uint32_t u[4];
             stx_philox(1, p->updates, i, u);
-            size_t lane_of = (k ? u[0] : i) % p->lanes, tries = 0;
-            while (p->lane[lane_of].count < 2 * WINDOW) {
+            size_t j = newest ? i : u[0] % p->lanes, tries = 0;
+            while (p->lane[j].count <= T) {
                 if (++tries == p->lanes) return;
-                lane_of = (lane_of + 1) % p->lanes;
+                j = (j + 1) % p->lanes;
             }
-            const lane *l = &p->lane[lane_of];
-            const size_t windows = l->count / WINDOW, age = i / p->lanes;
-            size_t end = l->count;      /* of the window */
-            if (!k && age < windows - 1) end -= age * WINDOW;
-            else end -= (size_t)(u[1] * (uint64_t)(end - WINDOW) >> 32);
-            memcpy(in + i * WINDOW, l->past + end - WINDOW - 1, WINDOW * sizeof *in);
-            memcpy(next + i * WINDOW, l->past + end - WINDOW, WINDOW * sizeof *in);
+            const lane *l = &p->lane[j];
+            const size_t back = newest ? 0 : (size_t)(u[1] * (uint64_t)(l->count - T) >> 32);
+            window(l, l->count - back, T, in + i * T, next + i * T);
         }
         stx_begin(x, STX_TRAIN);
-        stx_tensor *nll = p->lm.loss(p->lm.model, stx_tokens(x, in, ROWS, WINDOW),
-                                     stx_tokens(x, next, ROWS, WINDOW), NULL, NULL);
+        stx_tensor *nll = p->lm.loss(p->lm.model, stx_tokens(x, in, rows, T),
+                                     stx_tokens(x, next, rows, T), newest ? p->state : NULL,
+                                     newest ? p->state : NULL);
         stx_backward(x, p->lm.total(p->lm.model, nll));
         if (stx_optim_step(p->optim, stx_schedule_lr(&p->rate, ++p->updates)))
             p->lm.updated(p->lm.model);
@@ -580,7 +594,7 @@ static void code_group(pack *p) {
             l->r = NULL;
             active--;
         }
-        if (p->optim && step % every == 0) learn(p);
+        if (p->optim && step % every == 0) learn(p, every);
         if (active) feed(p);
         progress(p, p->done + part);
     }
@@ -600,6 +614,7 @@ static void code_records(pack *p, record *r, size_t n, size_t only) {
     p->ids = (int32_t *)stx_persist(p->x, p->lanes * sizeof *p->ids);
     p->weight = (uint32_t *)stx_persist(p->x, stx_bytes_of(p->lanes, p->V, sizeof *p->weight));
     p->gen = p->lm.gen_create(p->lm.model, p->lanes, 0);
+    if (p->optim) p->state = p->lm.state_create(p->lm.model, p->lanes, 0);
     check(p);
     for (size_t i = 0; i < n; i++) {
         order[i] = &r[i];
