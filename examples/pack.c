@@ -1,9 +1,9 @@
 /* pack.c - packs a file, or many small records, with a model of any family as the
    statistics of an arithmetic coder. docs/pack.md explains how, and compares.
 
-   In the source tree (or copy it next to seqtx.h, the headers of the families and
-   seqtx_text.h):
-       cc -O3 -I. examples/pack.c -lm -pthread -o pack
+   Copy it next to seqtx.h, the headers of the families and seqtx_text.h (in the source
+   tree, add -I.):
+       cc -O3 pack.c -lm -pthread -o pack
        ./pack -m run.safetensors my.txt                   my.txt.pack
        ./pack -d -m run.safetensors my.txt.pack           my.txt again
        ./pack --help
