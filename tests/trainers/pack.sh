@@ -126,5 +126,15 @@ check "the names of files" cmp named text
 check "--help" grep -q -e '--records' out
 check "--help: 80 columns" sh -c '! grep -q "^.\{81\}" out'
 
+# the commands of docs/pack.md, with programs that are built and few steps
+mkdir page; ln -s "$build" page/build
+cp text page/my.txt; cp text page/new.txt; cp lines page/new.log
+sed -n '/^```sh/,/^```/{/^```/d;/^make /d;s/--minutes 10/--steps 4/;p;}' \
+    "$here/../../docs/pack.md" > page/commands
+check "docs/pack.md has commands" [ "$(wc -l < page/commands)" -ge 4 ]
+check "the commands of docs/pack.md" sh -c 'cd page && sh -e ./commands > out 2> err'
+check "... write the same text again" cmp text page/again.txt
+check "... and pack each line" [ -s page/new.log.pack ]
+
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
