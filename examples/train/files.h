@@ -491,6 +491,15 @@ TR_DEF int tr_can_write(const char *option, const char *path, int streams, char 
                    path);
 }
 
+/* Returns the path of a file in a directory. The caller frees it. Returns NULL if memory
+   runs out. */
+TR_DEF char *tr_path_in(const char *dir, const char *name) {
+    const size_t n = strlen(dir), size = n + strlen(name) + 2;
+    char *out = (char *)malloc(size);
+    if (out) snprintf(out, size, "%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/", name);
+    return out;
+}
+
 /* Inserts mark before the extension: "dir/run.st" and ".best" give "dir/run.best.st".
    If the name has no extension, appends mark. The caller frees the result. Returns NULL
    if memory runs out. */

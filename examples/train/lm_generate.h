@@ -140,6 +140,8 @@ TR_DEF int tr_lm_generate(tr_lm *t) {
     return ok;
 }
 
+#define TR_LM_OUT "model.safetensors"      /* the checkpoint in --out */
+
 /* Nonzero if the command line requests text from a checkpoint that exists, and has no
    option for anything else: the run then only generates, as with --no-train. */
 TR_DEF int tr_lm_only_generates(tr_lm *t) {
@@ -147,15 +149,17 @@ TR_DEF int tr_lm_only_generates(tr_lm *t) {
         "repetition-penalty|repetition-window|stop|weights|seed|threads|precision|device|gpu|tf32|"
         "no-graph|max-memory";
     const tr_lm_opt *o = t->opt;
-    char path[4096];
+    char *path;
     const tr_opt *p;
     struct stat st;
-    if (!o->generate || t->options->preset_used[0]) return 0;
+    int found;
+    if (!o->generate || t->options->preset_used[0] || !(o->checkpoint || o->out)) return 0;
     for (p = t->options->opt; p->type != TR_T_END; p++)
         if (p->type != TR_T_GROUP && p->from == TR_FROM_ARGS
             && tr_choice_index(of_texts, p->name, strlen(p->name)) < 0)
             return 0;
-    if (o->checkpoint) snprintf(path, sizeof path, "%s", o->checkpoint);
-    else snprintf(path, sizeof path, "%s/model.safetensors", o->out ? o->out : "");
-    return stat(path, &st) == 0;
+    path = o->checkpoint ? NULL : tr_path_in(o->out, TR_LM_OUT);
+    found = (o->checkpoint || path) && stat(o->checkpoint ? o->checkpoint : path, &st) == 0;
+    free(path);
+    return found;
 }

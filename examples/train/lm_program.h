@@ -648,14 +648,12 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
 /* Replaces --out by --checkpoint and, in training, --log and --tensorboard. */
 TR_DEF int tr_lm_expand_out(tr_lm *t) {
     static const char *const name[3] = {"checkpoint", "log", "tensorboard"};
-    static const char *const file[3] = {"model.safetensors", "log.jsonl", "tb"};
+    static const char *const file[3] = {TR_LM_OUT, "log.jsonl", "tb"};
     const char *out = t->opt->out;
     struct stat st;
-    size_t n;
     int i, ok = 1;
     if (!out) return 1;
-    n = strlen(out);
-    if (!n) return tr_fail(t->err, TR_ERR, "--out: expected the name of a directory, got ''");
+    if (!*out) return tr_fail(t->err, TR_ERR, "--out: expected the name of a directory, got ''");
     if (stat(out, &st) == 0) {
         if (!S_ISDIR(st.st_mode))
             return tr_fail(t->err, TR_ERR, "--out %s: expected a directory, got a file", out);
@@ -665,8 +663,7 @@ TR_DEF int tr_lm_expand_out(tr_lm *t) {
     for (i = 0; ok && i < (t->training ? 3 : 1); i++) {
         char *path;
         if (tr_given(t->options, name[i])) continue;
-        path = (char *)malloc(n + 32);
-        if (path) snprintf(path, n + 32, "%s%s%s", out, out[n - 1] == '/' ? "" : "/", file[i]);
+        path = tr_path_in(out, file[i]);
         ok = tr_lm_set_path(t, name[i], path, TR_FROM_ARGS);
         free(path);
     }
