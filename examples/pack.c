@@ -48,9 +48,7 @@ static const char magic[8] = {'s', 't', 'x', 'p', 'a', 'c', 'k', 1 /* version */
 enum { FLAG_ADAPT = 1, FLAG_NOTHING = 2 /* the model learns from nothing */ };
 
 /* --adapt: after every BLOCK tokens of all lanes together, STEPS training steps, each
-   with ROWS windows of WINDOW tokens. These numbers are part of the format. (SRU can
-   divide time among threads, which changes the last bits, but not in windows as short as
-   these.) */
+   with ROWS windows of WINDOW tokens. These numbers are part of the format. */
 enum { BLOCK = 512, STEPS = 5, ROWS = 16, WINDOW = 64, MAX_LANES = 4096 };
 
 /* Matches, see predicted: of at least OWN tokens of a lane's past, or KNOWN tokens of the
