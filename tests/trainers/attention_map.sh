@@ -2,14 +2,7 @@
 # attention_map.sh - tests build/attention_map with all families: the picture is well-formed
 # XML; its cells have the weights that -w writes, at their places and with the right
 # opacity; special characters; the learned spans; bad input. Ends with "N passed, N failed".
-here=$(cd "$(dirname "$0")" && pwd)
-build=${BUILD:-$here/../../build}
-case $build in /*) ;; *) build=$PWD/$build ;; esac
-LC_ALL=C; export LC_ALL
-T=$(mktemp -d) || exit 1
-trap 'cd / && rm -rf "$T"' EXIT
-cd "$T" || exit 1
-. "$here/check.sh"
+. "$(dirname "$0")/programs.sh"
 awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and ran" }' > t.txt
 text=$(printf 'the dog & the cat sat <on> a "mat" and ran to the dog; caf\303\251')
 text=$text$(printf ' and the \001\377 end. The cat sat.')

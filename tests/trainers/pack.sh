@@ -2,14 +2,7 @@
 # pack.sh - tests build/pack with a small model of each family: round trips of files and
 # records, the same bytes with any number of threads, --adapt, and everything that must be
 # refused: damage, other models, wrong options. Ends with "N passed, N failed".
-here=$(cd "$(dirname "$0")" && pwd)
-build=${BUILD:-$here/../../build}
-case $build in /*) ;; *) build=$PWD/$build ;; esac
-LC_ALL=C; export LC_ALL
-T=$(mktemp -d) || exit 1
-trap 'cd / && rm -rf "$T"' EXIT
-cd "$T" || exit 1
-. "$here/check.sh"
+. "$(dirname "$0")/programs.sh"
 pack=$build/pack
 
 awk 'BEGIN { srand(1); for (i = 0; i < 400; i++)

@@ -1,14 +1,8 @@
 #!/bin/sh
 # plot.sh - tests build/plot: coordinates of tiny logs that are known by hand, resumed
 # runs, several runs, all panels, bad input. Ends with "N passed, N failed".
-here=$(cd "$(dirname "$0")" && pwd)
-plot=${PLOT:-${BUILD:-$here/../../build}/plot}
-case $plot in /*) ;; *) plot=$PWD/$plot ;; esac
-LC_ALL=C; export LC_ALL
-T=$(mktemp -d) || exit 1
-trap 'cd / && rm -rf "$T"' EXIT
-cd "$T" || exit 1
-. "$here/check.sh"
+. "$(dirname "$0")/programs.sh"
+plot=$build/plot
 draws() { # WHAT PICTURE ARGUMENTS...: it is drawn, without a word, and well-formed
     what=$1 picture=$2; shift 2
     rm -f "$picture"
