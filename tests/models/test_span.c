@@ -751,7 +751,7 @@ static void changed_between_steps(void) {
     stx_tensor *nll;
     int32_t t[2 * 65];
     double loss[2], total[2];
-    uint64_t key[3];
+    uint64_t key[4];
     size_t i;
     d.span_init = 0.3;
     d.span_loss = 1e-3;
@@ -769,9 +769,12 @@ static void changed_between_steps(void) {
     key[0] = stx_span_key(before, ids, NULL, NULL, 0);
     before->desc.span_loss = 0.5;
     key[1] = stx_span_key(before, ids, NULL, NULL, 0);
-    before->desc.ramp = 9;
+    before->desc.ramp = 8.99;       /* the windows of the layers are those of 9 */
     key[2] = stx_span_key(before, ids, NULL, NULL, 0);
-    CHECK(key[0] != key[1] && key[1] != key[2], "the key does not depend on span_loss and ramp");
+    before->desc.ramp = 9;
+    key[3] = stx_span_key(before, ids, NULL, NULL, 0);
+    CHECK(key[0] != key[1] && key[1] != key[2] && key[2] != key[3],
+          "the key does not depend on span_loss and ramp");
     for (i = 0; i < 2; i++) {
         stx_begin(x, STX_TRAIN);
         nll = stx_span_loss(i ? m : before, token_block(x, t, 2, 65, 0, 64),
