@@ -2,6 +2,7 @@
 #include "base.h"
 #include "buffer.h"
 #include "options.h"
+#include "files.h"
 #include "terminal.h"
 #include "lm.h"
 #include "lm_sample.h"
