@@ -25,7 +25,9 @@ for side in here base; do
     from=.; [ $side = here ] || from=$work/tree
     for p in bench bench_sru train_attn_span train_sru train_compressive train_par; do
         # in bench/ or, in later commits, in a folder of it
-        source=$(ls "$from"/bench/$p.c "$from"/bench/*/$p.c "$from"/examples/$p.c 2> /dev/null)
+        for source in "$from"/bench/$p.c "$from"/bench/*/$p.c "$from"/examples/$p.c; do
+            [ ! -f "$source" ] || break
+        done
         $CC $flags -pthread "$source" -o "$work/$side/$p" -lm
     done
 done
