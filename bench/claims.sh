@@ -212,8 +212,8 @@ table() {
                 printf "The rest of the model takes %.0f.\n",
                     (12 * layers * width * width + 256 * width) / 1000
             }
-            printf "\nSeeds per value: %s; ± is their standard deviation.\n",
-                fewest < many ? fewest " to " many : many
+            printf "\nSeeds per value: %s%s.\n", fewest < many ? fewest " to " many : many,
+                (many > 1) ? "; ± is their standard deviation" : ""
             printf "Machine: %s; commit: %s; date: %s.\n", substr(machines, 3),
                 substr(commits, 3), substr(dates, 3)
         }' - "$runs"

@@ -243,7 +243,8 @@ table() {
                 printf "\n"
             }
             seeds = fewest < many ? fewest " to " many : many
-            printf "\nSeeds per value: %s; ± is their standard deviation. The runs used ", seeds
+            if (many > 1) seeds = seeds "; ± is their standard deviation"
+            printf "\nSeeds per value: %s. The runs used ", seeds
             printf "%.2f to %.2f of\ntheir processor seconds. ", least, most
             printf "Machine: %s; commit: %s; date: %s.\n", substr(machines, 3), substr(commits, 3),
                 substr(dates, 3)
