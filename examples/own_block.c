@@ -62,8 +62,39 @@ static stx_tensor *conv_forward(stx_ctx *x, void *user, const stx_par_branch *in
 static const stx_par_type conv_type = {'c', "conv", conv_weights, conv_forward, NULL, K - 1, 0,
                                        0, 0};
 
+enum { BLOCKS = 4 };
+
+/* Prints the shares of the block types, and continues the T tokens `in` with the network
+   of the most probable types. */
+static void derive(stx_par *supernet, stx_par_desc d, const int32_t *in, size_t T) {
+    stx_ctx *x = supernet->ctx;
+    double p[BLOCKS][4] = {{0}};        /* attention, feed-forward, identity, convolution */
+    char pattern[BLOCKS + 1];
+    stx_par_probs(supernet, p[0]);
+    for (int l = 0; l < BLOCKS; l++)
+        printf("block %d: s %.2f  f %.2f  i %.2f  c %.2f\n", l, p[l][0], p[l][1], p[l][2],
+               p[l][3]);
+    stx_par_argmax(supernet, pattern, sizeof pattern);
+    d.pattern = pattern;
+    stx_par *found = stx_par_create(x, &d);
+    stx_par_inherit(found, supernet);
+    stx_par_gen *gen = stx_par_gen_create(found, 1);
+    printf("found %s; it continues:\n", pattern);
+
+    stx_sampling sampling = {0};
+    sampling.temperature = 0.7;
+    stx_real work[256];
+    const stx_real *logits = stx_par_gen_feed(gen, in, T);
+    for (uint64_t i = 0; i < 200 && logits; i++) {
+        int32_t token = stx_sample(&sampling, i, logits, 256, work);
+        putchar(token);
+        logits = stx_par_gen_feed(gen, &token, 1);
+    }
+    putchar('\n');
+}
+
 int main(int argc, char **argv) {
-    enum { B = 4, T = 32, BLOCKS = 4 }; /* streams, tokens per segment, blocks */
+    enum { B = 4, T = 32 }; /* streams, tokens per segment */
 
     static int32_t in[B * T], next[B * T];
     const char *path = argc > 1 ? argv[1] : "examples/own_block.c";
@@ -105,29 +136,7 @@ int main(int argc, char **argv) {
         if (step > steps / 4) stx_optim_step(gates, 0.02);
     }
 
-    double p[BLOCKS][4] = {{0}};        /* attention, feed-forward, identity, convolution */
-    char pattern[BLOCKS + 1];
-    stx_par_probs(supernet, p[0]);
-    for (int l = 0; l < BLOCKS; l++)
-        printf("block %d: s %.2f  f %.2f  i %.2f  c %.2f\n", l, p[l][0], p[l][1], p[l][2],
-               p[l][3]);
-    stx_par_argmax(supernet, pattern, sizeof pattern);
-    d.pattern = pattern;
-    stx_par *found = stx_par_create(x, &d);
-    stx_par_inherit(found, supernet);
-    stx_par_gen *gen = stx_par_gen_create(found, 1);
-    printf("found %s; it continues:\n", pattern);
-
-    stx_sampling sampling = {0};
-    sampling.temperature = 0.7;
-    stx_real work[256];
-    const stx_real *logits = stx_par_gen_feed(gen, in, T);
-    for (uint64_t i = 0; i < 200 && logits; i++) {
-        int32_t token = stx_sample(&sampling, i, logits, 256, work);
-        putchar(token);
-        logits = stx_par_gen_feed(gen, &token, 1);
-    }
-    putchar('\n');
+    if (stx_ok(x)) derive(supernet, d, in, T);
 
     int ok = stx_ok(x);
     if (!ok) fprintf(stderr, "own_block: %s\n", stx_error(x));

@@ -700,6 +700,14 @@ static void par_wrong_results(void) {
         }
 }
 
+/* The examples report a text that does not exist. */
+static void examples_fail(void) {
+    char name[] = "example", text[] = "no such file";
+    char *argv[] = {name, text, NULL};
+    CHECK(own_compression_main(2, argv) == 1, "own_compression of a missing file");
+    CHECK(own_block_main(2, argv) == 1, "own_block of a missing file");
+}
+
 int main(void) {
     static const own_case cases[] = {{"compression", 3, compressive, S, "compress"},
                                      {"blocks", 2, par, S, "layers."},
@@ -710,6 +718,7 @@ int main(void) {
     size_t i;
     int k;
     test_path(path, sizeof path, "test_own");
+    examples_fail();
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
         for (k = 0; k < cases[i].variants; k++) {
             loss_falls(&cases[i], k, t);
