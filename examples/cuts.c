@@ -57,7 +57,7 @@ static tr_opt table[] = {
 
 static tr_options options = {
     "cuts", "Finds the best cutoffs of an adaptive softmax.", table, NULL,
-    "clusters=3 dim=512 factor=4 rows=1024", NULL, "", NULL
+    "clusters=3 dim=512 factor=4 rows=1024", NULL, "", NULL, NULL
 };
 
 

@@ -37,13 +37,13 @@ static tr_opt table[] = {
 
 static tr_options options = {
     "plot",
-    "Draws the logs of training runs: plot run.jsonl [more.jsonl ..] -o run.svg. A log named - is "
-    "read from standard input.",
+    "Draws the logs of training runs, which the trainers write with --log or --out. A log named - "
+    "is read from standard input.",
     table,
     NULL,
     "",
     NULL,
-    "", NULL};
+    "", NULL, "LOG.jsonl [MORE.jsonl ..] -o PICTURE.svg [--option value ...]"};
 
 
 // >>logs

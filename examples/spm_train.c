@@ -51,7 +51,7 @@ static tr_options options = {"spm_train",
                              NULL,
                              "vocab=12000 lowercase symbols=@-@ coverage=0.9995 threads=16",
                              NULL,
-                             "", NULL};
+                             "", NULL, NULL};
 
 /* Trains with the options that PAR's reference sets, and SentencePiece's defaults for all
    others. Returns 0 and sets err on failure. */

@@ -38,7 +38,7 @@
        };
 
        tr_options o = {"train_x", "Trains model X on bytes.", table, presets,
-                       "nlayers=8 steps=1000 lr=0.07", NULL, "", NULL};
+                       "nlayers=8 steps=1000 lr=0.07", NULL, "", NULL, NULL};
        char err[TR_ERR];
        tr_log log;
        tr_term term;

@@ -199,5 +199,5 @@ static const tr_preset presets[] = {
 static tr_options options = {
     "train_attn_span",
     "Trains a Sequential Transformer (adaptive attention span, all-attention) on text.",
-    table, presets, TR_LM_DEFAULTS DEMO "niter=1000 optim=muon", TR_LM_AFTER, "", &tr_lm_brief
+    table, presets, TR_LM_DEFAULTS DEMO "niter=1000 optim=muon", TR_LM_AFTER, "", &tr_lm_brief, NULL
 };

@@ -228,5 +228,5 @@ static const tr_preset presets[] = {
 static tr_options options = {
     "train_compressive",
     "Trains a Compressive Transformer on text: old memories are compressed, not discarded.",
-    table, presets, TR_LM_DEFAULTS DEMO "optim=muon", TR_LM_AFTER, "", &tr_lm_brief
+    table, presets, TR_LM_DEFAULTS DEMO "optim=muon", TR_LM_AFTER, "", &tr_lm_brief, NULL
 };

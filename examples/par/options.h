@@ -296,5 +296,5 @@ static tr_options options = {
     "train_par",
     "Trains Transformer-XL on text, and searches for the best order of attention and feed-forward "
     "blocks (PAR).",
-    table, presets, TR_LM_DEFAULTS DEMO "optim=muon", TR_LM_AFTER, "", &tr_lm_brief
+    table, presets, TR_LM_DEFAULTS DEMO "optim=muon", TR_LM_AFTER, "", &tr_lm_brief, NULL
 };

@@ -289,5 +289,5 @@ static tr_options options = {
     "a separate vocabulary file; here the text is read in order and <eos> ends a line), the "
     "targets that the authors' code predicts across the ends of streams, the short last block of "
     "an epoch, and training on several GPUs. " TR_LM_AFTER,
-    "", &tr_lm_brief
+    "", &tr_lm_brief, NULL
 };

@@ -131,6 +131,8 @@ typedef struct {
     const char      *after;             /* last paragraph of the help; may be NULL */
     char             preset_used[64];   /* out: name of the preset, or "" */
     const tr_brief  *brief;             /* NULL: --help prints everything */
+    const char      *takes;             /* the arguments after the program in "usage:"; NULL:
+                                           options only */
 } tr_options;
 
 /* Maps an underscore to a dash, because they are equivalent in names. */

@@ -137,9 +137,11 @@ TR_DEF void tr_help_option(const tr_options *o, const tr_opt *p, const tr_help_l
 }
 
 TR_DEF void tr_help_usage(const tr_options *o, tr_buf *b, size_t width) {
+    const char *takes = o->takes;
+    if (takes == NULL)
+        takes = o->preset != NULL ? "[--preset NAME] [--option value ...]" : "[--option value ...]";
     tr_buf_printf(b, "usage: %s ", o->program);
-    tr_wrap(b, o->preset != NULL ? "[--preset NAME] [--option value ...]" : "[--option value ...]",
-            strlen("usage:  ") + strlen(o->program), width);
+    tr_wrap(b, takes, strlen("usage:  ") + strlen(o->program), width);
     tr_buf_puts(b, "\n");
     if (o->about == NULL) return;
     tr_wrap(b, o->about, 0, width);

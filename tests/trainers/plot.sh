@@ -303,6 +303,7 @@ check "the message asks for a log: $(cat err)" \
 
 "$plot" --help > out 2>err
 check "help" [ $? -eq 0 -a ! -s err -a "$(grep -c -- '--smooth N\|--log-x\|--out TEXT' out)" -eq 3 ]
+check "help: it takes logs" grep -q '^usage: plot LOG.jsonl' out
 check "version" \
     [ "$("$plot" --version)" \
     = "plot, seqtx $(sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' "$here/../../seqtx.h")" ]

@@ -90,7 +90,7 @@ static tr_options options = {"prog",
                              "nlayers=8 nheads=2 fast steps=1000 lr=0.07 dropout=0.1 prompt=",
                              "The end.",
                              "",
-                             NULL};
+                             NULL, NULL};
 
 /* Sets the defaults and parses the words of `line`, which are separated by '|', so that
    values can contain blanks. */
@@ -200,7 +200,7 @@ static void test_other_names(void) {
                          TR_REAL("max-lr", TR_FREE, &max_lr, 0, 1, "largest rate"),
                          TR_TEXT("out", TR_LOCAL, &out, "directory"),
                          TR_TEXT("checkpoint", TR_LOCAL, &model, "file"), TR_END};
-        tr_options o = {"prog", "", rows, NULL, NULL, NULL, "", NULL};
+        tr_options o = {"prog", "", rows, NULL, NULL, NULL, "", NULL, NULL};
         tr_buf b;
         memset(&b, 0, sizeof b);
         EXPECT(tr_find_option(&o, "max_lr", 6) == rows + 1);
@@ -342,7 +342,7 @@ static void test_some(void) {
     static int again, quick;
     tr_opt one[] = {TR_SOME("again", TR_FREE, &again, 40, "again"),
                     TR_FLAG("quick", TR_LOCAL, &quick, "be quick"), TR_END};
-    tr_options o = {"prog", "", one, NULL, NULL, NULL, "", NULL};
+    tr_options o = {"prog", "", one, NULL, NULL, NULL, "", NULL, NULL};
     char *argv[4] = {(char *)(uintptr_t) "prog", NULL, NULL, NULL}, expected[64];
     size_t i;
     int k;
@@ -440,7 +440,7 @@ static void test_tables(void) {
                           TR_INT("a_b", TR_LOCAL, &nheads, 0, 0, ""), TR_END};
         tr_opt reserved[] = {TR_INT("help", TR_LOCAL, &nlayers, 0, 0, ""), TR_END};
         tr_opt range[] = {TR_INT("a", TR_LOCAL, &nlayers, 50, 60, ""), TR_END};
-        tr_options o = {"p", "", twice, NULL, NULL, NULL, "", NULL};
+        tr_options o = {"p", "", twice, NULL, NULL, NULL, "", NULL, NULL};
         EXPECT(tr_check_table(&o, err, sizeof err) == 0);
         HOLDS(err, "declared twice");
         {
