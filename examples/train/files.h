@@ -479,6 +479,9 @@ TR_DEF int tr_can_write(const char *option, const char *path, int streams, char 
         return tr_fail(err, size, "--%s %s: out of memory: cannot check the path", option, path);
     if (access(dir, W_OK | X_OK) != 0 || (access(path, W_OK) != 0 && errno != ENOENT)) why = errno;
     free(dir);
+    if (why == ENOENT)
+        return tr_fail(err, size, "--%s %s: the directory does not exist: create it first", option,
+                       path);
     if (why)
         return tr_fail(err, size, "--%s %s: cannot write to this file: %s", option, path,
                        strerror(why));

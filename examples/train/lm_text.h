@@ -106,7 +106,13 @@ TR_DEF int tr_lm_find_texts(tr_lm *t, tr_lm_source *from) {
                            "--data: expected a path of fewer than %zu bytes, got %zu", most,
                            strlen(data));
     }
-    if (from->dir) return 1;
+    if (from->dir) {
+        for (part = 0; part < 3 && stat(from->path[part], &st); part++) {}
+        if (part == 3)
+            return tr_fail(t->err, TR_ERR, "--data %s: the directory has no train.txt, valid.txt "
+                           "and test.txt; give a text file, or a directory with these three", data);
+        return 1;
+    }
 
     size = (uint64_t)st.st_size;
     if (!S_ISREG(st.st_mode))

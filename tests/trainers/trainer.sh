@@ -972,7 +972,8 @@ refused 'prompt\|snowman\|character' \
     $old --no-train --generate 5 --checkpoint chars.st --prompt 'the ☃'
 refused 'TB\|t.txt' $t $tiny --steps 3 --checkpoint C.st --log L.jsonl --tensorboard t.txt
 refused 'nodir' $t $tiny --steps 3 --checkpoint C.st --tensorboard TB --log nodir/L.jsonl
-refused 'best.*cannot write' $t $tiny $new --eval-every 1 --best nodir/B.st
+refused 'best nodir/B.st: the directory does not exist' $t $tiny $new --eval-every 1 \
+    --best nodir/B.st
 mkdir two && cp t.txt two/train.txt
 refused 'best requires a validation text' --data two $tiny $new --eval-every 1 --best B.st
 refused 'same file' $t $tiny $new --eval-every 1 --best C.st
@@ -1673,6 +1674,8 @@ refused "got '../t.txt': give a text as --data ../t.txt" ../t.txt
 refused "--init-from resume: there is no file of this name. A run resumes if" \
     --init-from resume --data ../t.txt
 refused "--data is missing" --init-from ten.st
+mkdir none
+refused "--data none: the directory has no train.txt" --init-from ten.st --data none
 refused "w.txt.*'" --init-from ../bad/chars.st --data ../w.txt
 refused "--init-from ten.st is only for training: .*give the file as --checkpoint" \
     --init-from ten.st --data ../t.txt --eval-only
