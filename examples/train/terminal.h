@@ -238,7 +238,8 @@ TR_DEF void tr_show(tr_term *t, const tr_progress *p, int due) {
     t->drawn = now;
     if (t->tty) {
         size_t width = tr_columns(fileno(t->f));
-        width = width > 1 ? width - 1 : 79;     /* some terminals wrap after the last column */
+        /* Some terminals wrap after the last column, and Ctrl-C is shown as ^C. */
+        width = width > 3 ? width - 3 : 77;
         tr_progress_live(t->line, sizeof t->line, p, width);
         tr_term_draw(t);
         return;
