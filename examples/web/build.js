@@ -87,6 +87,8 @@ function main() {
     const parts = {
         style: read('page.css'), page: read('page.js'),
         worker: read('seqtx.js') + read('worker.js'),
+        reads: '<p class="key">The model reads held-out text and then, in bold, what you ' +
+            'typed under <a href="#prompt">What it writes</a>.</p>',
         data: JSON.stringify(data).replace(/</g, '\\u003c')
     };
     const page = read('page.html')

@@ -112,11 +112,26 @@ const shipped = async name => name === 'echo' ? echo() : unpacked(data.texts[nam
 
 const named = c => (c === ' ' ? '␣' : c) || '·';
 
-// The held-out text that the panels show: the same all the time.
-function shownText() {
-    const T = now.config['block-sz'], n = now.text.length;
-    const first = n - 2 * Math.floor(n / 20);
-    return now.text.subarray(first, first + WINDOW * T + 1);
+// The n bytes that the panels show: held-out text and then what the reader typed, whose
+// first byte is `typed`.
+function shownText(n) {
+    const part = Math.floor(now.text.length / 20), held = now.text.length - 2 * part;
+    const mine = new TextEncoder().encode($('prompt').value).slice(-n), typed = n - mine.length;
+    const line = now.text.indexOf(10, held + typed) + 1;    // if possible, whole lines
+    const end = line > 0 && line <= held + part ? line : held + typed;
+    const bytes = new Uint8Array(n);
+    bytes.set(now.text.subarray(end - typed, end));
+    bytes.set(mine, typed);
+    return {bytes, typed};
+}
+
+// The same as a map of attention needs it: whole segments, and the target of the last byte.
+async function attentionMap(layer) {
+    const n = WINDOW * now.config['block-sz'], {bytes, typed} = shownText(n);
+    const read = new Uint8Array(n + 1);
+    read.set(bytes);
+    const map = await ask('attention', [read, layer]);
+    return map && Object.assign(map, {layer, bytes, typed});
 }
 
 
@@ -188,11 +203,11 @@ function chart(id, lines, {least, most, unit}) {
         g.lineTo(w - right, Y(v));
         g.stroke();
         g.textAlign = 'right';
-        g.fillText(round(v).replace(/\.0+$/, ''), left - 6, Y(v));
+        g.fillText(String(Number(round(v))), left - 6, Y(v));
     }
     g.textAlign = 'center';
-    for (const v of ticks(0, x1, w < 500 ? 3 : 5).slice(0, -1))
-        g.fillText(String(v), X(v), h - 9);
+    for (const v of ticks(0, x1, w < 500 ? 3 : 5))
+        if (X(v) < w - right - 70) g.fillText(String(v), X(v), h - 9);
     g.textAlign = 'right';
     g.fillText('step ' + x1, w - right, h - 9);
     g.textAlign = 'left';
@@ -224,8 +239,8 @@ function chart(id, lines, {least, most, unit}) {
     }
 }
 
-// Characters with shades: weights in [0,1]. Returns the elements.
-function shaded(id, chars, weight, chosen) {
+// Characters with shades: weights in [0,1]. The reader typed those for which `given` holds.
+function shaded(id, chars, weight, chosen, given) {
     const box = $(id);
     while (box.children.length > chars.length) box.lastChild.remove();
     while (box.children.length < chars.length) box.append(document.createElement('span'));
@@ -235,8 +250,8 @@ function shaded(id, chars, weight, chosen) {
         if (s.textContent !== c) s.textContent = c;
         if (s.style.backgroundColor !== look) s.style.backgroundColor = look;
         s.classList.toggle('on', i === chosen);
+        s.classList.toggle('given', given(i));
     });
-    return box.children;
 }
 
 // Calls f(index) when the reader points at a child of an element or moves by arrow keys.
@@ -260,7 +275,8 @@ function choosable(id, current, f) {
 
 function drawLoss() {
     chart('loss', [{name: 'loss', label: 'loss', hue: 0},
-        {name: 'held', label: 'held out', hue: 1, dots: true}], {unit: 'bits per byte'});
+        {name: 'held', label: 'held out', hue: 1, dots: true},
+        {name: 'search', label: 'search', hue: 2, dash: [2, 3]}], {unit: 'bits per byte'});
     const last = n => now.history[n] && now.history[n].y[now.history[n].y.length - 1];
     const [loss, held] = [last('loss'), last('held')];
     $('n-loss').textContent = loss === undefined ? '–' : loss.toFixed(2);
@@ -279,13 +295,12 @@ async function takeSample() {
 
 function drawSample() {
     const chars = characters(Uint8Array.from(now.sample.flatMap(t => Array.from(t.bytes))));
-    const all = shaded('sample', chars.map(c => c === '↵' ? '↵\n' : c), i => {
+    shaded('sample', chars.map(c => c === '↵' ? '↵\n' : c), i => {
         const t = now.sample[i];
         if (i < now.given || !t) return 0;
         const was = t.likely.find(l => l.bytes[0] === t.bytes[0]);
         return Math.min(0.5, -Math.log(was ? was.p : 0.003) / 12);
-    }, now.at);
-    for (let i = 0; i < all.length; i++) all[i].classList.toggle('given', i < now.given);
+    }, now.at, i => i < now.given);
     drawExpected(Math.max(now.at, now.given));
 }
 
@@ -336,14 +351,14 @@ function drawSpans(p) {
 
 async function takeMask() {
     const [layer, head] = $('head').value.split('.').map(Number);
-    const bytes = shownText(), map = await ask('attention', [bytes, layer]);
-    if (map) drawMask(now.map = Object.assign(map, {layer, head}), bytes);
+    const map = await attentionMap(layer);
+    if (map) drawMask(now.map = Object.assign(map, {head}));
 }
 
-function drawMask(map, bytes) {
-    const {head, queries, keys} = map, all = characters(bytes);
+function drawMask(map) {
+    const {head, queries, keys} = map, all = characters(map.bytes);
     const q = now.query < 0 ? queries - 1 : Math.min(now.query, queries - 1);
-    const first = bytes.length - 1 - queries;   // of the last segment
+    const first = map.bytes.length - queries;   // of the last segment
     const shown = map.key.map((k, j) => ({j, at: first + k.first})).filter(k => k.at >= 0);
     const chars = shown.map(k => all[k.at]);
     const R = now.config['adapt-span-ramp'], zL = now.spans.spans[map.layer *
@@ -351,8 +366,9 @@ function drawMask(map, bytes) {
     const here = shown.length - queries + q;    // the query, as a character
     const mask = i => i > here ? 0 : Math.min(1, Math.max(0, 1 + (1 - (here - i) + zL) / R));
     const weight = i => map.weight[(head * queries + q) * keys + shown[i].j];
-    shaded('mask', chars, i => 0.45 * mask(i), here);
-    shaded('attention', chars, i => Math.sqrt(weight(i)) * 0.9, here);
+    const given = i => shown[i].at >= map.typed;
+    shaded('mask', chars, i => 0.45 * mask(i), here, given);
+    shaded('attention', chars, i => Math.sqrt(weight(i)) * 0.9, here, given);
     let most = 0;
     for (let i = 1; i <= here; i++) if (weight(i) > weight(most)) most = i;
     $('mask-say').textContent = `Head ${head + 1} of layer ${map.layer + 1} at “` +
@@ -364,8 +380,8 @@ function drawMask(map, bytes) {
 // >>panels: SRU
 
 async function takeGates() {
-    const layer = Number($('gates-layer').value), bytes = shownText().subarray(0, 96);
-    now.gates = Object.assign(await ask('gates', [bytes, layer]), {bytes, layer});
+    const layer = Number($('gates-layer').value), shown = shownText($('gates').clientWidth < 600 ? 48 : 96);
+    now.gates = Object.assign(await ask('gates', [shown.bytes, layer]), shown);
     drawGates();
 }
 
@@ -412,8 +428,12 @@ function drawGates() {
     g.textAlign = 'center';
     const every = Math.ceil(8 / (W / T));
     chars.forEach((c, t) => {
+        g.fillStyle = color(t < G.typed ? '--faint' : '--ink');
+        g.font = `${t < G.typed ? '' : 'bold '}12px system-ui, sans-serif`;
         if (t % every === 0) g.fillText(named(c), left + W * (t + 0.5) / T, 9);
     });
+    g.fillStyle = color('--faint');
+    g.font = '12px system-ui, sans-serif';
     g.save();
     g.translate(9, top + H / 2);
     g.rotate(-Math.PI / 2);
@@ -450,17 +470,16 @@ function chooseCell(t, k) {
 // >>panels: Compressive Transformer
 
 async function takeMemory() {
-    const layer = Number($('memory-layer').value), bytes = shownText();
-    const map = await ask('attention', [bytes, layer]);
-    if (map) drawMemory(now.map = Object.assign(map, {layer}), bytes);
+    const map = await attentionMap(Number($('memory-layer').value));
+    if (map) drawMemory(now.map = map);
 }
 
 const STORES = [, ['Compressed memory', 'rows are lost at its left end'],
     ['Memory', 'r rows become one compressed row'], ['Segment', 'becomes the next memory']];
 
-function drawMemory(map, bytes) {
-    const head = Number($('memory-head').value), all = characters(bytes);
-    const first = bytes.length - 1 - map.queries, box = $('memory');
+function drawMemory(map) {
+    const head = Number($('memory-head').value), all = characters(map.bytes);
+    const first = map.bytes.length - map.queries, box = $('memory');
     const q = now.query < 0 ? map.queries - 1 : Math.min(now.query, map.queries - 1);
     const weight = j => map.weight[(head * map.queries + q) * map.keys + j];
     const sums = [0, 0, 0, 0];
@@ -481,7 +500,7 @@ function drawMemory(map, bytes) {
                 rows.setAttribute('aria-label', 'Segment. The arrow keys choose the position.');
                 choosable('rows-3', () => now.query < 0 ? map.queries - 1 : now.query, i => {
                     now.query = i;
-                    drawMemory(now.map, shownText());
+                    drawMemory(now.map);
                 });
             }
         }
@@ -494,7 +513,7 @@ function drawMemory(map, bytes) {
         }), i => {
             sums[kind] += weight(keys[i].j);
             return Math.sqrt(weight(keys[i].j)) * 0.9;
-        }, kind === 3 ? q : -1);
+        }, kind === 3 ? q : -1, i => first + keys[i].first >= map.typed);
         const text = keys.reduce((n, k) => n + k.tokens, 0);
         title.textContent = `${STORES[kind][0]}: ${keys.length} rows, ${text} characters`;
     }
@@ -545,13 +564,22 @@ function drawSearch(p) {
         share.setAttribute('aria-label', `block ${l + 1}: ` +
             q.map((v, k) => `${names[k]} ${(100 * v).toFixed(0)} %`).join(', '));
     }
-    $('n-tau').textContent = Number.isFinite(p.tau) ? p.tau.toFixed(2) : '–';
+    chart('tau', [{name: 'planned', label: 'planned', hue: 1, dash: [2, 3]},
+        {name: 'tau', label: 'so far', hue: 0}], {least: 0, unit: 'temperature'});
+    const tau = Number.isFinite(p.tau) ? p.tau.toFixed(2) : '–', plan = now.history.planned;
+    $('tau').hidden = !plan;
+    $('tau').setAttribute('aria-label', `Temperature: ${tau}` + (plan
+        ? `; planned: ${plan.y[0]} to ${plan.y[40].toFixed(2)} at step ${plan.x[40]}` : ''));
+    const ms = rate => rate ? (1000 / rate).toFixed(1) : '–';
+    const [before, after] = p.probabilities ? [now.rate, 0] : [now.before, now.rate];
+    $('n-tau').textContent = tau;
     $('n-pattern').textContent = found;
+    $('n-search').textContent = ms(before);
+    $('n-only').textContent = ms(after);
     $('derive').disabled = !p.probabilities;
-    if (!p.probabilities && now.before && now.rate)
-        $('derive-say').textContent = `Trains only ${found}: ${now.rate.toFixed(1)} steps/s, ` +
-            `against ${now.before.toFixed(1)} of the search: ` +
-            `${(now.rate / now.before).toFixed(1)} times the speed.`;
+    if (before && after)
+        $('derive-say').textContent = `Trains only ${found}, at ${after.toFixed(1)} steps/s: ` +
+            `${(after / before).toFixed(1)} times the speed of the search, as measured here.`;
 }
 
 
@@ -572,6 +600,7 @@ function record(p) {
         p.spans.spans.forEach((v, i) => add(
             `span${Math.floor(i / p.spans.heads)}.${i % p.spans.heads}`, p.steps, v));
     if (p.memories) p.memories.layers.forEach((m, l) => add('lost' + l, p.steps, m.error));
+    add('tau', p.steps, p.tau);
     rate(p.losses.length, p.took);
     now.spans = p.spans;
 }
@@ -668,6 +697,7 @@ function opened(p) {
     $('sample').replaceChildren();
     $('blocks').replaceChildren();
     if (p.spans) showSliders();
+    if (p.probabilities) now.history.planned = p.planned;
     record(p);
     setRunning(false);
     for (const id of ['start', 'reset', 'save']) $(id).disabled = false;
@@ -802,7 +832,7 @@ function listen() {
     choosable('attention', () => $('attention').children.length - now.map.queries +
         (now.query < 0 ? now.map.queries - 1 : now.query), i => {
         now.query = Math.max(0, i - ($('attention').children.length - now.map.queries));
-        drawMask(now.map, shownText());
+        drawMask(now.map);
     });
     for (const id of ['gates-layer', 'memory-layer', 'memory-head']) on(id, 'change', views);
     on('gates-what', 'change', drawGates);
@@ -821,8 +851,8 @@ function listen() {
     });
     on('derive', 'click', () => act(async () => {
         now.before = now.rate;
-        const p = await ask('derive');
-        now.history = {};
+        const p = await ask('derive'), {loss, tau, planned} = now.history;
+        now.history = {search: loss, tau, planned};
         opened(p);
         $('derive-say').textContent = `Trains only ${p.found} now, with the weights of the ` +
             'search. Press Start.';

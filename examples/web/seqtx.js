@@ -195,6 +195,7 @@ async function seqtx(wasm, threads = 1) {
             return p ? doubles(p, shape(0) * 3) : null;
         },
         tau: () => c.web_tau(),
+        plannedTau: step => c.web_planned_tau(step),
         pattern: () => string(c.web_pattern())
     };
 }

@@ -207,14 +207,18 @@ static stx_par *par(void) {
     return is("par") ? (stx_par *)run.lm.model : NULL;
 }
 
-static void cool(void) {
+static double tau_at(uint64_t step) {
     stx_par_anneal a;
-    if (!run.gates) return;
     a.form = STX_PAR_TAU_TARGET;
     a.from = run.o.tau_from;
     a.to = run.o.tau_to;
     a.total = (uint64_t)run.o.tau_total;
-    run.tau = stx_par_tau(&a, run.step);
+    return stx_par_tau(&a, step);
+}
+
+static void cool(void) {
+    if (!run.gates) return;
+    run.tau = tau_at(run.step);
     stx_par_set_tau(par(), run.tau);
 }
 
@@ -662,6 +666,11 @@ double *EXPORT(web_probabilities)(void) {
 
 double EXPORT(web_tau)(void) {
     return run.gates ? run.tau : (double)NAN;
+}
+
+/* The temperature that is planned for a step of a search. */
+double EXPORT(web_planned_tau)(double step) {
+    return run.gates ? tau_at((uint64_t)step) : (double)NAN;
 }
 
 /* The blocks of a PAR network, or those that a search has found so far. */

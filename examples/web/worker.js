@@ -55,9 +55,10 @@ const calls = {
     open(what) {
         running = false;
         sinceHeldOut = 0;
-        const status = model.open(what);
-        return Object.assign(state([], 0), {status, config: model.config(),
-            parameters: model.parameters(), backend: model.backend()});
+        const status = model.open(what), config = model.config();
+        const x = Array.from({length: 41}, (_, i) => (config['tau-steps'] || 0) * i / 40);
+        return Object.assign(state([], 0), {status, config, parameters: model.parameters(),
+            backend: model.backend(), planned: {x, y: x.map(model.plannedTau)}});
     },
     derive() {
         running = false;

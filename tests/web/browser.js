@@ -49,6 +49,28 @@ async function step(page) {
     return loss(page);
 }
 
+// The text of a panel ends with what the reader types, in bold, and what the model computes
+// from it is shown. box: its characters are elements; otherwise it is a canvas. state: an
+// expression for what is shown at the last character.
+async function reads(page, box, state, where) {
+    const values = [];
+    for (const typed of ['an old hat', 'a new idea']) {
+        await page.value(`$('prompt').value = ${JSON.stringify(typed)};
+            $('prompt').dispatchEvent(new Event('input'))`);
+        if (box) {
+            await page.until(`$('${box}').textContent.replaceAll('␣', ' ').endsWith('${typed}')`);
+            check(await page.value(`$('${box}').querySelectorAll('.given').length`) ===
+                typed.length, `${where}: what the reader typed is bold in ${box}`);
+        } else {
+            await page.until(`characters(now.gates.bytes).join('').endsWith('${typed}')`);
+            check(await page.value('now.gates.tokens - now.gates.typed') === typed.length,
+                `${where}: what the reader typed is bold`);
+        }
+        values.push(await page.value(state));
+    }
+    check(values[0] !== values[1], `${where}: what the reader types changes what is shown`);
+}
+
 // What each family shows, after some steps.
 async function panels(page, family, where) {
     const says = id => page.until(`$('${id}').textContent.length > 20 && $('${id}').textContent`);
@@ -70,6 +92,9 @@ async function panels(page, family, where) {
         const sum = await page.value('Array.from(now.map.weight.subarray(0, now.map.keys))' +
             '.reduce((a, b) => a + b)');
         check(Math.abs(sum - 1) < 1e-5, `${where}: attention weights sum to 1, got ${sum}`);
+        await reads(page, 'attention', 'Array.from(now.map.weight.slice(-10)).join()', where);
+        check(await page.value("$('mask').querySelectorAll('.given').length") === 10,
+            `${where}: what the reader typed is bold in the mask`);
         await slide(page, 'penalty', 40);
         await slide(page, 'ramp', 5);
         const before = await page.value('now.last.spans.spans.reduce((a, b) => a + b)');
@@ -85,12 +110,14 @@ async function panels(page, family, where) {
         check(await page.value('now.gates.values.every(v => Number.isFinite(v))') &&
             await page.value('now.gates.values.slice(0, now.gates.units)' +
                 '.every(f => f > 0 && f < 1)'), `${where}: forget gates are in (0,1)`);
+        await reads(page, '', 'Array.from(now.gates.values.slice(-now.gates.units)).join()', where);
     }
     if (family === 'compressive') {
         await show('panel-memory');
         await says('memory-say');
         check(await page.value("$('rows-1').children.length") > 0,
             `${where}: rows of the compressed memory`);
+        await reads(page, 'rows-3', 'Array.from(now.map.weight.slice(-10)).join()', where);
         const error = await page.value('now.last.memories.layers[0].error');
         check(error > 0 && error < 1.5, `${where}: what compression lost, got ${error}`);
     }
@@ -116,6 +143,13 @@ async function train(page, url, family, dir, where) {
     await page.value(`now.last.steps = ${paused}`);
     await panels(page, family, where);
 
+    const expected = await resume(page, url, family, dir, where);
+    console.log(`${where}: ${reached.toFixed(3)} bits per byte; next ${expected.toFixed(4)}`);
+}
+
+// The checkpoint of the model continues to the same loss, in the page and in the trainer.
+// Returns this loss.
+async function resume(page, url, family, dir, where) {
     const steps = await page.value("ask('pause')"), name = `seqtx-${family}-${steps}.safetensors`;
     const saved = path.join(dir, name);
     fs.rmSync(saved, {force: true});
@@ -139,19 +173,42 @@ async function train(page, url, family, dir, where) {
     const native = JSON.parse(record[0]).loss / Math.LN2;
     check(Math.abs(native - expected) < 1e-3,
         `${where}: train_${family} continues to ${native}, expected ${expected}`);
-    console.log(`${where}: step ${steps}, ${reached.toFixed(3)} bits per byte; next ` +
-        `${expected.toFixed(4)}, loaded ${got.toFixed(4)}, native ${native.toFixed(4)}`);
+    return expected;
 }
 
-// "Train only that" after a search.
-async function derive(page, where) {
+// "Train only that" after a search whose gates have learned for some steps.
+async function derive(page, url, dir, where) {
+    const SEARCH = 300, ONLY = 100, said = id => page.value(`$('${id}').textContent`);
+    const run = async n => {
+        await page.value(`ask('step', ${n}).then(() => draw())`);
+        await idle(page, `now.last.steps === ${n} && $('n-steps').textContent === '${n}'`);
+    };
     await choose(page, 'family', 'par');
     await idle(page, "now.family === 'par' && now.last.steps === 0");
-    for (let i = 0; i < 3; i++) await step(page);
+    await run(SEARCH);
+    const {tau, planned} = await page.value('now.history'), end = planned.x.length - 1;
+    const at = s => planned.y[0] * (planned.y[end] / planned.y[0]) ** (s / planned.x[end]);
+    check(planned.y[0] === 1 && planned.x[end] > SEARCH && tau.x.every((s, i) =>
+        Math.abs(tau.y[i] - at(s)) < 1e-9) && tau.x[tau.x.length - 1] === SEARCH &&
+        planned.x.every((s, i) => Math.abs(planned.y[i] - at(s)) < 1e-9),
+        `${where}: the temperature so far and as planned`);
+    const found = await said('n-pattern'), search = await page.value('(1000 / now.rate).toFixed(1)');
+    check(await said('n-search') === search && await said('n-only') === '–',
+        `${where}: measures the step of the search`);
     await click(page, 'derive');
-    await idle(page, '!now.last.probabilities');
-    check(await page.value("/^[sfi]+$/.test($('n-pattern').textContent)"), `${where}: derives`);
-    check(Number.isFinite(await step(page)), `${where}: trains what it derived`);
+    await idle(page, '!now.last.probabilities && !now.last.steps');
+    await run(ONLY);
+    check(await said('n-pattern') === found && await page.value('now.config.pattern') === found,
+        `${where}: trains the order found, ${found}`);
+    const only = await page.value('now.rate');
+    check(await said('n-search') === search && await said('n-only') === (1000 / only).toFixed(1) &&
+        (await said('derive-say')).includes(`${found}, at ${only.toFixed(1)} steps/s`),
+        `${where}: both measured speeds, got ${await said('derive-say')}`);
+    const y = await page.value('now.history.loss.y'), mean = a => a.reduce((s, v) => s + v) / 20;
+    const [first, last] = [mean(y.slice(0, 20)), mean(y.slice(-20))];
+    check(y.length === ONLY && last < first - 0.1,
+        `${where}: the loss of what it derived falls, from ${first} to ${last}`);
+    await resume(page, url, 'par', dir, where + ', derived');
 }
 
 async function mistakes(page, dir, where) {
@@ -241,7 +298,7 @@ async function main() {
                 Buffer.from(await page.value('Array.from(now.text)')));
             for (const family of FAMILIES)
                 await train(page, url, family, dir, `${where} ${family}`);
-            await derive(page, where);
+            if (url === urls[0]) await derive(page, url, dir, where);
             await mistakes(page, dir, where);
             await page.look(390, 800, true);
             check(await page.value('document.documentElement.scrollWidth') <= 390,
