@@ -277,7 +277,7 @@ in_run "$absolute/train_attn_span" --data text --checkpoint run.safetensors --st
 check $? "the trainer fails"
 in_run "$absolute/readme_2" > "$build/readme.txt"
 check $? "the README's second program fails"
-{ printf 'The '; cat "$build/readme.txt"; echo; } > "$build/readme_2.txt"
+{ printf 'The '; cat "$build/readme.txt"; } > "$build/readme_2.txt"
 in_run "$absolute/generate" run.safetensors 'The ' 500 0 > "$build/readme.txt"
 cmp -s "$build/readme.txt" "$build/readme_2.txt"
 check $? "the README's second program continues a text unlike examples/generate.c"
