@@ -615,6 +615,17 @@ TR_DEF void tr_lm_print_stopped(const tr_lm *t) {
     fprintf(stderr, "stopped at step %llu%s\n", (unsigned long long)t->step, saved);
 }
 
+/* Prints where the model of a finished run is saved. */
+TR_DEF void tr_lm_print_saved(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    if (!t->training || !o->checkpoint || t->step == t->first) return;
+    if (o->best && !isnan(t->best))
+        tr_say(&t->term, "saved in %.500s; the best evaluated model is in %.500s", o->checkpoint,
+               o->best);
+    else
+        tr_say(&t->term, "saved in %.500s", o->checkpoint);
+}
+
 /* Runs what the options request: training, evaluation, generation, a conversation or
    scoring. Returns the exit code. */
 TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
@@ -634,6 +645,7 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
         ok = tr_lm_run_evaluation(t);
     tr_term_close(&t->term);
     ok = ok && tr_lm_print_results(t);
+    if (ok && !tr_lm_stop(t)) tr_lm_print_saved(t);
     if (ok && !tr_lm_stop(t) && o->export_to && !stx_rank(t->x)) ok = tr_lm_export(t);
     if (ok && !tr_lm_stop(t) && o->generate && !stx_rank(t->x)) ok = tr_lm_generate(t);
     if (!ok) return tr_lm_failed(t);

@@ -2161,6 +2161,8 @@ cp log/keep.best.st kept.st
 good "a run that does not improve" log $best --keep-best --checkpoint keep.st --steps 92 --lr 0 \
     --eval-every 1
 check "keeps its best" cmp kept.st log/keep.best.st
+check "the end names both files: $(tail -n 1 err)" \
+    [ "$(tail -n 1 err)" = "saved in keep.st; the best evaluated model is in keep.best.st" ]
 check "the last state is newer" [ "$(meta log/keep.st step)" = 92 ]
 cp kept.st log/goes.st
 good "the best is resumed" log --checkpoint goes.st --steps 95 --threads 1
