@@ -330,6 +330,7 @@ STX_STRICT_ON
 #include "gemm/x86.h"
 #include "gemm/x86_bf16.h"
 #include "gemm/arm.h"
+#include "gemm/wasm.h"
 #include "gemm/choose.h"
 #include "gemm/packed.h"
 

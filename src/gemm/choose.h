@@ -8,6 +8,7 @@
 #include "x86.h"
 #include "x86_bf16.h"
 #include "arm.h"
+#include "wasm.h"
 
 
 // >>gemm: choice of the micro-kernel
@@ -52,6 +53,8 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
 #endif
 #if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
     return &stx__micro_neon;
+#elif defined(STX__WASM)
+    return &stx__micro_wasm;
 #else
     return &stx__micro_generic;
 #endif
