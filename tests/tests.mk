@@ -191,36 +191,49 @@ run-cuda_nccl:
 	else sh tests/run.sh --skip cuda_nccl \
 		'no nvcc, or no nccl.h of NCCL 2.14 or newer (NCCL_FLAGS, NCCL_LIBS)'; fi
 include tests/ptx_host/ptx.mk
-# Golden vectors in WebAssembly: the build of the page in float and, with FULL, in double.
+# Golden vectors in WebAssembly: the build of the page in float. FULL and `make check-web`
+# add double, and float with threads.
 WITH_WASM := $(shell command -v $(firstword $(EMCC)) >/dev/null && command -v $(NODE))
 WASM_F32   = $(WASM)
 WASM_F64   = $(WASM) -DSEQTX_DOUBLE
 $(eval $(call library,wasm,$$(WASM_F32) -DSEQTX_NO_THREADS))
 $(eval $(call library,wasm64,$$(WASM_F64) -DSEQTX_NO_THREADS))
+$(eval $(call library,wasmt,$$(WASM_F32) -pthread))
 # -O1: Emscripten then does not call acorn. `fetch`: its loader takes Node.js 18 and later
 # for a browser.
-LINK_WASM  = -O1 -I. $< $(filter %.o,$^) -o $@ -sNODERAWFS=1 -sALLOW_MEMORY_GROWTH=1 \
-	-sTOTAL_STACK=4194304 --extern-pre-js $(BUILD)/wasm_pre.js
+LINK_WASM  = -O1 -I. $< $(filter %.o,$^) -o $@ -sNODERAWFS=1 -sTOTAL_STACK=4194304 \
+	--extern-pre-js $(BUILD)/wasm_pre.js
+# The main thread of a test blocks, so that no worker can be added: there are as many as the
+# tests use, 16 or one per processor.
+WASM_GROWS = -sALLOW_MEMORY_GROWTH=1
+WASM_TEAM  = -pthread -sEXIT_RUNTIME=1 -sINITIAL_MEMORY=536870912 \
+	-s'PTHREAD_POOL_SIZE=Math.max(16,require("os").cpus().length)'
 GOLDEN     = $(filter golden_%,$(TESTS))
 $(BUILD)/wasm_pre.js: | $(BUILD)
 	@echo 'var fetch;' > $@
 $(GOLDEN:%=$(BUILD)/test_%_wasm.js): $(BUILD)/test_%_wasm.js: test_%.c $(call LIB,wasm) \
 		$(BUILD)/wasm_pre.js
-	$(call say,EMCC)$(T) $(WASM_F32) $(LINK_WASM)
+	$(call say,EMCC)$(T) $(WASM_F32) $(LINK_WASM) $(WASM_GROWS)
 $(GOLDEN:%=$(BUILD)/test_%_wasm64.js): $(BUILD)/test_%_wasm64.js: test_%.c $(call LIB,wasm64) \
 		$(BUILD)/wasm_pre.js
-	$(call say,EMCC)$(T) $(WASM_F64) $(LINK_WASM)
+	$(call say,EMCC)$(T) $(WASM_F64) $(LINK_WASM) $(WASM_GROWS)
+$(GOLDEN:%=$(BUILD)/test_%_wasmt.js): $(BUILD)/test_%_wasmt.js: test_%.c $(call LIB,wasmt) \
+		$(BUILD)/wasm_pre.js
+	$(call say,EMCC)$(T) $(WASM_F32) $(LINK_WASM) $(WASM_TEAM)
+GOLDEN_WEB = $(foreach p,wasm64 wasmt,$(GOLDEN:%=%_$(p)))
 ifneq ($(WITH_WASM),)
-$(foreach p,wasm $(if $(FULL),wasm64),$(foreach t,$(GOLDEN),$(call RUN,$(t)_$(p),\
-	$(BUILD)/test_$(t)_$(p).js,$(NODE) $(BUILD)/test_$(t)_$(p).js)))
+$(foreach t,$(GOLDEN:%=%_wasm) $(if $(FULL),$(GOLDEN_WEB)),\
+	$(call RUN,$(t),$(BUILD)/test_$(t).js,$(NODE) $(BUILD)/test_$(t).js))
 else
 RUNS += golden_wasm
 run-golden_wasm:
 	@sh tests/run.sh --skip golden_wasm 'no emcc or no node'
 endif
-# The page in a browser; not part of `make test`.
-check-web: web
-	@$(NODE) tests/web/browser.js $(WEB)/seqtx.html $(BUILD)
+# The page in a browser, and what is not in `make test`.
+check-web: web $(GOLDEN_WEB:%=$(BUILD)/test_%.js)
+	@for t in $(GOLDEN_WEB); do sh tests/run.sh $$t $(NODE) $(BUILD)/test_$$t.js; done
+	@sh tests/run.sh page $(NODE) tests/web/browser.js $(WEB)/seqtx.html $(BUILD)
+	@sh tests/run.sh --sum --quick $(GOLDEN_WEB) page
 RUNS += arm
 run-arm:
 	@if sh tests/build/arm.sh --probe; then sh tests/run.sh arm sh tests/build/arm.sh; \
