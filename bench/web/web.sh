@@ -2,7 +2,8 @@
 # web.sh [STEPS [TURNS]] - speed of WebAssembly against native builds: processor time per
 # training step of the page's medium models, one thread, in a table for docs/web.md. Runs
 # alternate; the minimum of TURNS (3) runs counts, because a busy machine only increases
-# times. Native builds are those of the library, with fused multiply-adds. Needs `make web`.
+# times. Needs `make web`. Native builds: portable code that rounds products, as WebAssembly
+# does, and the library's default, with fused multiply-adds, in three instruction sets.
 # Environment: BUILD (build), CC, NODE.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -10,6 +11,7 @@ steps=${1:-20} turns=${2:-3}
 dir=${BUILD:-build}/web
 cc=${CC:-cc} node=${NODE:-node}
 $cc -std=gnu99 -O3 -pthread bench/web/native.c -o "$dir/native" -lm
+$cc -std=gnu99 -O3 -pthread -DSEQTX_UNFUSED bench/web/native.c -o "$dir/unfused" -lm
 # ms per step of one build
 once() {
     case $1 in
@@ -19,9 +21,9 @@ once() {
             ${args#* } ;;
     esac | cut -d' ' -f1
 }
-builds="seqtx.wasm native.0 native.1 native.2"
-echo "| ms per step | WebAssembly | native, portable | AVX2 | AVX-512 |"
-echo "|---|--:|--:|--:|--:|"
+builds="seqtx.wasm unfused.0 native.0 native.1 native.2"
+echo "| ms per step | WebAssembly | portable, rounded | portable, fused | AVX2 | AVX-512 |"
+echo "|---|--:|--:|--:|--:|--:|"
 for family in attn_span sru compressive par; do
     args=$($node bench/web/web.js "$dir" $family 1 "$steps")
     for build in $builds; do : > "$dir/times.$build"; done
