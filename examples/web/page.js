@@ -380,7 +380,8 @@ function drawMask(map) {
 // >>panels: SRU
 
 async function takeGates() {
-    const layer = Number($('gates-layer').value), shown = shownText($('gates').clientWidth < 600 ? 48 : 96);
+    const layer = Number($('gates-layer').value), columns = $('gates').clientWidth / 9 - 2;
+    const shown = shownText(Math.max(24, Math.min(96, Math.floor(columns))));
     now.gates = Object.assign(await ask('gates', [shown.bytes, layer]), shown);
     drawGates();
 }
@@ -797,7 +798,10 @@ function listen() {
         e.preventDefault();
         $('pick-file').click();
     });
-    on('pick-file', 'change', e => takeFile(e.target.files[0]));
+    on('pick-file', 'change', async e => {
+        await takeFile(e.target.files[0]);
+        e.target.value = '';
+    });
     on('use', 'click', () => giveText(new TextEncoder().encode($('own').value), 'own'));
     addEventListener('dragover', e => {
         e.preventDefault();

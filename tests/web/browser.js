@@ -59,8 +59,10 @@ async function reads(page, box, state, where) {
             $('prompt').dispatchEvent(new Event('input'))`);
         if (box) {
             await page.until(`$('${box}').textContent.replaceAll('␣', ' ').endsWith('${typed}')`);
-            check(await page.value(`$('${box}').querySelectorAll('.given').length`) ===
-                typed.length, `${where}: what the reader typed is bold in ${box}`);
+            check(await page.value(`Array.from($('${box}').children).map(e =>
+                getComputedStyle(e).fontWeight === '700' ? e.textContent : '').join('')`) ===
+                (box === 'rows-3' ? typed.replaceAll(' ', '␣') : typed),
+                `${where}: what the reader typed is bold in ${box}`);
         } else {
             await page.until(`characters(now.gates.bytes).join('').endsWith('${typed}')`);
             check(await page.value('now.gates.tokens - now.gates.typed') === typed.length,
@@ -192,7 +194,8 @@ async function derive(page, url, dir, where) {
         Math.abs(tau.y[i] - at(s)) < 1e-9) && tau.x[tau.x.length - 1] === SEARCH &&
         planned.x.every((s, i) => Math.abs(planned.y[i] - at(s)) < 1e-9),
         `${where}: the temperature so far and as planned`);
-    const found = await said('n-pattern'), search = await page.value('(1000 / now.rate).toFixed(1)');
+    const found = await said('n-pattern');
+    const search = await page.value('(1000 / now.rate).toFixed(1)');
     check(await said('n-search') === search && await said('n-only') === '–',
         `${where}: measures the step of the search`);
     await click(page, 'derive');
