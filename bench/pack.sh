@@ -23,8 +23,8 @@
 #            1.43.11: the records are from each fifth file
 #     code   the C and CUDA sources of this repository: from each 16th file
 #
-# pack is measured with the model alone, and with the last million bytes of the training
-# text as its dictionary. zstd's sizes are those without magic number and checksum. `files`
+# pack is measured with the model alone, and with the training text (the last five million
+# bytes of it) as its dictionary. zstd's sizes are those without magic number and checksum. `files`
 # packs the beginning of ENWIK8 without a model. `check` packs and unpacks each file of the
 # repository, 1000 random files and, if there is an aarch64 compiler and qemu, unpacks on
 # 64-bit ARM what was packed here. PROGRAMS: as in bench/learn.sh, with pack.
@@ -117,11 +117,12 @@ records() { # KIND
     [ -s "$out/$1/test.txt" ] || split_text "$1"
     compile train_sru pack
     model=$out/$1/run/model.best.safetensors file=$out/$1/records
-    "$programs/train_sru" --data "$out/$1/train.txt" --threads 1 --minutes "$minutes" \
-        --nlayers 3 --hid-sz 384 --out "$out/$1/run" >"$out/$1/said" 2>&1 \
+    [ -e "$out/$1/trained" ] || "$programs/train_sru" --data "$out/$1/train.txt" --threads 1 \
+        --minutes "$minutes" --nlayers 3 --hid-sz 384 --out "$out/$1/run" >"$out/$1/said" 2>&1 \
         || refuse "train_sru: $(tail -n 1 "$out/$1/said")"
+    : >"$out/$1/trained"        # a repeated run uses the same model
     head -c "$test" "$out/$1/test.txt" >"$file"
-    tail -c 1000000 "$out/$1/train.txt" >"$out/$1/dictionary"
+    tail -c 5000000 "$out/$1/train.txt" >"$out/$1/dictionary"
     packed "$1" pack -m "$model" --records 2048 -t 1
     packed "$1" "pack --dictionary" -m "$model" --dictionary "$out/$1/dictionary" \
         --records 2048 -t 1

@@ -9,8 +9,9 @@
        ./pack --help
 
    Reading order: code_part (the coder), weights (from log-probabilities to integers),
-   code_token (one token), predicted (repeated text), code_group (many records in
-   lockstep), learn (--adapt), pack_file and unpack_file (the format).
+   code_bit (mixing), code_id and code_token (one token), code_group (many records in
+   lockstep), prime (--dictionary), learn (--adapt), pack_file and unpack_file (the
+   format).
 
    A packed file, with integers as in put_number unless a size is given:
 
@@ -43,17 +44,19 @@
 #include <unistd.h>
 #endif
 
-static const char magic[8] = {'s', 't', 'x', 'p', 'a', 'c', 'k', 1 /* version */};
+static const char magic[8] = {'s', 't', 'x', 'p', 'a', 'c', 'k', 2 /* version */};
 
-enum { FLAG_ADAPT = 1, FLAG_NOTHING = 2 /* the model learns from nothing */ };
+enum { FLAG_ADAPT = 1, FLAG_NOTHING = 2 /* the model learns from nothing */,
+       FLAG_WHOLE = 4 /* the parts of a file, not records */ };
 
 /* --adapt: after every BLOCK tokens of all lanes together, STEPS training steps, each
    with ROWS windows of WINDOW tokens. These numbers are part of the format. */
-enum { BLOCK = 512, STEPS = 5, ROWS = 16, WINDOW = 64, MAX_LANES = 4096 };
+enum { BLOCK = 512, STEPS = 2, ROWS = 16, WINDOW = 64, MAX_LANES = 4096 };
 
-/* Matches, see predicted: of at least OWN tokens of a lane's past, or KNOWN tokens of the
-   dictionary. */
-enum { OWN = 3, KNOWN = 12, TABLE = 14, LARGE_TABLE = 20, LENGTHS = 8, LEVELS = 4 };
+/* Mixing, see code_bit. CONTEXTS: the last 1, 2, 3, 4 and 6 tokens, and the word so
+   far. LEAST: tokens of the shortest match. SETS: sets of weights. */
+enum { CONTEXTS = 6, INPUTS = 2 * CONTEXTS + 3, LEAST = 6, SETS = 256,
+       MATCHES = 16 * 4 * 3, TAIL = 65536, PIECE = 2048 };
 
 typedef struct bytes {
     unsigned char *p;
@@ -67,6 +70,28 @@ typedef struct record {
     bytes to;                           /* its packed bytes, or the record */
 } record;
 
+/* What is counted in one context of a table: a slot for each of the 15 nodes of a tree of
+   4 decisions. A slot has a probability of 12 bits and, in its low 4 bits, how many
+   decisions it has seen; 0 is 1/2, after none. */
+typedef struct group {
+    uint16_t tag, slot[15];
+} group;
+
+/* The statistics of a text: groups, which contexts find by hashing, and the position
+   after each hash of LEAST tokens. */
+typedef struct table {
+    group *group;                       /* (CONTEXTS, 2^bits) */
+    uint32_t *after;                    /* (2^after_bits) */
+    int bits, after_bits;
+} table;
+
+/* What the mixing learns: the probability that a slot or a match in a certain state is
+   worth, and the weights of the inputs. A weight of 65536 is 1. */
+typedef struct learned {
+    uint16_t slot[2][CONTEXTS][4096], match[MATCHES];
+    int32_t weight[2][SETS][INPUTS];
+} learned;
+
 /* A lane codes one record after the other. The lanes are coded in lockstep: one token of
    each record, then one step of the model for all of them. */
 typedef struct lane {
@@ -76,14 +101,14 @@ typedef struct lane {
                                            less the lower end of the interval */
     size_t code_at;                     /* unpacking: packed bytes that are read */
     int32_t token;                      /* the last token, which the model reads next */
-    int32_t *past;                      /* (count): the tokens of the record so far;
+    size_t begin, end;                  /* the tokens of the record so far, in pack.text;
                                            --adapt: of all records of this lane */
-    size_t count;
+    table *own;                         /* statistics of these tokens */
+    learned *learned;
+    uint32_t context[CONTEXTS];         /* hashes */
     size_t match, length;               /* the last `length` tokens are also those before
-                                           token `match` of the dictionary and, after it,
-                                           the past; length 0: no match */
-    uint32_t *table;                    /* the position after each hash of OWN tokens */
-    int32_t bonus[2][LENGTHS][LEVELS];  /* see predicted; 1: dictionary */
+                                           text[match]; match 0: no match */
+    unsigned misses;                    /* bit i: token i before was not as matched */
 } lane;
 
 typedef struct options {
@@ -99,19 +124,27 @@ typedef struct pack {
     stx_optim *optim;                   /* --adapt; otherwise NULL */
     void *state;                        /* of the training steps */
     stx_schedule rate;
-    uint64_t digest, updates;           /* digest: of the model */
+    uint64_t digest, expected, updates; /* digest: of the model */
     void *gen;
     int32_t byte[256];                  /* the token of each byte, or -1 */
     size_t V, lanes, total, done;       /* total, done: bytes, for the progress */
     int unpacking, escapes, terminal;   /* escapes: 1: some bytes have no token */
     bytes prompt;
-    int32_t *words;                     /* (known): the tokens of the dictionary */
-    size_t known;
-    uint32_t *table;                    /* as lane.table, of the dictionary */
+    int32_t *text;                      /* tokens: of the dictionary, then of each lane */
+    size_t known, counted, size;        /* tokens of the dictionary; of them in table; of
+                                           text */
+    size_t tail, tail_byte;             /* where the last tenth of the dictionary begins */
+    bytes dictionary;
+    table table;                        /* of the dictionary; group NULL: there is none */
+    learned learned;                    /* the state in which a record begins */
+    uint8_t *in_word;                   /* (V): 1: a letter or digit */
+    int depth, shared, serial;          /* 2^depth >= V + escapes. shared: the lanes have
+                                           one table; serial: and learn in order */
+    int speed;                          /* factor of the learning rate of the mixing */
     lane *lane;                         /* (lanes) */
     int32_t *ids;                       /* (lanes): what the model reads next */
     const stx_real *scores;             /* (lanes,V): log p of the tokens after them */
-    uint32_t *weight;                   /* (lanes,V): the same as integers */
+    uint64_t *tree;                     /* (lanes, 2 * 2^depth): see weights */
     time_t began, shown;
 } pack;
 
@@ -259,25 +292,24 @@ static void encode_end(lane *l) {
 
 static uint32_t power[2048];            /* 2^(32 - i / 2048), nearly */
 
-static void fill_power(void) {
-    uint64_t v = 0xFFFFFFFFu;
-    for (int i = 0; i < 2048; i++, v = v * 4293513907u >> 32) power[i] = (uint32_t)v;
-}
-
-/* Sets w (V) to about 2^24 p / max p + 1 and returns the sum. A difference of two floats
-   and its product with a constant are the same on every machine; all else is integers. */
-static uint64_t weights(const stx_real *log_p, size_t V, uint32_t *w) {
+/* Sets the leaves of a tree to about 2^24 p / max p + 1, the escape's to 1/4096 of all,
+   and each node above, from 1, to the sum of its children 2 node and 2 node + 1. A
+   difference of two floats and its product with a constant are the same on every machine;
+   all else is integers. */
+static void weights(const pack *p, const stx_real *log_p, uint64_t *tree) {
     const float per_nat = 2954.6395f;   /* 2048 / ln 2 */
+    const size_t leaves = (size_t)1 << p->depth;
+    uint64_t *w = tree + leaves, sum = 0;
     float max = log_p[0];
-    uint64_t sum = 0;
-    for (size_t i = 1; i < V; i++) max = log_p[i] > max ? log_p[i] : max;
-    for (size_t i = 0; i < V; i++) {
+    for (size_t i = 1; i < p->V; i++) max = log_p[i] > max ? log_p[i] : max;
+    for (size_t i = 0; i < p->V; i++) {
         const float d = max - log_p[i];
         const uint32_t u = d < 16.5f ? (uint32_t)(d * per_nat) : 0;
         w[i] = d < 16.5f ? (power[u & 2047] >> (8 + (u >> 11))) + 1 : 1;
         sum += w[i];
     }
-    return sum;
+    if (p->escapes) w[p->V] = (sum >> 12) + 1;
+    for (size_t i = leaves - 1; i > 0; i--) tree[i] = tree[2 * i] + tree[2 * i + 1];
 }
 
 /* Returns the token at the start of s and sets *len to its bytes; -1: it has none, and
@@ -294,66 +326,244 @@ static int32_t next_token(const pack *p, const unsigned char *s, size_t n, size_
     return p->byte[*s];
 }
 
-/* A model knows the language, but few names exactly. If the last tokens are also
-   elsewhere in the record or in the dictionary, the token after them is likely here, too.
-   Whether it does is coded first: the odds of the model, w to `others`, times a factor
-   that is learned for each length of the match and each level of w. Sets *bonus to its
-   base-2 logarithm times 2048, and returns the probability times 2^20. */
-static uint64_t predicted(lane *l, size_t known, uint64_t w, uint64_t others, int32_t **bonus) {
-    size_t level = 0;
-    while (level < LEVELS - 1 && w >> (6 * level + 6)) level++;
-    *bonus = &l->bonus[l->match < known][STX_MIN(l->length / 4, LENGTHS - 1)][level];
-    const uint32_t up = (uint32_t)(**bonus + 2047) / 2048;
-    const uint64_t factor = power[2048 * up - (uint32_t)**bonus] >> 8;     /* times 2^24 / 2^up */
-    const uint64_t odds = factor * (w >> 4 | 1) << up >> 24;
-    const uint64_t P = (odds << 20) / (odds + (others >> 4 | 1));
-    return STX_MIN(STX_MAX(P, 16), (1 << 20) - 16);
+
+// >>mixing
+
+/* A token is coded as `depth` binary decisions, the bits of its id, the highest first.
+   The probability of each is mixed from several: that of the model, those that were
+   counted after the same context, in the lane (own) and in the dictionary, and that of
+   the token after the longest match. The inputs are stretched, ln(p / (1 - p)), their
+   weighted sum is squashed, and the weights follow the gradient of the code length: the
+   logistic mixing of M. Mahoney, "Data Compression Explained", section 4.3. A stretched 1
+   is 256, a probability of 1 is 65536. */
+enum { RANGE = 3071, ONE = 65536 };
+
+static int32_t squashed[2 * RANGE + 1];
+static int16_t stretch[ONE];
+
+static int32_t limit(int64_t v, int32_t least, int32_t most) {
+    return (int32_t)STX_MIN(STX_MAX(v, least), most);
 }
 
-static void learn_bonus(int32_t *bonus, uint64_t P, int hit) {
-    *bonus += ((hit << 20) - (int32_t)P) / 256;
-    *bonus = STX_MIN(STX_MAX(*bonus, 0), 12 * 2048);
-}
+static int32_t squash(int64_t v) { return squashed[limit(v, -RANGE, RANGE) + RANGE]; }
 
-/* Returns the entry of the n tokens before `end`. */
-static uint32_t *entry(uint32_t *table, int bits, const int32_t *end, int n) {
-    uint32_t key = 0;
-    for (int i = 1; i <= n; i++) key = (key + (uint32_t)end[-i] + 1) * 2654435761u;
-    return &table[key >> (32 - bits)];
-}
-
-/* Sets a match with the tokens before text[at], if at least `least` of them are equal. */
-static void try_match(const pack *p, lane *l, const int32_t *text, size_t at, size_t least) {
-    const int32_t *here = l->past + l->count;
-    size_t n = 0;
-    while (n < at && n < l->count && n < 32 && text[at - 1 - n] == *(here - 1 - n)) n++;
-    if (n < least) return;
-    l->length = n;
-    l->match = text == l->past ? p->known + at : at;
-}
-
-/* The token that the match predicts. */
-static int32_t match_token(const pack *p, const lane *l) {
-    return l->match < p->known ? p->words[l->match] : l->past[l->match - p->known];
-}
-
-/* Appends l->token to the past and looks for a match. */
-static void remember(const pack *p, lane *l) {
-    if (l->count % 1024 == 0)
-        l->past = (int32_t *)memory(l->past, l->count + 1024, sizeof *l->past);
-    l->past[l->count++] = l->token;
-    if (l->length && match_token(p, l) == l->token && l->match + 1 != p->known) {
-        l->match++;
-        l->length++;
-    } else {
-        l->length = 0;
+static void fill_tables(void) {
+    const uint64_t one = (uint64_t)1 << 32;
+    uint64_t v = 0xFFFFFFFFu;
+    for (int i = 0; i < 2048; i++, v = v * 4293513907u >> 32) power[i] = (uint32_t)v;
+    v = one;
+    for (int i = 0; i <= RANGE; i++, v = v * 4278222789u >> 32) {   /* v = 2^32 e^(-i/256) */
+        squashed[RANGE + i] = (int32_t)((one << 16) / (one + v));
+        squashed[RANGE - i] = ONE - squashed[RANGE + i];
     }
-    if (l->count < OWN) return;
-    uint32_t *own = entry(l->table, TABLE, l->past + l->count, OWN);
-    if (!l->length) try_match(p, l, l->past, *own, OWN);
-    if (!l->length && p->known && l->count >= KNOWN)
-        try_match(p, l, p->words, *entry(p->table, LARGE_TABLE, l->past + l->count, KNOWN), KNOWN);
-    *own = (uint32_t)l->count;
+    for (int i = -RANGE, p = 0; p < ONE; stretch[p++] = (int16_t)i)
+        while (i < RANGE && squash(i) < p) i++;
+}
+
+/* Without a dictionary, records begin with these probabilities and weights. */
+static void learned_begin(learned *l) {
+    for (int i = 0; i < 2 * CONTEXTS; i++)
+        for (int n = 0; n < 16; n++)
+            for (int k = 0; k < 256; k++)
+                l->slot[i / CONTEXTS][i % CONTEXTS][n << 8 | k] =
+                    (uint16_t)(ONE / 2 + (256 * k + 128 - ONE / 2) * (2 * n + 1) / (2 * n + 2));
+    for (int i = 0; i < MATCHES; i++) l->match[i] = (uint16_t)(ONE - 1 - ONE / (4 + i / 12 * 4));
+    for (int i = 0; i < 2 * SETS * INPUTS; i++)
+        l->weight[i / INPUTS / SETS][i / INPUTS % SETS][i % INPUTS] = i % INPUTS ? ONE / 11 : ONE;
+}
+
+static void table_begin(table *t) {
+    memset(t->group, 0, sizeof *t->group * CONTEXTS << t->bits);
+    memset(t->after, 0, sizeof *t->after << t->after_bits);
+}
+
+/* A table for n tokens. */
+static void table_create(table *t, size_t n) {
+    for (t->bits = 6; t->bits < 19 && (2 * n - 1) >> t->bits > 0;) t->bits++;
+    t->after_bits = t->bits + 1;
+    t->group = (group *)memory(NULL, (size_t)CONTEXTS << t->bits, sizeof *t->group);
+    t->after = (uint32_t *)memory(NULL, (size_t)1 << t->after_bits, sizeof *t->after);
+    table_begin(t);
+}
+
+static uint32_t hash(uint32_t h, uint32_t v) {
+    h = (h + v + 1) * 2654435761u;
+    return h ^ h >> 15;
+}
+
+/* The lane's next token is part of its text. Sets the contexts of the one after it. */
+static void advance(const pack *p, lane *l) {
+    const int32_t token = p->text[l->end++];
+    uint32_t h = 0;
+    for (size_t i = 1; i <= 6; i++) {
+        h = hash(h, i <= l->end - l->begin ? (uint32_t)p->text[l->end - i] : 0);
+        if (i != 5) l->context[STX_MIN(i, 5) - 1] = h;
+    }
+    l->context[5] = p->in_word[token] ? hash(l->context[5], (uint32_t)token) : 0;
+}
+
+/* Returns the group of context i and the decisions so far (node), or NULL; make: replaces
+   what another context has there. */
+static group *find(const table *t, const lane *l, int i, size_t node, int make) {
+    const uint64_t key = (l->context[i] + (uint64_t)node * 0x85EBCA6B) * 0x9E3779B97F4A7C15u;
+    const uint16_t tag = (uint16_t)(key >> 8 | 1);
+    group *g = &t->group[((size_t)i << t->bits) + (size_t)(key >> (64 - t->bits))];
+    if (g->tag == tag) return g;
+    if (!make) return NULL;
+    memset(g, 0, sizeof *g);
+    g->tag = tag;
+    return g;
+}
+
+/* The slot of a node after b decisions. */
+static size_t slot_of(int b, size_t node) {
+    const size_t first = (size_t)1 << b % 4;
+    return first - 1 + (node & (first - 1));
+}
+
+/* The slot moves by 1/2, 1/3, .. 1/17 of the error. */
+static void learn_slot(uint16_t *slot, int bit) {
+    static const int32_t part[16] = {32768, 21845, 16384, 13107, 10922, 9362, 8192, 7281,
+                                     6553, 5957, 5461, 5041, 4681, 4369, 4096, 3855};
+    const int32_t v = *slot ^ 0x8000, n = v & 15, P = v >> 4;
+    const int32_t now = P + (bit ? (4095 - P) * part[n] / ONE : -(P * part[n] / ONE));
+    *slot = (uint16_t)((now << 4 | STX_MIN(n + 1, 15)) ^ 0x8000);
+}
+
+static void learn_p(uint16_t *P, int bit) {
+    *P = (uint16_t)(*P + ((bit ? ONE - 1 : 0) - *P) / 64);
+}
+
+/* Counts text[from .. to) in a table, context i alone. */
+static void count(const pack *p, const table *t, lane *l, size_t to, int i) {
+    while (l->end < to) {
+        const size_t id = (size_t)p->text[l->end];
+        group *g = NULL;
+        for (int b = 0; b < p->depth; b++) {
+            const size_t node = (id | (size_t)1 << p->depth) >> (p->depth - b);
+            if (b % 4 == 0) g = find(t, l, i, node, 1);
+            learn_slot(&g->slot[slot_of(b, node)], id >> (p->depth - 1 - b) & 1);
+        }
+        advance(p, l);
+    }
+}
+
+static uint32_t *after(const pack *p, const table *t, const lane *l) {
+    uint32_t key = 0;
+    for (size_t i = 1; i <= LEAST; i++) key = hash(key, (uint32_t)p->text[l->end - i]);
+    return &t->after[key * 2654435761u >> (32 - t->after_bits)];
+}
+
+/* Takes the match that ends before text[at], if it is longer. */
+static void try_match(const pack *p, lane *l, size_t at) {
+    size_t n = 0;
+    const size_t most = STX_MIN(STX_MIN(at, l->end - l->begin), 32);
+    while (n < most && p->text[at - 1 - n] == p->text[l->end - 1 - n]) n++;
+    if (n < LEAST || n <= l->length) return;
+    l->match = at;
+    l->length = n;
+    l->misses = 0;
+}
+
+/* Looks for a match with the tokens so far. One that failed continues after the token, as
+   in text that differs by one word, but a new one replaces it. */
+static void match_next(const pack *p, lane *l) {
+    if (l->match) {
+        const int hit = p->text[l->match] == p->text[l->end - 1];
+        l->length = hit ? l->length + 1 : 0;
+        l->misses = (l->misses << 1 | !hit) & 255;
+        l->match++;
+        if (l->misses == 255 || l->match == p->known || l->match == p->size)
+            l->match = l->length = 0;
+    }
+    if (l->end - l->begin < LEAST) return;
+    uint32_t *own = after(p, l->own, l);
+    if (l->length < 2 * LEAST) {
+        try_match(p, l, *own);
+        if (p->table.group && l->length < LEAST) try_match(p, l, *after(p, &p->table, l));
+    }
+    *own = (uint32_t)l->end;
+}
+
+/* What the decisions of one token have in common. */
+typedef struct inputs {
+    group *own[CONTEXTS], *known[CONTEXTS];
+    size_t set[2];
+    uint16_t *match;                    /* probability that the match is right */
+} inputs;
+
+/* Codes or decodes one decision and returns it. P: the model's probability of 1;
+   at: the slot; expected: what the match predicts, or -1. */
+static int code_bit(const pack *p, lane *l, inputs *in, int32_t P, size_t at,
+                    int expected, int bit) {
+    learned *const k = l->learned;
+    int32_t x[INPUTS], part[2];
+    uint16_t *worth[2 * CONTEXTS];
+    const int n = p->table.group ? 2 * CONTEXTS : CONTEXTS;
+    x[0] = stretch[P];
+    for (int i = 0; i < n; i++) {
+        const group *g = i < CONTEXTS ? in->own[i] : in->known[i - CONTEXTS];
+        const int32_t v = g ? g->slot[at] ^ 0x8000 : 0;
+        worth[i] = NULL;
+        if (v & 15) worth[i] = &k->slot[i / CONTEXTS][i % CONTEXTS][(v & 15) << 8 | v >> 8];
+        x[i + 1] = worth[i] ? stretch[*worth[i]] : 0;
+    }
+    x[n + 1] = expected < 0 ? 0 : stretch[*in->match];
+    if (expected == 0) x[n + 1] = -x[n + 1];
+    x[n + 2] = 256;
+    int64_t all = 0;
+    for (int s = 0; s < 2; s++) {
+        int64_t sum = 0;
+        for (int i = 0; i < n + 3; i++) sum += (int64_t)x[i] * k->weight[s][in->set[s]][i];
+        sum = limit(sum / ONE, -RANGE, RANGE);
+        part[s] = squash(sum);
+        all += sum;
+    }
+    P = limit(squash(all / 2), 1, ONE - 1);
+    if (p->unpacking) bit = decode(l, ONE) < (uint64_t)P;
+    code_part(l, p->unpacking, bit ? 0 : (uint64_t)P, (uint64_t)(bit ? P : ONE - P), ONE);
+
+    for (int s = 0; s < 2; s++) {
+        const int64_t error = (int64_t)p->speed * (bit * ONE - part[s]);
+        for (int i = 0; i < n + 3; i++)
+            k->weight[s][in->set[s]][i] += (int32_t)(x[i] * error / 32768);
+    }
+    for (int i = 0; i < n; i++)
+        if (worth[i]) learn_p(worth[i], bit);
+    for (int i = 0; i < CONTEXTS; i++) learn_slot(&in->own[i]->slot[at], bit);
+    if (expected >= 0) learn_p(in->match, bit == expected);
+    return bit;
+}
+
+/* Codes or decodes an id below 2^depth with the model's weights. */
+static size_t code_id(const pack *p, lane *l, const uint64_t *tree, size_t id) {
+    const size_t leaf = (size_t)1 << p->depth;
+    const size_t guess = l->match ? (size_t)p->text[l->match] | leaf : 0;
+    const size_t length = l->length < 8 ? l->length : STX_MIN(6 + l->length / 4, 15);
+    const size_t state = !guess ? 0 : 1 + (l->length > 0) + (l->length > 15) + (l->length > 31);
+    size_t node = 1;
+    inputs in;
+    memset(&in, 0, sizeof in);
+    for (int b = 0; b < p->depth; b++) {
+        const int left = p->depth - b, agrees = guess >> left == node;
+        if (b % 4 == 0)
+            for (int i = 0; i < CONTEXTS; i++) {
+                in.own[i] = find(l->own, l, i, node, 1);
+                if (p->table.group) in.known[i] = find(&p->table, l, i, node, 0);
+            }
+        in.set[0] = (agrees ? state : 0) * 17 + (size_t)b;
+        in.set[1] = l->end > l->begin ? (size_t)p->text[l->end - 1] % SETS : 0;
+        in.match = &l->learned->match[(length * 4 + (l->misses & 3)) * 3 + (b > 0) + (b > 2)];
+        if (!tree[2 * node + 1]) {      /* no id begins so */
+            node *= 2;
+            continue;
+        }
+        const int32_t P = limit((int64_t)(tree[2 * node + 1] * ONE / tree[node]), 1, ONE - 1);
+        const int expected = agrees ? (int)(guess >> (left - 1) & 1) : -1;
+        const int bit = id >> (left - 1) & 1;
+        node = 2 * node + (size_t)code_bit(p, l, &in, P, slot_of(b, node), expected, bit);
+    }
+    return node - leaf;
 }
 
 static void lane_begin(pack *p, lane *l, record *r) {
@@ -362,47 +572,26 @@ static void lane_begin(pack *p, lane *l, record *r) {
     l->low = 0;
     l->range = (uint64_t)1 << BITS;
     for (int i = 0; p->unpacking && i < BITS / 8; i++) l->low = l->low << 8 | next_byte(l);
-    if (l->table && p->optim) return;
-    if (!l->table) l->table = (uint32_t *)memory(NULL, 1 << TABLE, sizeof *l->table);
-    memset(l->table, 0, sizeof *l->table << TABLE);
-    l->count = l->length = 0;
-    for (int i = 0; i < LENGTHS * LEVELS; i++) {
-        const int32_t longer = i < 2 * LEVELS ? 4096 : 8192;
-        l->bonus[0][i / LEVELS][i % LEVELS] = longer;
-        l->bonus[1][i / LEVELS][i % LEVELS] = 4096;
-    }
+    if (p->shared) return;
+    table_begin(l->own);
+    if (l->learned != &p->learned) *l->learned = p->learned;
+    l->end = l->begin;
+    l->match = l->length = 0;
+    l->misses = 0;
+    memset(l->context, 0, sizeof l->context);
 }
 
-/* Codes one token of a lane. An escape has a probability of 1/4096. */
-static void code_token(const pack *p, lane *l, uint32_t *w, uint64_t sum) {
-    const uint64_t escape = p->escapes ? (sum >> 12) + 1 : 0;
+/* Codes one token of a lane. */
+static void code_token(const pack *p, lane *l, const uint64_t *tree) {
     const unsigned char *s = p->unpacking ? NULL : l->r->from + l->at;
     unsigned char byte = '\n';
     const char *text = (const char *)&byte;
     size_t len = 1, id = p->V;
-    int hit = 0;
     if (s) {
         l->token = next_token(p, s, l->r->size - l->at, &len);
         if (l->token >= 0) id = (size_t)l->token;
     }
-    if (l->length) {
-        const size_t guess = (size_t)match_token(p, l);
-        int32_t *bonus;
-        const uint64_t P = predicted(l, p->known, w[guess], sum + escape - w[guess], &bonus);
-        hit = p->unpacking ? decode(l, 1 << 20) < P : id == guess;
-        code_part(l, p->unpacking, hit ? 0 : P, hit ? P : (1 << 20) - P, 1 << 20);
-        learn_bonus(bonus, P, hit);
-        sum -= w[guess];
-        w[guess] = 0;
-        if (hit) id = guess;
-    }
-    if (!hit) {
-        uint64_t from = 0, v = p->unpacking ? decode(l, sum + escape) : 0;
-        size_t i = 0;
-        while (i < p->V && (p->unpacking ? from + w[i] <= v : i < id)) from += w[i++];
-        id = i;
-        code_part(l, p->unpacking, from, id < p->V ? w[id] : escape, sum + escape);
-    }
+    id = code_id(p, l, tree, id);
     if (id == p->V) {
         byte = p->unpacking ? (unsigned char)decode(l, 256) : *s;
         code_part(l, p->unpacking, byte, 1, 256);
@@ -414,15 +603,18 @@ static void code_token(const pack *p, lane *l, uint32_t *w, uint64_t sum) {
     }
     l->at += len;
     l->token = id < p->V ? (int32_t)id : 0;     /* 0: what the model reads after an escape */
-    remember(p, l);
+    p->text[l->end] = l->token;
+    advance(p, l);
+    match_next(p, l);
 }
 
 static void step_part(const stx_share *share, const void *job) {
     const pack *p = (const pack *)job;
     for (size_t i = share->begin; i < share->end; i++) {
-        uint32_t *w = p->weight + i * p->V;
-        if (p->lane[i].r)
-            code_token(p, &p->lane[i], w, weights(p->scores + i * p->V, p->V, w));
+        uint64_t *tree = p->tree + (i << (p->depth + 1));
+        if (!p->lane[i].r) continue;
+        weights(p, p->scores + i * p->V, tree);
+        code_token(p, &p->lane[i], tree);
     }
 }
 
@@ -484,37 +676,42 @@ static void open_model(pack *p, const char *path, int threads) {
         if (p->byte[c] < 0) p->byte[c] = stx_vocab_find(p->vocab, &s, 1);
         p->escapes |= p->byte[c] < 0;
     }
+    while ((size_t)1 << p->depth < p->V + (size_t)p->escapes) p->depth++;
+    p->in_word = (uint8_t *)memory(NULL, p->V, 1);
+    for (size_t i = 0; i < p->V; i++) {
+        const unsigned c = *(const unsigned char *)stx_vocab_piece(p->vocab, (int32_t)i, &n);
+        p->in_word[i] = c > 127 || c == '_' || (c | 32) - 'a' < 26 || c - '0' < 10;
+    }
 }
 
-/* Makes tokens of a text in which matches are looked up. It is a part of the model. */
+/* Makes tokens of the dictionary. It is a part of the model. */
 static void open_dictionary(pack *p, const char *path) {
-    bytes text = {NULL, 0, 0};
+    bytes *const d = &p->dictionary;
     size_t len;
-    read_all(&text, path);
-    p->digest = stx_key_add(p->digest, digest(text.p, text.n));
-    p->words = (int32_t *)memory(NULL, text.n, sizeof *p->words);
-    p->table = (uint32_t *)memory(NULL, 1 << LARGE_TABLE, sizeof *p->table);
-    memset(p->table, 0, sizeof *p->table << LARGE_TABLE);
-    for (size_t at = 0; at < text.n; at += len) {
-        if (p->known >= KNOWN)
-            *entry(p->table, LARGE_TABLE, p->words + p->known, KNOWN) = (uint32_t)p->known;
-        const int32_t id = next_token(p, text.p + at, text.n - at, &len);
-        p->words[p->known++] = STX_MAX(id, 0);
+    read_all(d, path);
+    p->digest = stx_key_add(p->digest, digest(d->p, d->n));
+    p->text = (int32_t *)memory(NULL, d->n, sizeof *p->text);
+    for (size_t at = 0; at < d->n; at += len) {
+        if (d->n - at >= STX_MIN(d->n / 10, TAIL)) {
+            p->tail = p->known;
+            p->tail_byte = at;
+        }
+        const int32_t id = next_token(p, d->p + at, d->n - at, &len);
+        p->text[p->known++] = STX_MAX(id, 0);
     }
-    free(text.p);
 }
 
 /* Returns 1 if each lane has `every` tokens that the training state has not read. */
 static int all_new(const pack *p, size_t every) {
     size_t i = 0;
-    while (i < p->lanes && p->lane[i].r && p->lane[i].count > every) i++;
+    while (i < p->lanes && p->lane[i].r && p->lane[i].end - p->lane[i].begin > every) i++;
     return i == p->lanes && every <= WINDOW;
 }
 
-/* Sets in and next (T) to T tokens before token `end` of a lane, and those after them. */
-static void window(const lane *l, size_t end, size_t T, int32_t *in, int32_t *next) {
-    memcpy(in, l->past + end - T - 1, T * sizeof *in);
-    memcpy(next, l->past + end - T, T * sizeof *in);
+/* Sets in and next (T) to T tokens of the text before `end`, and those after them. */
+static void window(const pack *p, size_t end, size_t T, int32_t *in, int32_t *next) {
+    memcpy(in, p->text + end - T - 1, T * sizeof *in);
+    memcpy(next, p->text + end - T, T * sizeof *in);
 }
 
 /* --adapt: the first training step reads the newest tokens of all lanes, with the state
@@ -530,13 +727,14 @@ static void learn(pack *p, size_t every) {
             uint32_t u[4];
             stx_philox(1, p->updates, i, u);
             size_t j = newest ? i : u[0] % p->lanes, tries = 0;
-            while (p->lane[j].count <= T) {
+            while (p->lane[j].end - p->lane[j].begin <= T) {
                 if (++tries == p->lanes) return;
                 j = (j + 1) % p->lanes;
             }
             const lane *l = &p->lane[j];
-            const size_t back = newest ? 0 : (size_t)(u[1] * (uint64_t)(l->count - T) >> 32);
-            window(l, l->count - back, T, in + i * T, next + i * T);
+            const uint64_t starts = l->end - l->begin - T;
+            const size_t back = newest ? 0 : (size_t)(u[1] * starts >> 32);
+            window(p, l->end - back, T, in + i * T, next + i * T);
         }
         stx_begin(x, STX_TRAIN);
         stx_tensor *nll = p->lm.loss(p->lm.model, stx_tokens(x, in, rows, T),
@@ -551,7 +749,7 @@ static void learn(pack *p, size_t every) {
 
 static void progress(pack *p, size_t done) {
     const time_t now = time(NULL);
-    if (!p->terminal || (now == p->shown && done < p->total)) return;
+    if (!p->terminal || !p->total || (now == p->shown && done < p->total)) return;
     const double seconds = difftime(now, p->began), KB = (double)done / 1000;
     p->shown = now;
     fprintf(stderr, "\r%3.0f %%, %.1f KB/s ", 100 * (double)done / (double)p->total,
@@ -579,7 +777,12 @@ static void code_group(pack *p) {
     for (i = 0; i < p->lanes; i++) active += p->lane[i].r != NULL;
     for (size_t step = 1; active; step++) {
         size_t part = 0;
-        stx_parallel(p->x, p->lanes, p->lanes * p->V * 8, step_part, p);
+        if (p->serial) {
+            stx_share all;
+            memset(&all, 0, sizeof all);
+            all.end = p->lanes;
+            step_part(&all, p);
+        } else stx_parallel(p->x, p->lanes, p->lanes * p->V * 8, step_part, p);
         for (i = 0; i < p->lanes; i++) {
             lane *l = &p->lane[i];
             if (!l->r) continue;
@@ -604,23 +807,62 @@ static int longer_first(const void *a, const void *b) {
     return (*r)->index < (*s)->index ? -1 : 1;
 }
 
+/* Makes lanes for texts of `longest` tokens each. */
+static void lanes_create(pack *p, size_t longest) {
+    if (longest > (UINT32_MAX - p->known) / p->lanes) die("too large");
+    p->size = p->known + longest * p->lanes;
+    p->text = (int32_t *)memory(p->text, p->size, sizeof *p->text);
+    memset(p->text + p->known, 0, longest * p->lanes * sizeof *p->text);
+    p->lane = (lane *)memory(NULL, p->lanes, sizeof *p->lane);
+    memset(p->lane, 0, p->lanes * sizeof *p->lane);
+    p->ids = (int32_t *)memory(NULL, p->lanes, sizeof *p->ids);
+    p->tree = (uint64_t *)memory(NULL, p->lanes << (p->depth + 1), sizeof *p->tree);
+    memset(p->tree, 0, p->lanes * sizeof *p->tree << (p->depth + 1));
+    p->gen = p->lm.gen_create(p->lm.model, p->lanes, 0);
+    check(p);
+    for (size_t i = 0; i < p->lanes; i++) {
+        lane *l = &p->lane[i];
+        const int first = i == 0 || !p->shared;
+        l->begin = l->end = p->known + i * longest;
+        l->own = first ? (table *)memory(NULL, 1, sizeof *l->own) : p->lane->own;
+        if (first) table_create(l->own, p->shared ? longest * p->lanes : longest);
+        l->learned = p->serial ? &p->learned : (learned *)memory(NULL, 1, sizeof *l->learned);
+    }
+}
+
+static void lanes_free(pack *p) {
+    for (size_t i = 0; i < p->lanes; i++) {
+        lane *l = &p->lane[i];
+        if (!p->serial) free(l->learned);
+        if (i && p->shared) continue;
+        free(l->own->group);
+        free(l->own->after);
+        free(l->own);
+    }
+    free(p->lane);
+    free(p->ids);
+    free(p->tree);
+    p->lm.gen_free(p->gen);
+}
+
 /* Codes n records in groups of similar length; only: the index of the only one to unpack,
    or SIZE_MAX. */
 static void code_records(pack *p, record *r, size_t n, size_t only) {
     record **order = (record **)memory(NULL, n, sizeof *order);
-    p->lane = (lane *)stx_persist(p->x, p->lanes * sizeof *p->lane);
-    p->ids = (int32_t *)stx_persist(p->x, p->lanes * sizeof *p->ids);
-    p->weight = (uint32_t *)stx_persist(p->x, stx_bytes_of(p->lanes, p->V, sizeof *p->weight));
-    p->gen = p->lm.gen_create(p->lm.model, p->lanes, 0);
-    if (p->optim) p->state = p->lm.state_create(p->lm.model, p->lanes, 0);
-    check(p);
+    size_t longest = 0;
     for (size_t i = 0; i < n; i++) {
         order[i] = &r[i];
         if (only == SIZE_MAX || only == i) p->total += r[i].size;
     }
     qsort(order, n, sizeof *order, longer_first);
-    if (p->optim) p->rate.total = STEPS * (p->total / BLOCK + 1);
-
+    for (size_t i = 0; i < n; i += p->lanes)
+        if (i == 0 || p->shared) longest += order[i]->size;
+    lanes_create(p, longest);
+    if (p->optim) {
+        p->state = p->lm.state_create(p->lm.model, p->lanes, 0);
+        check(p);
+        p->rate.total = STEPS * (p->total / BLOCK + 1);
+    }
     for (size_t first = 0; first < n; first += p->lanes) {
         int any = 0;
         for (size_t i = first; i < n && i < first + p->lanes; i++) {
@@ -630,7 +872,64 @@ static void code_records(pack *p, record *r, size_t n, size_t only) {
         }
         if (any) code_group(p);
     }
+    lanes_free(p);
     free(order);
+}
+
+static void count_part(const stx_share *share, const void *job) {
+    const pack *p = (const pack *)job;
+    for (size_t i = share->begin; i < share->end; i++) {
+        lane l;
+        memset(&l, 0, sizeof l);
+        l.begin = l.end = p->counted;
+        count(p, &p->table, &l, p->known, (int)i);
+    }
+}
+
+/* Counts the dictionary up to p->known. */
+static void count_known(pack *p) {
+    lane l;
+    memset(&l, 0, sizeof l);
+    stx_parallel(p->x, CONTEXTS, (p->known - p->counted) * 1000, count_part, p);
+    for (l.end = STX_MAX(p->counted, LEAST); l.end < p->known; l.end++)
+        *after(p, &p->table, &l) = (uint32_t)l.end;
+    p->counted = p->known;
+}
+
+/* Reads the dictionary. Its last tenth, which trainers do not train on, shows how much
+   the statistics of the rest are worth: it is packed in records of the usual size. */
+static void prime(pack *p, const record *r, size_t n) {
+    const size_t known = p->known, lanes = p->lanes, tail = p->dictionary.n - p->tail_byte;
+    const int unpacking = p->unpacking;
+    size_t piece = 0, k = 0;
+    for (size_t i = 0; i < n; i++) piece += STX_MIN(r[i].size, PIECE);
+    piece = n ? STX_MAX(piece / n, 64) : PIECE;
+    table_create(&p->table, known);
+    record *part = (record *)memory(NULL, tail / piece + 1, sizeof *part);
+    for (size_t at = p->tail_byte; at < p->dictionary.n; at += piece, k++) {
+        memset(&part[k], 0, sizeof *part);
+        part[k].index = k;
+        part[k].from = p->dictionary.p + at;
+        part[k].size = STX_MIN(piece, p->dictionary.n - at);
+    }
+    int32_t *text = (int32_t *)memory(NULL, known, sizeof *text);
+    memcpy(text, p->text, known * sizeof *text);
+    p->known = p->tail;
+    count_known(p);
+    p->lanes = STX_MAX(STX_MIN(k, 32), 1);
+    p->unpacking = 0;
+    p->serial = 1;
+    code_records(p, part, k, SIZE_MAX);
+    free(p->text);
+    p->text = text;
+    p->known = known;
+    count_known(p);
+    p->lanes = lanes;
+    p->unpacking = unpacking;
+    p->serial = 0;
+    p->total = p->done = 0;
+    while (k) free(part[--k].to.p);
+    free(part);
 }
 
 
@@ -646,9 +945,16 @@ static size_t record_size(const char *kind, const unsigned char *s, size_t n, si
     return end ? (size_t)(end - s) + 1 : n;
 }
 
-static void set_up(pack *p, const options *o, unsigned flags) {
+static void set_up(pack *p, const options *o, unsigned flags, const record *r, size_t n) {
     open_model(p, flags & FLAG_NOTHING ? NULL : o->model, o->threads);
     if (o->dictionary) open_dictionary(p, o->dictionary);
+    if (p->unpacking && p->digest != p->expected)
+        die("%s: packed with another model or dictionary (or without one)", o->in);
+    learned_begin(&p->learned);
+    p->speed = 1;
+    if (p->known) prime(p, r, n);
+    p->shared = p->serial = (flags & (FLAG_ADAPT | FLAG_WHOLE)) != 0;
+    if (!p->shared && !p->known) p->speed = 2;
     if (!(flags & FLAG_ADAPT)) return;
     stx_optim_desc d;
     memset(&d, 0, sizeof d);
@@ -664,8 +970,9 @@ static void set_up(pack *p, const options *o, unsigned flags) {
 }
 
 static void pack_file(pack *p, const options *o, const bytes *in, bytes *out) {
-    const unsigned flags = (o->adapt ? FLAG_ADAPT : 0) | (o->model ? 0 : FLAG_NOTHING);
-    const int whole = !strcmp(o->records, "file");
+    const unsigned flags = (o->adapt ? FLAG_ADAPT : 0) | (o->model ? 0 : FLAG_NOTHING)
+                         | (strcmp(o->records, "file") ? 0 : FLAG_WHOLE);
+    const int whole = flags & FLAG_WHOLE;
     size_t n = 0, part, most;
     record *r = NULL;
     p->lanes = o->lanes;
@@ -684,8 +991,8 @@ static void pack_file(pack *p, const options *o, const bytes *in, bytes *out) {
         const size_t groups = (n + p->lanes - 1) / p->lanes;
         p->lanes = (n + groups - 1) / groups;
     }
-    set_up(p, o, flags);
     put(&p->prompt, o->prompt, strlen(o->prompt));
+    set_up(p, o, flags, r, n);
     code_records(p, r, n, SIZE_MAX);
 
     put(out, magic, sizeof magic);
@@ -742,13 +1049,14 @@ static void unpack_file(pack *p, const options *o, const bytes *in, bytes *out) 
     f.end -= 8;
     get(&f, sizeof magic);
     const unsigned flags = *get(&f, 1);
-    const uint64_t model = get_64(get(&f, 8)), content = get_64(get(&f, 8));
+    p->expected = get_64(get(&f, 8));
+    const uint64_t content = get_64(get(&f, 8));
     p->unpacking = 1;
     p->lanes = get_number(&f);
     const size_t prompt = get_number(&f);
     put(&p->prompt, get(&f, prompt), prompt);
     const size_t n = get_number(&f);
-    if (!p->lanes || p->lanes > MAX_LANES || n > in->n || flags > 3)
+    if (!p->lanes || p->lanes > MAX_LANES || n > in->n || flags > 7)
         die("%s: damaged: impossible sizes", f.path);
 
     record *r = (record *)memory(NULL, n, sizeof *r);
@@ -763,13 +1071,12 @@ static void unpack_file(pack *p, const options *o, const bytes *in, bytes *out) 
     for (size_t i = 0; i < n; i++) r[i].from = get(&f, r[i].from_size);
     if (f.p != f.end) die("%s: damaged: it is too long", f.path);
     if (o->record && o->record > n) die("--record %zu: the file has %zu records", o->record, n);
-    if (o->record && flags & FLAG_ADAPT)
-        die("--record: records that were packed with --adapt depend on each other");
+    if (o->record && flags & (FLAG_ADAPT | FLAG_WHOLE))
+        die("--record: records that were packed with --adapt, and parts of a file, depend on each "
+            "other");
     if (!o->model && !(flags & FLAG_NOTHING))
         die("%s: needs -m with the model that packed it", f.path);
-    set_up(p, o, flags);
-    if (p->digest != model)
-        die("%s: packed with another model or dictionary (or without one)", f.path);
+    set_up(p, o, flags, r, n);
     code_records(p, r, n, o->record ? o->record - 1 : SIZE_MAX);
     for (size_t i = 0; i < n; i++) put(out, r[i].to.p, r[i].to.n);
     if (!o->record && digest(out->p, out->n) != content)
@@ -793,8 +1100,9 @@ static const char help[] =
     "                      a zero byte), or a number of bytes\n"
     "  --record N          with -d: only record N, counted from 1\n"
     "  --prompt TEXT       what the model reads before each record (a line end)\n"
-    "  --dictionary FILE   text of the kind, whose phrases are looked up; a part of\n"
-    "                      the model: unpacking needs it, too\n"
+    "  --dictionary FILE   text of the kind, such as the training text, whose\n"
+    "                      statistics are mixed with the model's; a part of the\n"
+    "                      model: unpacking needs it, too\n"
     "  --adapt             learn from what is packed; slow\n"
     "  --lanes N           parts of a file, or records, that are coded in lockstep\n"
     "  -t, --threads N     number of threads; 0: all\n\n"
@@ -866,7 +1174,7 @@ int main(int argc, char **argv) {
     o.prompt = "\n";
     parse(&o, argc, argv);
     read_all(&in, o.in);
-    fill_power();
+    fill_tables();
     p.terminal = isatty(2);
     p.began = time(NULL);
     if (o.unpack) unpack_file(&p, &o, &in, &out);

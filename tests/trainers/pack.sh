@@ -43,7 +43,15 @@ done
 check "records that end with a zero byte" round nuls -m sru.st --records nul
 check "a prompt" round lines -m sru.st --records lines --prompt 'the cat'
 check "no prompt" round text -m sru.st --prompt ''
-check "a dictionary" round text -m sru.st --records 100 --dictionary text
+for family in sru attn_span compressive par chars compact; do
+    check "$family: a dictionary" round text -m $family.st --records 100 --dictionary text
+done
+check "a dictionary, a file" round lines -m sru.st --dictionary text
+check "a dictionary, --adapt" round lines -m sru.st --adapt --dictionary text
+check "an empty dictionary" round lines -m sru.st --records lines --dictionary empty
+check "a short dictionary" round lines -m sru.st --records lines --dictionary one
+check "binary records, a dictionary" round binary -m chars.st --records 300 --dictionary lines
+round text -m sru.st --records 100 --dictionary text
 dictionary=$(wc -c < p)
 round text -m sru.st --records 100
 check "a dictionary helps" [ $((dictionary * 2)) -lt "$(wc -c < p)" ]
@@ -62,13 +70,24 @@ for n in 1 2 3; do
 done
 check "1 and 2 threads" cmp t1 t2
 check "1 and 3 threads" cmp t1 t3
+for n in 1 2 3; do
+    "$pack" -f -m sru.st -t $n --records lines --dictionary text -o d$n lines
+done
+check "a dictionary, 1 and 2 threads" cmp d1 d2
+check "a dictionary, 1 and 3 threads" cmp d1 d3
+"$pack" -f -m sru.st -o whole text
+check "mixing: $(wc -c < whole) bytes of $(wc -c < text)" \
+    [ $(($(wc -c < whole) * 10)) -lt "$(wc -c < text)" ]
 check "--adapt, 1 and 2 threads" cmp a1 a2
 check "--adapt, 1 and 3 threads" cmp a1 a3
 head -c 4000 text > short
 "$pack" -d -m attn_span.st -t 2 -o - a1 > u
 check "--adapt, unpacked" cmp short u
-"$pack" -f -m attn_span.st --lanes 2 -o p short
-check "--adapt learns" [ "$(wc -c < a1)" -lt $(($(wc -c < p) * 95 / 100)) ]
+awk 'BEGIN { srand(3); for (i = 0; i < 30000; i++) {
+    s = (s + 1 + 5 * (rand() < 0.4)) % 26; printf "%c", 97 + s } }' > walk
+"$pack" -f --adapt -m sru.st --lanes 8 -o a4 walk
+"$pack" -f -m sru.st --lanes 8 -o p walk
+check "--adapt trains the model" [ "$(wc -c < a4)" -ne "$(wc -c < p)" ]
 check "--adapt with records" round text -m sru.st --adapt --records lines
 head -c 1500 text > short
 "$pack" -f --adapt -o p short && "$pack" -d -f -o u p
@@ -104,6 +123,7 @@ check "words" refuse '--tokens bytes' -m words.st text
 check "not a model" refuse 'safetensors' -m text text
 check "not packed" refuse 'not a packed file' -d -m sru.st text
 check "no such record" refuse 'has 6 records' -d -m sru.st --record 7 good
+check "a part of a file" refuse 'depend on each other' -d -m sru.st --record 1 whole
 check "one record of --adapt" refuse 'depend on each other' -d -m attn_span.st --record 1 a1
 check "missing file" refuse 'cannot be opened' -m sru.st missing
 check "two files" refuse 'one file' -m sru.st text lines
