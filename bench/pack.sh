@@ -24,10 +24,11 @@
 #     code   the C and CUDA sources of this repository: from each 16th file
 #
 # pack is measured with the model alone, and with the training text (the last five million
-# bytes of it) as its dictionary. zstd's sizes are those without magic number and checksum. `files`
-# packs the beginning of ENWIK8 without a model. `check` packs and unpacks each file of the
-# repository, 1000 random files and, if there is an aarch64 compiler and qemu, unpacks on
-# 64-bit ARM what was packed here. PROGRAMS: as in bench/learn.sh, with pack.
+# bytes of it) as its dictionary. zstd's sizes are those without magic number and checksum.
+# `files` packs the beginning of ENWIK8 without a model. `check` packs and unpacks each file
+# of the repository, 1000 random files and, if there is an aarch64 compiler and qemu, unpacks
+# on 64-bit ARM what was packed here. A model is trained again if DIR/KIND/trained is deleted.
+# PROGRAMS: as in bench/learn.sh, with pack.
 set -eu
 cd "$(dirname "$0")/.."
 only="log json code files check" minutes=10 sizes="1000000 3000000" test=300000

@@ -31,7 +31,7 @@ static tr_opt table[] = {
     TR_END};
 
 static tr_options options = {"prog", "Tests --minutes.", table, NULL, "lr-warmup=60", NULL, "",
-                             NULL};
+                             NULL, NULL};
 
 enum { MOST = 100000, WINDOW = 20 };
 
