@@ -80,17 +80,17 @@ typedef struct group {
 /* The statistics of a text: groups, which contexts find by hashing, and the position
    after each hash of LEAST tokens. */
 typedef struct table {
-    group *group;                       /* (CONTEXTS, 2^bits) */
+    group *groups;                      /* (CONTEXTS, 2^bits) */
     uint32_t *after;                    /* (2^after_bits) */
     int bits, after_bits;
 } table;
 
 /* What the mixing learns: the probability that a slot or a match in a certain state is
    worth, and the weights of the inputs. A weight of 65536 is 1. */
-typedef struct learned {
+typedef struct mixing {
     uint16_t slot[2][CONTEXTS][4096], match[MATCHES];
     int32_t weight[2][SETS][INPUTS];
-} learned;
+} mixing;
 
 /* A lane codes one record after the other. The lanes are coded in lockstep: one token of
    each record, then one step of the model for all of them. */
@@ -104,7 +104,7 @@ typedef struct lane {
     size_t begin, end;                  /* the tokens of the record so far, in pack.text;
                                            --adapt: of all records of this lane */
     table *own;                         /* statistics of these tokens */
-    learned *learned;
+    mixing *learned;
     uint32_t context[CONTEXTS];         /* hashes */
     size_t match, length;               /* the last `length` tokens are also those before
                                            text[match]; match 0: no match */
@@ -131,17 +131,17 @@ typedef struct pack {
     int unpacking, escapes, terminal;   /* escapes: 1: some bytes have no token */
     bytes prompt;
     int32_t *text;                      /* tokens: of the dictionary, then of each lane */
-    size_t known, counted, size;        /* tokens of the dictionary; of them in table; of
-                                           text */
+    size_t known, counted, size;        /* tokens of the dictionary; how many of them
+                                           phrases has counted; tokens of text */
     size_t tail, tail_byte;             /* where the last tenth of the dictionary begins */
     bytes dictionary;
-    table table;                        /* of the dictionary; group NULL: there is none */
-    learned learned;                    /* the state in which a record begins */
+    table phrases;                      /* of the dictionary; groups NULL: there is none */
+    mixing learned;                     /* the state in which a record begins */
     uint8_t *in_word;                   /* (V): 1: a letter or digit */
     int depth, shared, serial;          /* 2^depth >= V + escapes. shared: the lanes have
                                            one table; serial: and learn in order */
     int speed;                          /* factor of the learning rate of the mixing */
-    lane *lane;                         /* (lanes) */
+    lane *team;                         /* (lanes) */
     int32_t *ids;                       /* (lanes): what the model reads next */
     const stx_real *scores;             /* (lanes,V): log p of the tokens after them */
     uint64_t *tree;                     /* (lanes, 2 * 2^depth): see weights */
@@ -361,7 +361,7 @@ static void fill_tables(void) {
 }
 
 /* Without a dictionary, records begin with these probabilities and weights. */
-static void learned_begin(learned *l) {
+static void learned_begin(mixing *l) {
     for (int i = 0; i < 2 * CONTEXTS; i++)
         for (int n = 0; n < 16; n++)
             for (int k = 0; k < 256; k++)
@@ -373,7 +373,7 @@ static void learned_begin(learned *l) {
 }
 
 static void table_begin(table *t) {
-    memset(t->group, 0, sizeof *t->group * CONTEXTS << t->bits);
+    memset(t->groups, 0, sizeof *t->groups * CONTEXTS << t->bits);
     memset(t->after, 0, sizeof *t->after << t->after_bits);
 }
 
@@ -381,7 +381,7 @@ static void table_begin(table *t) {
 static void table_create(table *t, size_t n) {
     for (t->bits = 6; t->bits < 19 && (2 * n - 1) >> t->bits > 0;) t->bits++;
     t->after_bits = t->bits + 1;
-    t->group = (group *)memory(NULL, (size_t)CONTEXTS << t->bits, sizeof *t->group);
+    t->groups = (group *)memory(NULL, (size_t)CONTEXTS << t->bits, sizeof *t->groups);
     t->after = (uint32_t *)memory(NULL, (size_t)1 << t->after_bits, sizeof *t->after);
     table_begin(t);
 }
@@ -407,7 +407,7 @@ static void advance(const pack *p, lane *l) {
 static group *find(const table *t, const lane *l, int i, size_t node, int make) {
     const uint64_t key = (l->context[i] + (uint64_t)node * 0x85EBCA6B) * 0x9E3779B97F4A7C15u;
     const uint16_t tag = (uint16_t)(key >> 8 | 1);
-    group *g = &t->group[((size_t)i << t->bits) + (size_t)(key >> (64 - t->bits))];
+    group *g = &t->groups[((size_t)i << t->bits) + (size_t)(key >> (64 - t->bits))];
     if (g->tag == tag) return g;
     if (!make) return NULL;
     memset(g, 0, sizeof *g);
@@ -480,7 +480,7 @@ static void match_next(const pack *p, lane *l) {
     uint32_t *own = after(p, l->own, l);
     if (l->length < 2 * LEAST) {
         try_match(p, l, *own);
-        if (p->table.group && l->length < LEAST) try_match(p, l, *after(p, &p->table, l));
+        if (p->phrases.groups && l->length < LEAST) try_match(p, l, *after(p, &p->phrases, l));
     }
     *own = (uint32_t)l->end;
 }
@@ -496,10 +496,10 @@ typedef struct inputs {
    at: the slot; expected: what the match predicts, or -1. */
 static int code_bit(const pack *p, lane *l, inputs *in, int32_t P, size_t at,
                     int expected, int bit) {
-    learned *const k = l->learned;
+    mixing *const k = l->learned;
     int32_t x[INPUTS], part[2];
     uint16_t *worth[2 * CONTEXTS];
-    const int n = p->table.group ? 2 * CONTEXTS : CONTEXTS;
+    const int n = p->phrases.groups ? 2 * CONTEXTS : CONTEXTS;
     x[0] = stretch[P];
     for (int i = 0; i < n; i++) {
         const group *g = i < CONTEXTS ? in->own[i] : in->known[i - CONTEXTS];
@@ -549,7 +549,7 @@ static size_t code_id(const pack *p, lane *l, const uint64_t *tree, size_t id) {
         if (b % 4 == 0)
             for (int i = 0; i < CONTEXTS; i++) {
                 in.own[i] = find(l->own, l, i, node, 1);
-                if (p->table.group) in.known[i] = find(&p->table, l, i, node, 0);
+                if (p->phrases.groups) in.known[i] = find(&p->phrases, l, i, node, 0);
             }
         in.set[0] = (agrees ? state : 0) * 17 + (size_t)b;
         in.set[1] = l->end > l->begin ? (size_t)p->text[l->end - 1] % SETS : 0;
@@ -612,9 +612,9 @@ static void step_part(const stx_share *share, const void *job) {
     const pack *p = (const pack *)job;
     for (size_t i = share->begin; i < share->end; i++) {
         uint64_t *tree = p->tree + (i << (p->depth + 1));
-        if (!p->lane[i].r) continue;
+        if (!p->team[i].r) continue;
         weights(p, p->scores + i * p->V, tree);
-        code_token(p, &p->lane[i], tree);
+        code_token(p, &p->team[i], tree);
     }
 }
 
@@ -692,7 +692,7 @@ static void open_dictionary(pack *p, const char *path) {
     p->digest = stx_key_add(p->digest, digest(d->p, d->n));
     p->text = (int32_t *)memory(NULL, d->n, sizeof *p->text);
     for (size_t at = 0; at < d->n; at += len) {
-        if (d->n - at >= STX_MIN(d->n / 10, TAIL)) {
+        if (d->n - at >= STX_MIN(d->n / 10, (size_t)TAIL)) {
             p->tail = p->known;
             p->tail_byte = at;
         }
@@ -704,7 +704,7 @@ static void open_dictionary(pack *p, const char *path) {
 /* Returns 1 if each lane has `every` tokens that the training state has not read. */
 static int all_new(const pack *p, size_t every) {
     size_t i = 0;
-    while (i < p->lanes && p->lane[i].r && p->lane[i].end - p->lane[i].begin > every) i++;
+    while (i < p->lanes && p->team[i].r && p->team[i].end - p->team[i].begin > every) i++;
     return i == p->lanes && every <= WINDOW;
 }
 
@@ -722,16 +722,17 @@ static void learn(pack *p, size_t every) {
     for (int k = 0; k < STEPS; k++) {
         static int32_t in[MAX_LANES], next[MAX_LANES];   /* (rows,T) */
         const int newest = k == 0 && all_new(p, every);
-        const size_t T = newest ? every : WINDOW, rows = newest ? p->lanes : ROWS;
+        const size_t T = newest ? every : (size_t)WINDOW;
+        const size_t rows = newest ? p->lanes : (size_t)ROWS;
         for (uint32_t i = 0; i < rows; i++) {
             uint32_t u[4];
             stx_philox(1, p->updates, i, u);
             size_t j = newest ? i : u[0] % p->lanes, tries = 0;
-            while (p->lane[j].end - p->lane[j].begin <= T) {
+            while (p->team[j].end - p->team[j].begin <= T) {
                 if (++tries == p->lanes) return;
                 j = (j + 1) % p->lanes;
             }
-            const lane *l = &p->lane[j];
+            const lane *l = &p->team[j];
             const uint64_t starts = l->end - l->begin - T;
             const size_t back = newest ? 0 : (size_t)(u[1] * starts >> 32);
             window(p, l->end - back, T, in + i * T, next + i * T);
@@ -774,7 +775,7 @@ static void code_group(pack *p) {
         for (i = 0; i < p->lanes; i++) p->ids[i] = STX_MAX(id, 0);
         feed(p);
     }
-    for (i = 0; i < p->lanes; i++) active += p->lane[i].r != NULL;
+    for (i = 0; i < p->lanes; i++) active += p->team[i].r != NULL;
     for (size_t step = 1; active; step++) {
         size_t part = 0;
         if (p->serial) {
@@ -784,7 +785,7 @@ static void code_group(pack *p) {
             step_part(&all, p);
         } else stx_parallel(p->x, p->lanes, p->lanes * p->V * 8, step_part, p);
         for (i = 0; i < p->lanes; i++) {
-            lane *l = &p->lane[i];
+            lane *l = &p->team[i];
             if (!l->r) continue;
             p->ids[i] = l->token;
             part += l->at;
@@ -813,33 +814,33 @@ static void lanes_create(pack *p, size_t longest) {
     p->size = p->known + longest * p->lanes;
     p->text = (int32_t *)memory(p->text, p->size, sizeof *p->text);
     memset(p->text + p->known, 0, longest * p->lanes * sizeof *p->text);
-    p->lane = (lane *)memory(NULL, p->lanes, sizeof *p->lane);
-    memset(p->lane, 0, p->lanes * sizeof *p->lane);
+    p->team = (lane *)memory(NULL, p->lanes, sizeof *p->team);
+    memset(p->team, 0, p->lanes * sizeof *p->team);
     p->ids = (int32_t *)memory(NULL, p->lanes, sizeof *p->ids);
     p->tree = (uint64_t *)memory(NULL, p->lanes << (p->depth + 1), sizeof *p->tree);
     memset(p->tree, 0, p->lanes * sizeof *p->tree << (p->depth + 1));
     p->gen = p->lm.gen_create(p->lm.model, p->lanes, 0);
     check(p);
     for (size_t i = 0; i < p->lanes; i++) {
-        lane *l = &p->lane[i];
+        lane *l = &p->team[i];
         const int first = i == 0 || !p->shared;
         l->begin = l->end = p->known + i * longest;
-        l->own = first ? (table *)memory(NULL, 1, sizeof *l->own) : p->lane->own;
+        l->own = first ? (table *)memory(NULL, 1, sizeof *l->own) : p->team->own;
         if (first) table_create(l->own, p->shared ? longest * p->lanes : longest);
-        l->learned = p->serial ? &p->learned : (learned *)memory(NULL, 1, sizeof *l->learned);
+        l->learned = p->serial ? &p->learned : (mixing *)memory(NULL, 1, sizeof *l->learned);
     }
 }
 
 static void lanes_free(pack *p) {
     for (size_t i = 0; i < p->lanes; i++) {
-        lane *l = &p->lane[i];
+        lane *l = &p->team[i];
         if (!p->serial) free(l->learned);
         if (i && p->shared) continue;
-        free(l->own->group);
+        free(l->own->groups);
         free(l->own->after);
         free(l->own);
     }
-    free(p->lane);
+    free(p->team);
     free(p->ids);
     free(p->tree);
     p->lm.gen_free(p->gen);
@@ -867,7 +868,7 @@ static void code_records(pack *p, record *r, size_t n, size_t only) {
         int any = 0;
         for (size_t i = first; i < n && i < first + p->lanes; i++) {
             if (only != SIZE_MAX && only != order[i]->index) continue;
-            lane_begin(p, &p->lane[i - first], order[i]);
+            lane_begin(p, &p->team[i - first], order[i]);
             any = 1;
         }
         if (any) code_group(p);
@@ -882,7 +883,7 @@ static void count_part(const stx_share *share, const void *job) {
         lane l;
         memset(&l, 0, sizeof l);
         l.begin = l.end = p->counted;
-        count(p, &p->table, &l, p->known, (int)i);
+        count(p, &p->phrases, &l, p->known, (int)i);
     }
 }
 
@@ -891,8 +892,8 @@ static void count_known(pack *p) {
     lane l;
     memset(&l, 0, sizeof l);
     stx_parallel(p->x, CONTEXTS, (p->known - p->counted) * 1000, count_part, p);
-    for (l.end = STX_MAX(p->counted, LEAST); l.end < p->known; l.end++)
-        *after(p, &p->table, &l) = (uint32_t)l.end;
+    for (l.end = STX_MAX(p->counted, (size_t)LEAST); l.end < p->known; l.end++)
+        *after(p, &p->phrases, &l) = (uint32_t)l.end;
     p->counted = p->known;
 }
 
@@ -904,7 +905,7 @@ static void prime(pack *p, const record *r, size_t n) {
     size_t piece = 0, k = 0;
     for (size_t i = 0; i < n; i++) piece += STX_MIN(r[i].size, PIECE);
     piece = n ? STX_MAX(piece / n, 64) : PIECE;
-    table_create(&p->table, known);
+    table_create(&p->phrases, known);
     record *part = (record *)memory(NULL, tail / piece + 1, sizeof *part);
     for (size_t at = p->tail_byte; at < p->dictionary.n; at += piece, k++) {
         memset(&part[k], 0, sizeof *part);
