@@ -903,8 +903,8 @@ static void prime(pack *p, const record *r, size_t n) {
     const size_t known = p->known, lanes = p->lanes, tail = p->dictionary.n - p->tail_byte;
     const int unpacking = p->unpacking;
     size_t piece = 0, k = 0;
-    for (size_t i = 0; i < n; i++) piece += STX_MIN(r[i].size, PIECE);
-    piece = n ? STX_MAX(piece / n, 64) : PIECE;
+    for (size_t i = 0; i < n; i++) piece += STX_MIN(r[i].size, (size_t)PIECE);
+    piece = n ? STX_MAX(piece / n, 64) : (size_t)PIECE;
     table_create(&p->phrases, known);
     record *part = (record *)memory(NULL, tail / piece + 1, sizeof *part);
     for (size_t at = p->tail_byte; at < p->dictionary.n; at += piece, k++) {
