@@ -1132,7 +1132,8 @@ static void parse(options *o, int argc, char **argv) {
             for (int k = 0; k < 3; k++) {
                 if (strcmp(a, with_number[k])) continue;
                 number = (size_t)strtoull(value, &end, 10);
-                if (*value < '0' || *value > '9' || *end || number > (k ? MAX_LANES : SIZE_MAX / 2))
+                const size_t most = k ? (size_t)MAX_LANES : SIZE_MAX / 2;
+                if (*value < '0' || *value > '9' || *end || number > most)
                     die("%s: expected a number, got %s", a, value);
             }
             if (!strcmp(a, "-m") || !strcmp(a, "--model")) o->model = value;
