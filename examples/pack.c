@@ -56,7 +56,7 @@ enum { BLOCK = 512, STEPS = 2, ROWS = 16, WINDOW = 64, MAX_LANES = 4096 };
 /* Mixing, see code_bit. CONTEXTS: the last 1, 2, 3, 4 and 6 tokens, and the word so
    far. LEAST: tokens of the shortest match. SETS: sets of weights. */
 enum { CONTEXTS = 6, INPUTS = 2 * CONTEXTS + 3, LEAST = 6, SETS = 256,
-       MATCHES = 16 * 4 * 3, TAIL = 65536, PIECE = 2048 };
+       MATCHES = 16 * 3, TAIL = 65536, PIECE = 2048 };
 
 typedef struct bytes {
     unsigned char *p;
@@ -108,7 +108,6 @@ typedef struct lane {
     uint32_t context[CONTEXTS];         /* hashes */
     size_t match, length;               /* the last `length` tokens are also those before
                                            text[match]; match 0: no match */
-    unsigned misses;                    /* bit i: token i before was not as matched */
 } lane;
 
 typedef struct options {
@@ -367,7 +366,7 @@ static void learned_begin(mixing *l) {
             for (int k = 0; k < 256; k++)
                 l->slot[i / CONTEXTS][i % CONTEXTS][n << 8 | k] =
                     (uint16_t)(ONE / 2 + (256 * k + 128 - ONE / 2) * (2 * n + 1) / (2 * n + 2));
-    for (int i = 0; i < MATCHES; i++) l->match[i] = (uint16_t)(ONE - 1 - ONE / (4 + i / 12 * 4));
+    for (int i = 0; i < MATCHES; i++) l->match[i] = (uint16_t)(ONE - 1 - ONE / (4 + i / 3 * 4));
     for (int i = 0; i < 2 * SETS * INPUTS; i++)
         l->weight[i / INPUTS / SETS][i / INPUTS % SETS][i % INPUTS] = i % INPUTS ? ONE / 11 : ONE;
 }
@@ -454,34 +453,27 @@ static uint32_t *after(const pack *p, const table *t, const lane *l) {
     return &t->after[key * 2654435761u >> (32 - t->after_bits)];
 }
 
-/* Takes the match that ends before text[at], if it is longer. */
+/* Takes the match that ends before text[at], if it is long enough. */
 static void try_match(const pack *p, lane *l, size_t at) {
     size_t n = 0;
     const size_t most = STX_MIN(STX_MIN(at, l->end - l->begin), 32);
     while (n < most && p->text[at - 1 - n] == p->text[l->end - 1 - n]) n++;
-    if (n < LEAST || n <= l->length) return;
+    if (n < LEAST) return;
     l->match = at;
     l->length = n;
-    l->misses = 0;
 }
 
-/* Looks for a match with the tokens so far. One that failed continues after the token, as
-   in text that differs by one word, but a new one replaces it. */
+/* Continues the match with the last token, or looks for another. */
 static void match_next(const pack *p, lane *l) {
     if (l->match) {
-        const int hit = p->text[l->match] == p->text[l->end - 1];
-        l->length = hit ? l->length + 1 : 0;
-        l->misses = (l->misses << 1 | !hit) & 255;
-        l->match++;
-        if (l->misses == 255 || l->match == p->known || l->match == p->size)
-            l->match = l->length = 0;
+        const int hit = p->text[l->match++] == p->text[l->end - 1];
+        l->length++;
+        if (!hit || l->match == p->known || l->match == p->size) l->match = l->length = 0;
     }
     if (l->end - l->begin < LEAST) return;
     uint32_t *own = after(p, l->own, l);
-    if (l->length < 2 * LEAST) {
-        try_match(p, l, *own);
-        if (p->phrases.groups && l->length < LEAST) try_match(p, l, *after(p, &p->phrases, l));
-    }
+    if (!l->length) try_match(p, l, *own);
+    if (!l->length && p->phrases.groups) try_match(p, l, *after(p, &p->phrases, l));
     *own = (uint32_t)l->end;
 }
 
@@ -540,7 +532,7 @@ static size_t code_id(const pack *p, lane *l, const uint64_t *tree, size_t id) {
     const size_t leaf = (size_t)1 << p->depth;
     const size_t guess = l->match ? (size_t)p->text[l->match] | leaf : 0;
     const size_t length = l->length < 8 ? l->length : STX_MIN(6 + l->length / 4, 15);
-    const size_t state = !guess ? 0 : 1 + (l->length > 0) + (l->length > 15) + (l->length > 31);
+    const size_t state = (l->length > 0) + (l->length > 15) + (l->length > 31);
     size_t node = 1;
     inputs in;
     memset(&in, 0, sizeof in);
@@ -553,7 +545,7 @@ static size_t code_id(const pack *p, lane *l, const uint64_t *tree, size_t id) {
             }
         in.set[0] = (agrees ? state : 0) * 17 + (size_t)b;
         in.set[1] = l->end > l->begin ? (size_t)p->text[l->end - 1] % SETS : 0;
-        in.match = &l->learned->match[(length * 4 + (l->misses & 3)) * 3 + (b > 0) + (b > 2)];
+        in.match = &l->learned->match[length * 3 + (b > 0) + (b > 2)];
         if (!tree[2 * node + 1]) {      /* no id begins so */
             node *= 2;
             continue;
@@ -577,7 +569,6 @@ static void lane_begin(pack *p, lane *l, record *r) {
     if (l->learned != &p->learned) *l->learned = p->learned;
     l->end = l->begin;
     l->match = l->length = 0;
-    l->misses = 0;
     memset(l->context, 0, sizeof l->context);
 }
 
