@@ -158,10 +158,10 @@ other() {
     rm -rf "$out/o"*
     timed sh -c "$3"
     a=$spent
-    n=$(size "$out/o.z")
+    to=$(size "$out/o.z")
     timed sh -c "$4"
     cmp "$file" "$out/o" || refuse "$name: $file is not the same after unpacking"
-    row "$text" "$name" "$(size "$file")" "$n" "$a" "$spent"
+    row "$text" "$name" "$(size "$file")" "$to" "$a" "$spent"
 }
 
 files() {
