@@ -1627,7 +1627,7 @@ static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *tar
 /* Gates are computed in blocks of columns. Each block is first computed into arrays on
    the stack, which cannot overlap the gate's arrays, so the compiler can vectorise the
    loops. */
-enum { STX__COMP_BLOCK = 64 };
+enum { STX__COMP_BLOCK = 256 };
 
 /* One block of columns in one row of a gate's arrays. In p, the three blocks of gru and
    the two halves of glu are D columns apart. */
@@ -1657,63 +1657,84 @@ STX_INNER stx__comp_gate_block stx__comp_gate_block_of(const stx_comp_gate_args 
     return b;
 }
 
-/* The forward pass of gru:
-       reset = sig(p0_reset + p1_reset)         z = sig(p0_z + p1_z)
-       cand = tanh(p0_cand + reset p1_cand)     out = (1 - z) cand + z x */
-STX_INNER void stx__comp_gru_any(int fma, const stx__comp_gate_block *b, size_t D, size_t n,
-                                 stx_real *out) {
-    const stx_real *p0 = b->p[0], *p1 = b->p[1];
+/* The activations of a block, n values each. z: the sigmoid; of glu, phi(p0), where phi
+   is the standard normal distribution function. reset: of gru only, the second sigmoid.
+   cand: the tanh, if there is one; of glu, phi's derivative. */
+typedef struct stx__comp_gate_values {
+    stx_real *reset;                    /* z + n */
+    stx_real z[2 * STX__COMP_BLOCK], cand[STX__COMP_BLOCK];
+} stx__comp_gate_values;
+
+/* Computes *v. Each activation has one loop for all kinds of gate: without fused
+   multiply-adds, its code is long (STX_FMA). */
+STX_INNER void stx__comp_gate_values_any(int fma, const stx_comp_gate_args *a,
+                                         const stx__comp_gate_block *b, size_t n,
+                                         stx__comp_gate_values *v) {
+    const stx_real *p0 = b->p[0], *p1 = b->p[1], *p2 = b->p[2], *p3 = b->p[3];
+    const int gru = a->kind == STX_COMP_GATE_GRU;
+    const size_t D = a->D, second = gru ? D : 0;
     size_t i;
-    for (i = 0; i < n; i++) {
-        stx_real reset = stx_fast_sigmoid(fma, p0[i] + p1[i]);
-        stx_real z = stx_fast_sigmoid(fma, p0[D + i] + p1[D + i]);
-        stx_real cand = stx_fast_tanh(fma, STX_FMA(fma, reset, p1[2 * D + i], p0[2 * D + i]));
-        out[i] = STX_FMA(fma, z, b->x[i] - cand, cand);
+    v->reset = v->z + n;
+    if (a->kind == STX_COMP_GATE_GLU) {
+        for (i = 0; i < n; i++) v->z[i] = stx_fast_phi(fma, p0[i], &v->cand[i]);
+        return;
     }
+    if (gru || a->kind == STX_COMP_GATE_GTRXL || a->kind == STX_COMP_GATE_RESET)
+        for (i = 0; i < n; i++) v->z[i] = p0[second + i] + p1[second + i];
+    else
+        memcpy(v->z, p0, n * sizeof *v->z);
+    for (i = 0; gru && i < n; i++) v->reset[i] = p0[i] + p1[i];
+    for (i = 0; i < (gru ? 2 * n : n); i++) v->z[i] = stx_fast_sigmoid(fma, v->z[i]);
+    switch (a->kind) {
+    case STX_COMP_GATE_GRU:
+        for (i = 0; i < n; i++)
+            v->cand[i] = STX_FMA(fma, v->reset[i], p1[2 * D + i], p0[2 * D + i]);
+        break;
+    case STX_COMP_GATE_SIGTANH: memcpy(v->cand, p1, n * sizeof *v->cand); break;
+    case STX_COMP_GATE_GTRXL:
+        for (i = 0; i < n; i++) v->cand[i] = p2[i] + p3[i];
+        break;
+    default: return;
+    }
+    for (i = 0; i < n; i++) v->cand[i] = stx_fast_tanh(fma, v->cand[i]);
 }
 
-STX_INNER void stx__comp_gate_any(int fma, const stx_comp_gate_args *a, size_t r, size_t c,
-                                  size_t n) {
-    const stx__comp_gate_block b = stx__comp_gate_block_of(a, r, c);
-    const stx_real *x = b.x, *y = b.y, *p0 = b.p[0], *p1 = b.p[1], *p2 = b.p[2], *p3 = b.p[3];
-    stx_real out[STX__COMP_BLOCK], density;
+/* The forward pass, by the formulas of stx_comp_gate_args. */
+STX_INNER void stx__comp_gate_fwd_any(int fma, const stx_comp_gate_args *a,
+                                      const stx__comp_gate_block *b, size_t n,
+                                      const stx__comp_gate_values *v) {
+    const stx_real *x = b->x, *y = b->y, *p0 = b->p[0], *z = v->z, *cand = v->cand;
+    stx_real out[STX__COMP_BLOCK];
     size_t i;
     switch (a->kind) {
     case STX_COMP_GATE_GRU:
-        stx__comp_gru_any(fma, &b, a->D, n, out);
+        for (i = 0; i < n; i++) out[i] = STX_FMA(fma, z[i], x[i] - cand[i], cand[i]);
         break;
     case STX_COMP_GATE_INPUT:
-        for (i = 0; i < n; i++)
-            out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i]), x[i], y[i]);
+        for (i = 0; i < n; i++) out[i] = STX_FMA(fma, z[i], x[i], y[i]);
         break;
     case STX_COMP_GATE_OUTPUT:
-        for (i = 0; i < n; i++)
-            out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i]), y[i], x[i]);
+        for (i = 0; i < n; i++) out[i] = STX_FMA(fma, z[i], y[i], x[i]);
         break;
     case STX_COMP_GATE_HIGHWAY:
-        for (i = 0; i < n; i++)
-            out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i]), x[i] - y[i], y[i]);
+        for (i = 0; i < n; i++) out[i] = STX_FMA(fma, z[i], x[i] - y[i], y[i]);
         break;
     case STX_COMP_GATE_SIGTANH:
-        for (i = 0; i < n; i++)
-            out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i]), stx_fast_tanh(fma, p1[i]), x[i]);
+        for (i = 0; i < n; i++) out[i] = STX_FMA(fma, z[i], cand[i], x[i]);
         break;
     case STX_COMP_GATE_GTRXL:
-        for (i = 0; i < n; i++)
-            out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i] + p1[i]),
-                             stx_fast_tanh(fma, p2[i] + p3[i]) - x[i], x[i]);
+        for (i = 0; i < n; i++) out[i] = STX_FMA(fma, z[i], cand[i] - x[i], x[i]);
         break;
     case STX_COMP_GATE_RESET:
-        for (i = 0; i < n; i++) out[i] = stx_fast_sigmoid(fma, p0[i] + p1[i]) * x[i];
+        for (i = 0; i < n; i++) out[i] = z[i] * x[i];
         break;
     case STX_COMP_GATE_GLU:
-        for (i = 0; i < n; i++)
-            out[i] = p0[i] * stx_fast_phi(fma, p0[i], &density) * p0[a->D + i];
+        for (i = 0; i < n; i++) out[i] = p0[i] * z[i] * p0[a->D + i];
         break;
     default:    /* STX_COMP_GATE_MOGRIFY */
-        for (i = 0; i < n; i++) out[i] = 2 * stx_fast_sigmoid(fma, p0[i]) * x[i];
+        for (i = 0; i < n; i++) out[i] = 2 * z[i] * x[i];
     }
-    memcpy(a->out + b.at, out, n * sizeof *out);
+    memcpy(a->out + b->at, out, n * sizeof *out);
 }
 
 STX_INNER void stx__comp_gate_put(stx_real *to, const stx_real *v, size_t n, int accumulate) {
@@ -1725,21 +1746,20 @@ STX_INNER void stx__comp_gate_put(stx_real *to, const stx_real *v, size_t n, int
         memcpy(to, v, n * sizeof *v);
 }
 
-/* The backward pass of stx__comp_gru_any, out = (1 - z) cand + z x, with g = dout:
+/* The backward pass of gru, with g = dout:
        dcand = g (1 - z) (1 - cand^2)     dz = g (x - cand) z (1 - z)
        dreset = dcand p1_cand reset (1 - reset)
        dp0 = (dreset, dz, dcand)          dp1 = (dreset, dz, reset dcand)      dx = g z */
 STX_INNER void stx__comp_gru_back_any(int fma, const stx_comp_gate_args *a,
-                                      const stx__comp_gate_block *b, size_t n) {
+                                      const stx__comp_gate_block *b, size_t n,
+                                      const stx__comp_gate_values *v) {
     const size_t D = a->D;
-    const stx_real *x = b->x, *g = a->dout + b->at, *p0 = b->p[0], *p1 = b->p[1];
+    const stx_real *x = b->x, *g = a->dout + b->at, *p1 = b->p[1];
     stx_real dx[STX__COMP_BLOCK], dreset[STX__COMP_BLOCK], dz[STX__COMP_BLOCK];
     stx_real dcand[STX__COMP_BLOCK], dcand1[STX__COMP_BLOCK];
     size_t i, k;
     for (i = 0; i < n; i++) {
-        stx_real reset = stx_fast_sigmoid(fma, p0[i] + p1[i]);
-        stx_real z = stx_fast_sigmoid(fma, p0[D + i] + p1[D + i]);
-        stx_real cand = stx_fast_tanh(fma, STX_FMA(fma, reset, p1[2 * D + i], p0[2 * D + i]));
+        const stx_real reset = v->reset[i], z = v->z[i], cand = v->cand[i];
         dx[i] = g[i] * z;
         dcand[i] = g[i] * (1 - z) * STX_FMA(fma, -cand, cand, 1);
         dz[i] = g[i] * (x[i] - cand) * z * (1 - z);
@@ -1755,144 +1775,126 @@ STX_INNER void stx__comp_gru_back_any(int fma, const stx_comp_gate_args *a,
     stx__comp_gate_put(a->dx + b->at, dx, n, a->accumulate);
 }
 
-/* The backward pass of glu, out = p0_1 phi(p0_1) p0_2, with g = dout. phi is the
-   standard normal distribution function, and density is its derivative. The halves of p0
-   are D columns apart:
+/* The backward pass of glu, with g = dout:
        dp0_1 = g p0_2 (phi + p0_1 density)      dp0_2 = g p0_1 phi */
 STX_INNER void stx__comp_glu_back_any(int fma, const stx_comp_gate_args *a,
-                                      const stx__comp_gate_block *b, size_t n) {
-    const stx_real *g = a->dout + b->at, *p0 = b->p[0];
+                                      const stx__comp_gate_block *b, size_t n,
+                                      const stx__comp_gate_values *v) {
+    const stx_real *g = a->dout + b->at, *p0 = b->p[0], *phi = v->z;
     stx_real d1[STX__COMP_BLOCK], d2[STX__COMP_BLOCK];
     size_t i;
     for (i = 0; i < n; i++) {
-        stx_real density, phi = stx_fast_phi(fma, p0[i], &density);
-        d1[i] = g[i] * p0[a->D + i] * STX_FMA(fma, p0[i], density, phi);
-        d2[i] = g[i] * p0[i] * phi;
+        d1[i] = g[i] * p0[a->D + i] * STX_FMA(fma, p0[i], v->cand[i], phi[i]);
+        d2[i] = g[i] * p0[i] * phi[i];
     }
     stx__comp_gate_put(a->dp[0] + b->p_at, d1, n, a->accumulate);
     stx__comp_gate_put(a->dp[0] + b->p_at + a->D, d2, n, a->accumulate);
 }
 
-/* The backward pass of gate kinds with one input p0, where g = dout, s = sig(p0) and
-   s' = s (1 - s):
-       input     out = s x + y            dx = g s      dy = g          dp0 = g x s'
-       output    out = x + s y            dx = g        dy = g s        dp0 = g y s'
-       highway   out = s x + (1 - s) y    dx = g s      dy = g (1 - s)  dp0 = g (x - y) s'
-       mogrify   out = 2 s x              dx = 2 g s                    dp0 = 2 g x s' */
-STX_INNER void stx__comp_gate1_back_any(int fma, int kind, const stx__comp_gate_block *b,
-                                        const stx_real *g, size_t n, stx__comp_gate_grads *d) {
-    const stx_real *x = b->x, *y = b->y, *p0 = b->p[0];
+/* The backward pass of the other kinds, where g = dout and z' = z (1 - z):
+       input     dx = g z          dy = g            dp0 = g x z'
+       output    dx = g            dy = g z          dp0 = g y z'
+       highway   dx = g z          dy = g (1 - z)    dp0 = g (x - y) z'
+       mogrify   dx = 2 g z                          dp0 = 2 g x z'
+       sigtanh   dx = g            dp0 = g cand z'                dp1 = g z (1 - cand^2)
+       gtrxl     dx = g (1 - z)    dp0 = dp1 = g (cand - x) z'
+                                   dp2 = dp3 = g z (1 - cand^2)
+       reset     dx = g z          dp0 = dp1 = g x z' */
+STX_INNER void stx__comp_gate_grads_any(int fma, int kind, const stx__comp_gate_block *b,
+                                        const stx_real *g, size_t n,
+                                        const stx__comp_gate_values *v, stx__comp_gate_grads *d) {
+    const stx_real *x = b->x, *y = b->y, *cand = v->cand;
     size_t i;
     switch (kind) {
     case STX_COMP_GATE_INPUT:
         for (i = 0; i < n; i++) {
-            stx_real s = stx_fast_sigmoid(fma, p0[i]);
-            d->dx[i] = g[i] * s;
+            const stx_real z = v->z[i];
+            d->dx[i] = g[i] * z;
             d->dy[i] = g[i];
-            d->dp0[i] = g[i] * x[i] * s * (1 - s);
+            d->dp0[i] = g[i] * x[i] * z * (1 - z);
         }
         break;
     case STX_COMP_GATE_OUTPUT:
         for (i = 0; i < n; i++) {
-            stx_real s = stx_fast_sigmoid(fma, p0[i]);
+            const stx_real z = v->z[i];
             d->dx[i] = g[i];
-            d->dy[i] = g[i] * s;
-            d->dp0[i] = g[i] * y[i] * s * (1 - s);
+            d->dy[i] = g[i] * z;
+            d->dp0[i] = g[i] * y[i] * z * (1 - z);
         }
         break;
     case STX_COMP_GATE_HIGHWAY:
         for (i = 0; i < n; i++) {
-            stx_real s = stx_fast_sigmoid(fma, p0[i]);
-            d->dx[i] = g[i] * s;
-            d->dy[i] = g[i] * (1 - s);
-            d->dp0[i] = g[i] * (x[i] - y[i]) * s * (1 - s);
+            const stx_real z = v->z[i];
+            d->dx[i] = g[i] * z;
+            d->dy[i] = g[i] * (1 - z);
+            d->dp0[i] = g[i] * (x[i] - y[i]) * z * (1 - z);
+        }
+        break;
+    case STX_COMP_GATE_SIGTANH:
+        for (i = 0; i < n; i++) {
+            const stx_real z = v->z[i];
+            d->dx[i] = g[i];
+            d->dp0[i] = g[i] * cand[i] * z * (1 - z);
+            d->dp1[i] = g[i] * z * STX_FMA(fma, -cand[i], cand[i], 1);
+        }
+        break;
+    case STX_COMP_GATE_GTRXL:
+        for (i = 0; i < n; i++) {
+            const stx_real z = v->z[i];
+            d->dx[i] = g[i] * (1 - z);
+            d->dp0[i] = d->dp1[i] = g[i] * (cand[i] - x[i]) * z * (1 - z);
+            d->dp2[i] = g[i] * z * STX_FMA(fma, -cand[i], cand[i], 1);
+        }
+        break;
+    case STX_COMP_GATE_RESET:
+        for (i = 0; i < n; i++) {
+            const stx_real z = v->z[i];
+            d->dx[i] = g[i] * z;
+            d->dp0[i] = d->dp1[i] = g[i] * x[i] * z * (1 - z);
         }
         break;
     default:    /* STX_COMP_GATE_MOGRIFY */
         for (i = 0; i < n; i++) {
-            stx_real s = stx_fast_sigmoid(fma, p0[i]);
-            d->dx[i] = 2 * g[i] * s;
-            d->dp0[i] = 2 * g[i] * x[i] * s * (1 - s);
+            const stx_real z = v->z[i];
+            d->dx[i] = 2 * g[i] * z;
+            d->dp0[i] = 2 * g[i] * x[i] * z * (1 - z);
         }
     }
 }
 
-/* The backward pass of gate kinds with several inputs p, where g = dout:
-       sigtanh   z = sig(p0), cand = tanh(p1), out = x + z cand
-                 dx = g            dp0 = g cand z (1 - z)      dp1 = g z (1 - cand^2)
-       gtrxl     z = sig(p0 + p1), cand = tanh(p2 + p3), out = (1 - z) x + z cand
-                 dx = g (1 - z)    dp0 = dp1 = g (cand - x) z (1 - z)
-                                   dp2 = dp3 = g z (1 - cand^2)
-       reset     z = sig(p0 + p1), out = z x
-                 dx = g z          dp0 = dp1 = g x z (1 - z) */
-STX_INNER void stx__comp_gate2_back_any(int fma, int kind, const stx__comp_gate_block *b,
-                                        const stx_real *g, size_t n, stx__comp_gate_grads *d) {
-    const stx_real *x = b->x, *p0 = b->p[0], *p1 = b->p[1], *p2 = b->p[2], *p3 = b->p[3];
-    size_t i;
-    switch (kind) {
-    case STX_COMP_GATE_SIGTANH:
-        for (i = 0; i < n; i++) {
-            stx_real z = stx_fast_sigmoid(fma, p0[i]), cand = stx_fast_tanh(fma, p1[i]);
-            d->dx[i] = g[i];
-            d->dp0[i] = g[i] * cand * z * (1 - z);
-            d->dp1[i] = g[i] * z * STX_FMA(fma, -cand, cand, 1);
-        }
-        break;
-    case STX_COMP_GATE_GTRXL:
-        for (i = 0; i < n; i++) {
-            stx_real z = stx_fast_sigmoid(fma, p0[i] + p1[i]);
-            stx_real cand = stx_fast_tanh(fma, p2[i] + p3[i]);
-            d->dx[i] = g[i] * (1 - z);
-            d->dp0[i] = d->dp1[i] = g[i] * (cand - x[i]) * z * (1 - z);
-            d->dp2[i] = g[i] * z * STX_FMA(fma, -cand, cand, 1);
-        }
-        break;
-    default:    /* STX_COMP_GATE_RESET */
-        for (i = 0; i < n; i++) {
-            stx_real z = stx_fast_sigmoid(fma, p0[i] + p1[i]);
-            d->dx[i] = g[i] * z;
-            d->dp0[i] = d->dp1[i] = g[i] * x[i] * z * (1 - z);
-        }
-    }
-}
-
-STX_INNER void stx__comp_gate_back_any(int fma, const stx_comp_gate_args *a, size_t r, size_t c,
-                                       size_t n) {
-    const stx__comp_gate_block b = stx__comp_gate_block_of(a, r, c);
-    const stx_real *g = a->dout + b.at;
+STX_INNER void stx__comp_gate_back_any(int fma, const stx_comp_gate_args *a,
+                                       const stx__comp_gate_block *b, size_t n,
+                                       const stx__comp_gate_values *v) {
     const int add = a->accumulate;
     stx__comp_gate_grads d;
-    switch (a->kind) {
-    case STX_COMP_GATE_GRU:
-        stx__comp_gru_back_any(fma, a, &b, n);
+    if (a->kind == STX_COMP_GATE_GRU) {
+        stx__comp_gru_back_any(fma, a, b, n, v);
         return;
-    case STX_COMP_GATE_GLU:
-        stx__comp_glu_back_any(fma, a, &b, n);
-        return;
-    case STX_COMP_GATE_SIGTANH:
-    case STX_COMP_GATE_GTRXL:
-    case STX_COMP_GATE_RESET:
-        stx__comp_gate2_back_any(fma, a->kind, &b, g, n, &d);
-        break;
-    default:
-        stx__comp_gate1_back_any(fma, a->kind, &b, g, n, &d);
     }
-    stx__comp_gate_put(a->dx + b.at, d.dx, n, add);
-    stx__comp_gate_put(a->dp[0] + b.p_at, d.dp0, n, add);
-    if (b.y) stx__comp_gate_put(a->dy + b.at, d.dy, n, add);
-    if (b.p[1]) stx__comp_gate_put(a->dp[1] + b.p_at, d.dp1, n, add);
-    if (b.p[2]) stx__comp_gate_put(a->dp[2] + b.p_at, d.dp2, n, add);
-    if (b.p[3]) stx__comp_gate_put(a->dp[3] + b.p_at, d.dp2, n, add);
+    if (a->kind == STX_COMP_GATE_GLU) {
+        stx__comp_glu_back_any(fma, a, b, n, v);
+        return;
+    }
+    stx__comp_gate_grads_any(fma, a->kind, b, a->dout + b->at, n, v, &d);
+    stx__comp_gate_put(a->dx + b->at, d.dx, n, add);
+    stx__comp_gate_put(a->dp[0] + b->p_at, d.dp0, n, add);
+    if (b->y) stx__comp_gate_put(a->dy + b->at, d.dy, n, add);
+    if (b->p[1]) stx__comp_gate_put(a->dp[1] + b->p_at, d.dp1, n, add);
+    if (b->p[2]) stx__comp_gate_put(a->dp[2] + b->p_at, d.dp2, n, add);
+    if (b->p[3]) stx__comp_gate_put(a->dp[3] + b->p_at, d.dp2, n, add);
 }
 
 STX_INNER void stx__comp_gate_row_any(int fma, const stx_comp_gate_args *a, size_t r, int back) {
     size_t c;
     for (c = 0; c < a->D; c += STX__COMP_BLOCK) {
-        size_t n = STX_MIN(a->D - c, (size_t)STX__COMP_BLOCK);
+        const size_t n = STX_MIN(a->D - c, (size_t)STX__COMP_BLOCK);
+        const stx__comp_gate_block b = stx__comp_gate_block_of(a, r, c);
+        stx__comp_gate_values v;
+        stx__comp_gate_values_any(fma, a, &b, n, &v);
         if (back)
-            stx__comp_gate_back_any(fma, a, r, c, n);
+            stx__comp_gate_back_any(fma, a, &b, n, &v);
         else
-            stx__comp_gate_any(fma, a, r, c, n);
+            stx__comp_gate_fwd_any(fma, a, &b, n, &v);
     }
 }
 
