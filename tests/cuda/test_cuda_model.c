@@ -703,13 +703,14 @@ enum { STEPS = 12 };
 static void train_case(int which, int half) {
     const char *name = model_names[which];
     const int replayed = which % 2;
+    const size_t B = which == GROUPED ? 1 : 2; /* its steps are long */
     double worst = 0, tol = which == LITERAL ? 2e-4 : 1e-4;
     long syncs = 0, replays;
     model a, b;
     int n;
     if (half) tol = 3e-2;
-    model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
-    model_make(&b, which, STX_CUDA, cuda_precision(half), !replayed);
+    model_make_sized(&a, which, STX_CPU, STX_PREC_F32, 0, B, 2);
+    model_make_sized(&b, which, STX_CUDA, cuda_precision(half), !replayed, B, 2);
     replays = cuda_replays();
     for (n = 0; n < STEPS; n++) {
         /* from step 9 on, the memories have their final sizes */
@@ -833,14 +834,14 @@ static void test_groups(void) {
     stx_real *rows;
     uint64_t key = 0;
     int phase, n, step = 0;
-    model_make_sized(&a, GROUPED, STX_CUDA, STX_PREC_F32, 1, 2, 1);
-    model_make_sized(&b, GROUPED, STX_CUDA, STX_PREC_F32, 0, 2, 1);
+    model_make_sized(&a, GROUPED, STX_CUDA, STX_PREC_F32, 1, 1, 1);
+    model_make_sized(&b, GROUPED, STX_CUDA, STX_PREC_F32, 0, 1, 1);
     a.T = b.T = 24;
-    a.in = stx_tokens_create(a.x, 2, 24);
-    a.out = stx_tokens_create(a.x, 2, 24);
-    b.in = stx_tokens_create(b.x, 2, 24);
-    b.out = stx_tokens_create(b.x, 2, 24);
-    rows = cuda_random(2 * S * 32, 1, 0); /* enough rows to fill the memories */
+    a.in = stx_tokens_create(a.x, 1, 24);
+    a.out = stx_tokens_create(a.x, 1, 24);
+    b.in = stx_tokens_create(b.x, 1, 24);
+    b.out = stx_tokens_create(b.x, 1, 24);
+    rows = cuda_random(S * 32, 1, 0); /* enough rows to fill the memories */
     CHECK(stx_memory_set(a.s->memory, 0, S, rows, S) && stx_memory_set(b.s->memory, 0, S, rows, S),
           "%s", stx_error(a.x));
     free(rows);
@@ -965,7 +966,7 @@ static void turning_make(turning *u, int which, int precision, int no_graph, int
                          int turns) {
     int k;
     memset(u, 0, sizeof *u);
-    model_make_sized(&u->r, which, STX_CUDA, precision, no_graph, 2, 2);
+    model_make_sized(&u->r, which, STX_CUDA, precision, no_graph, 1, 2);
     u->states = states;
     u->turns = turns;
     u->s[0] = u->r.s;
