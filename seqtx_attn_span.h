@@ -169,8 +169,9 @@
                token = log_p ? stx_sample(&greedy, 0, log_p, 256, NULL) : 0;
            }
            printf("\n%s\n", stx_error(x));
+           int failed = !stx_ok(x);
            stx_destroy(x);
-           return 0;
+           return failed;
        }
    //<quickstart
 

@@ -260,8 +260,9 @@
                token = logits ? stx_sample(&greedy, 0, logits, 256, NULL) : 0;
            }
            printf("\n%s\n", stx_error(x));
+           int failed = !stx_ok(x);
            stx_destroy(x);
-           return 0;
+           return failed;
        }
    //<quickstart
 

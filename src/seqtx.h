@@ -80,9 +80,10 @@
                if (step % 10 == 0) printf("step %d loss %.5f\n", step, stx_item(x, loss));
                stx_optim_step(optim, 0.2);
            }
-           if (!stx_ok(x)) printf("error: %s\n", stx_error(x));
+           int failed = !stx_ok(x);
+           if (failed) printf("error: %s\n", stx_error(x));
            stx_destroy(x);
-           return 0;
+           return failed;
        }
    //<quickstart
 

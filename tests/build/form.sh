@@ -215,8 +215,9 @@ forms() {  # HEADER
             sed -n "/\/\/>$name/,/\/\/<$name/p" "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$dir/$name.c"
             runs="-o prog -lm && ./prog"
             if [ "$cc" != "$last" ]; then
-                job pass "$h $cc: $name compiles" \
-                    "grep -q main $name.c && $quick $there -fsyntax-only $name.c"
+                job pass "$h $cc: $name compiles, and returns whether it failed" \
+                    "grep -q main $name.c && ! grep 'return 0' $name.c &&
+                        $quick $there -fsyntax-only $name.c"
             elif $whole && [ $name = quickstart ]; then
                 job pass "$h $cc: $name, in one unit" \
                     "grep -q main $name.c && $quick $name.c $runs"

@@ -270,6 +270,14 @@ check $? "the README's program does not learn: '$loss'"
 in_run "$absolute/generate" cat.safetensors x > "$build/readme.txt" 2>&1
 grep -q 'cat.safetensors: expected a vocabulary' "$build/readme.txt"
 check $? "the README's program does not save its model: $(cat "$build/readme.txt")"
+# both return 1 and print the error: a directory cannot be written, and a file is missing
+rm "$build/readme_run/cat.safetensors"
+mkdir "$build/readme_run/cat.safetensors"
+for n in 1 2; do
+    in_run "$absolute/readme_$n" > "$build/readme.txt" 2> "$build/readme_err.txt"
+    [ $? -eq 1 ] && grep -q '[tn].safetensors' "$build/readme_err.txt"
+    check $? "program $n of the README fails without an error: $(cat "$build/readme_err.txt")"
+done
 # the second program continues the text of a trainer's checkpoint, as generate.c does
 cp README.md "$build/readme_run/text"
 in_run "$absolute/train_attn_span" --data text --checkpoint run.safetensors --steps 30 \
