@@ -26,6 +26,13 @@ STATES = {"attn_span": "stx_span_state", "sru": "stx_sru_state", "compressive": 
           "par": "stx_par_state"}
 
 
+def _check(name: str, value: float, least: float, most: float = math.inf) -> None:
+    """Raises ValueError unless a number is in a range. NaN is in none."""
+    if not least <= value <= most:
+        end = f" to {most:g}" if most < math.inf else " or more"
+        raise ValueError(f"{name}: expected {least:g}{end}, got {value!r}")
+
+
 class Score(NamedTuple):
     """The likelihood of a text."""
     tokens: int
@@ -256,6 +263,7 @@ class Model:
         """log p of each token of a text, or of token ids, given all tokens before it; the
         first follows a line end. With block = 0 the model reads token by token, as in
         generation. With block = N, it reads N tokens at a time, which is faster."""
+        _check("block", block, 0)
         ids = self._ids(text)
         before = np.concatenate([np.array([self._start()], np.int32), ids[:-1]])
         out = np.empty(ids.size, np.float64)
@@ -276,9 +284,10 @@ class Model:
     def score(self, text: Text, block: Optional[int] = None) -> Score:
         """The likelihood of a text, as train_.. --score prints it. The model reads `block`
         tokens at a time; None: as the evaluations of the checkpoint."""
+        block = block or self._block
+        _check("block", block, 1)
         ids = self._ids(text)
         before = np.concatenate([np.array([self._start()], np.int32), ids[:-1]])
-        block = block or self._block
         memory = Memory(self, 1, self._window)
         nats = 0.0
         desc = self.desc
@@ -302,6 +311,12 @@ class Model:
         """Yields ids that continue the ids of the prompt; without a prompt, the text begins
         after a line end. temperature = 0: always the most likely id. The penalty applies to
         the last repetition_window ids, 0: to all. seed = None: another text each time."""
+        _check("tokens", tokens, 0)
+        _check("temperature", temperature, 0, 1000)
+        _check("top_k", top_k, 0)
+        _check("top_p", top_p, 0, 1)
+        _check("repetition_penalty", repetition_penalty, 1, 100)
+        _check("repetition_window", repetition_window, 0)
         ids = as_ids(prompt).ravel()
         if not ids.size:
             ids = np.array([self._start()], np.int32)
@@ -494,6 +509,7 @@ class Memory:
     """What a model remembers of a batch of texts, from one step to the next."""
 
     def __init__(self, model: Model, batch: int, window: int = 0) -> None:
+        _check("batch", batch, 1)
         self._model, self.batch = model, batch
         self._views: "List[weakref.ref[Any]]" = []
         with model.context.use():
@@ -566,6 +582,7 @@ class Generator:
     """Reads texts token by token, with log p of the next token after each call."""
 
     def __init__(self, model: Model, batch: int = 1) -> None:
+        _check("batch", batch, 1)
         self._model, self.batch = model, batch
         with model.context.use():
             address = model._lm.gen_create(model._lm.model, batch, model._window)

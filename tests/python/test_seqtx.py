@@ -417,6 +417,15 @@ def errors():
     fails("another model's memory", ValueError, "another model", m.evaluate, [1], [1],
           A(31, layers=1, dim=16, heads=1).memory())
     fails("an optimiser", ValueError, "got 'adm'", seqtx.Optim, m, "adm")
+    for name, bad in [("tokens", -1), ("temperature", -1), ("temperature", np.nan), ("top_k", -1),
+                      ("top_p", 1.5), ("top_p", np.nan), ("repetition_penalty", 0.5),
+                      ("repetition_window", -1)]:
+        fails(f"{name}={bad}", ValueError, f"{name}: expected", lambda: list(
+            m.generate_ids([1], **{name: bad})))
+    fails("score in blocks of -1", ValueError, "block: expected 1", m.score, [1], -1)
+    fails("log_probs in blocks of -1", ValueError, "block: expected 0", m.log_probs, [1], -1)
+    fails("a memory of -1 texts", ValueError, "batch: expected 1", m.memory, -1)
+    fails("a generator of -1 texts", ValueError, "batch: expected 1", m.generator, -1)
     m.params["out_emb.bias"][3] = np.nan
     fails("sampling", ValueError, "cannot sample", lambda: list(m.generate_ids([1], 1)))
     loss = m.loss([1, 2], [2, 3])
