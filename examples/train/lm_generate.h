@@ -66,7 +66,7 @@ TR_DEF void tr_lm_report_unknown(tr_lm *t, const char *text, size_t len) {
             continue;
         }
         stx_quote(quoted, (const unsigned char *)text + at, n);
-        snprintf(line + strlen(line), sizeof line - strlen(line), "%s'%.60s'",
+        snprintf(line + strlen(line), sizeof line - strlen(line), "%s'%s'",
                  named++ ? ", " : "", quoted);
     }
     if (more) snprintf(line + strlen(line), sizeof line - strlen(line), ", and %zu more", more);

@@ -125,8 +125,8 @@ STX_DEF int stx_bad_value(stx_ctx *x, const char *op, const char *field, double 
                           const char *expected);
 
 /* Makes bytes printable for an error text: writes the first 60 of the n bytes at s to q,
-   followed by "..." if there are more. Bytes that are not printable ASCII are written as
-   \xNN. q must have STX_QUOTE bytes. Returns q. */
+   followed by "..." if there are more. Invisible characters, and bytes that are not
+   UTF-8, are written as \xNN. q must have STX_QUOTE bytes. Returns q. */
 #define STX_QUOTE 256
 STX_DEF const char *stx_quote(char *q, const void *s, size_t n);
 

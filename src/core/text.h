@@ -14,18 +14,32 @@ STX_DEF int stx_bad_value(stx_ctx *x, const char *op, const char *field, double 
     return 0;
 }
 
+/* Nonzero unless c is a control character, or one that cannot be seen or that reorders
+   the text around it, such as a byte-order mark. */
+static int stx__visible(uint32_t c) {
+    if (c < 0x20 || (c >= 0x7F && c < 0xA0) || c == 0xAD || c == 0xFEFF) return 0;
+    return !(c >= 0x200B && c <= 0x200F) && !(c >= 0x2028 && c <= 0x202E)
+           && !(c >= 0x2060 && c <= 0x206F);
+}
+
 STX_DEF const char *stx_quote(char *q, const void *s, size_t n) {
     const unsigned char *p = (const unsigned char *)s;
-    size_t i, m = n < 60 ? n : 60, o = 0;
-    for (i = 0; i < m; i++) {
-        if (p[i] >= 0x20 && p[i] < 0x7F)
-            q[o++] = (char)p[i];
-        else {
+    size_t i, k, o = 0;
+    uint32_t c;
+    for (i = 0; i < n && i < 60; i += k) {
+        k = stx_utf8(p + i, n - i, &c);
+        if (k == 0 || !stx__visible(c)) {
             snprintf(q + o, 5, "\\x%02X", (unsigned)p[i]);
+            k = 1;
             o += 4;
+        } else if (i + k <= 60) {
+            memcpy(q + o, p + i, k);
+            o += k;
+        } else {
+            break;
         }
     }
-    strcpy(q + o, m < n ? "..." : "");
+    strcpy(q + o, i < n ? "..." : "");
     return q;
 }
 

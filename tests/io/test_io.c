@@ -1390,8 +1390,12 @@ static void test_tools(void) {
     }
     memset(many, '\xFF', sizeof many);
     EXPECT(!strcmp(stx_quote(q, "it is\n", 6), "it is\\x0A") && !strcmp(stx_quote(q, "", 0), ""));
+    EXPECT(!strcmp(stx_quote(q, "\xC3\x9C\xC2\x85\xC3", 5), "\xC3\x9C\\xC2\\x85\\xC3"));
     EXPECT(strlen(stx_quote(q, many, sizeof many)) == 4 * 60 + 3
            && !strcmp(q + 4 * 59, "\\xFF..."));
+    memset(many, 'a', 59);
+    strcpy(many + 59, "\xC3\x9C");      /* does not fit */
+    EXPECT(strlen(stx_quote(q, many, 61)) == 59 + 3);
     EXPECT(stx_map_open(x, &m, path) == 1 && m.size == 9 && m.data
            && !memcmp(m.data, "two\nlines", 9));
     stx_map_close(&m);

@@ -1612,10 +1612,10 @@ for tokens in chars words; do
         check "$tokens: as many tokens as in training: $(cat score/row)" cmp score/row want
     done
 done
-printf 'the cat\nthe #\n' >score/odd
+printf 'the cat\nthe Ü\n' >score/odd
 run score --checkpoint ../bad/chars.st --threads 1 --score odd
 check "an unknown character: exit code 1, with the line" \
-    [ $rc -eq 1 -a "$(grep -c -e '--score odd, line 2: .*#' err)" -eq 1 ]
+    [ $rc -eq 1 -a "$(grep -c -e "--score odd, line 2: .*'Ü'" err)" -eq 1 ]
 
 # A line that does not fit into memory is an error, not the end of the input. A directory
 # cannot be scored.
