@@ -112,7 +112,7 @@ static tr_opt table[] = {
     TR_SIZE("nbatches", TR_FREE, &opt.nbatches, 1, 1u << 30,
         "steps per iteration; the model is evaluated and saved after each iteration"),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF,
-        "total number of steps; 0: --epochs, --minutes, or --niter times --nbatches"),
+        "total number of steps; without it: --epochs, --minutes, or --niter times --nbatches"),
     TR_LM_LENGTH(opt.lm),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF,
         "seed for initial values, dropout and positions in the text; also for sampling if given, "

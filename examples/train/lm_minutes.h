@@ -30,24 +30,31 @@ TR_DEF int tr_lm_timed(const tr_lm *t) {
 /* A length on the command line replaces those of presets and of the checkpoint: clears
    --minutes, --plan, --steps and --epochs if another option gives the length. Refuses
    several of them, except --plan with --minutes, which then only determines sizes, and
-   --steps with --niter, which the trainer checks. A number of 0 gives no length. */
+   --steps with --niter, which the trainer checks. A number of 0 gives no length; training
+   refuses it if it is alone. */
 TR_DEF int tr_lm_choose_length(tr_lm *t) {
     enum { MINUTES, PLAN, STEPS, NITER, EPOCHS, LENGTHS };
     static const char *const name[] = {"minutes", "plan", "steps", "niter", "epochs"};
     const tr_opt *p[LENGTHS];
     char value[64];
-    int i, given = LENGTHS;
+    int i, given = LENGTHS, zero = LENGTHS;
     for (i = 0; i < LENGTHS; i++) {
         p[i] = tr_find_option(t->options, name[i], strlen(name[i]));
         if (!p[i] || p[i]->from != TR_FROM_ARGS) continue;
         tr_value(p[i], value);
-        if (!strcmp(value, "0")) continue;
+        if (!strcmp(value, "0")) {
+            zero = i;
+            continue;
+        }
         if (i == PLAN) given = LENGTHS;
         if (given <= PLAN || (i == EPOCHS && given < LENGTHS))
             return tr_fail(t->err, TR_ERR, "--%s and --%s cannot be combined", name[given],
                            name[i]);
         if (given == LENGTHS) given = i;
     }
+    if (given == LENGTHS && zero < LENGTHS && t->training)
+        return tr_fail(t->err, TR_ERR, "--%s: expected more than 0 to train, got 0; --eval-only or "
+                       "--no-train uses a --checkpoint without training", name[zero]);
     if (given == LENGTHS) return 1;
     if (p[MINUTES]->from != TR_FROM_ARGS) *(double *)p[MINUTES]->to = 0;
     if (given != PLAN) *(const char **)p[PLAN]->to = NULL;

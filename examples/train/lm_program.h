@@ -243,8 +243,7 @@ TR_DEF int tr_lm_check(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--update-after %llu requires --update-every 2 or "
                        "more", (unsigned long long)o->update_after);
     if (!tr_lm_check_useful(t) || !tr_lm_own_file(t, "log", o->log)) return 0;
-    if (o->score && strcmp(o->score, "-") && access(o->score, R_OK))
-        return tr_fail(t->err, TR_ERR, "--score %s: %s", o->score, strerror(errno));
+    if (!tr_lm_check_score(t)) return 0;
     if (t->training && !tr_lm_own_file(t, "best", o->best)) return 0;
     if (!tr_lm_own_file(t, "export", o->export_to)) return 0;
     if (t->training && !tr_lm_own_file(t, "checkpoint", o->checkpoint)) return 0;

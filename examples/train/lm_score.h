@@ -25,6 +25,17 @@ typedef struct tr_scorer {
     uint64_t        read, unknown;      /* numbers of tokens read, and of <unk> among them */
 } tr_scorer;
 
+/* Checks that the text of --score can be opened. */
+TR_DEF int tr_lm_check_score(tr_lm *t) {
+    const char *path = t->opt->score;
+    struct stat st;
+    if (!path || !strcmp(path, "-")) return 1;
+    if (access(path, R_OK) || stat(path, &st))
+        return tr_fail(t->err, TR_ERR, "--score %s: %s", path, strerror(errno));
+    if (!S_ISDIR(st.st_mode)) return 1;
+    return tr_fail(t->err, TR_ERR, "--score %s: expected a text file, got a directory", path);
+}
+
 /* With --score-by file: evaluates the tokens in the block and empties it. */
 TR_DEF int tr_lm_score_block(tr_lm *t, tr_scorer *s) {
     double v[3];

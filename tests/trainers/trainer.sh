@@ -1275,6 +1275,9 @@ refused '--epochs and --minutes\|--minutes and --epochs' --data ../t.txt $full -
 refused '--steps and --epochs cannot be combined' --data ../t.txt $full --epochs 1 --steps 5
 refused '--minutes and --steps cannot be combined' --data ../t.txt $full --minutes 1 --steps 5
 refused '--plan and --steps cannot be combined' --data ../t.txt $full --plan 0:5 --steps 5
+for length in steps epochs minutes; do
+    refused "--$length: expected more than 0 to train" --data ../t.txt $full --$length 0
+done
 for bad in 5 0:0 1:5 0:5,3:2 0:5,0:6 0:5, a; do
     refused '--plan: expected increasing steps' --data ../t.txt $full --plan $bad
 done
@@ -1629,9 +1632,10 @@ if (ulimit -v 250000) 2>/dev/null; then
         [ $rc -eq 1 -a "$(grep -c "^$prog: --score -, line $(($(wc -l <score/text) + 1)): " err)" \
         -eq 1 ]
 fi
-run score --checkpoint ../eval/never.st --threads 1 --score .
-check "a directory: $(head -n 1 err)" [ $rc -ne 0 -a ! -s out ]
 printf 'a\rb\033\n' >score/control
+good "more threads than processors" score --checkpoint ../eval/never.st --score text \
+    --threads $(($(getconf _NPROCESSORS_ONLN) + 1))
+check "a note says so" grep -q '^--threads [0-9]*, but [0-9]* processor' err
 good "control characters" score --checkpoint ../eval/never.st --threads 1 --score control \
     --score-by tokens
 check "are escaped: $(cut -f 3 out | tr '\n' ' ')" \
@@ -1687,6 +1691,7 @@ refused "--score and --eval-only cannot be combined" \
 refused "--data has no effect" --checkpoint ten.st --score ../t.txt --data ../t.txt
 refused "--score-by has no effect" --checkpoint ten.st --score-by lines --no-train
 refused "--score none: No such file" --checkpoint ten.st --score none
+refused "--score .: expected a text file, got a directory" --checkpoint ten.st --score .
 refused "evaluation and generation without training require --checkpoint" --score ../t.txt
 cd ..
 rm -f tune/new.st
