@@ -98,6 +98,16 @@
    tokens. If an evaluation has more memory than training had, set clamp_len; otherwise,
    distances occur that never occurred in training.
 
+   Worked example of attention. One head with dh = 1, n = 1, T = 2, u = 1 and v = 2. Let
+   q = 0, -1; k = 0, ln 2, 5; value = 6, 0, 12; and r_0, r_1, r_2 = 0, ln 2, ln 3:
+
+       i = 0: t = 1, 0       exp(s) = 4, 2       attend = (4 6 + 2 0) / 6 = 4
+       i = 1: t = 2, 1, 0    exp(s) = 3, 2, 1    attend = (3 6 + 2 0 + 1 12) / 6 = 5
+
+   The second query has q + u = 0, so its scores depend only on the distances. If g = 1 is
+   the gradient of its result, ds_j = a_j g (value_j - 5) = 1/2, -5/3, 7/6. These are also
+   the gradients of r_2, r_1 and r_0, because q + v = 1.
+
    The gate. The choice of a branch is categorical and has no gradient, but its continuous
    relaxation (Jang et al. 2016) has one. With U uniform in (0,1):
 
@@ -159,8 +169,8 @@
        al_k < 0. A parameter below 0 therefore gets no further gradient: only weight decay
        and momentum can still move it.
 
-   Worked example. al = (ln 2, -ln 2, 0), so p = (4/7, 1/7, 2/7). Noise g = (0, ln 2, 0)
-   and tau = 1; cost = (2, 1, 0); D = 2, h = (1,-1), A = (2,0), G = (-3,-1).
+   Worked example of a gate. al = (ln 2, -ln 2, 0), so p = (4/7, 1/7, 2/7). Noise g = (0,
+   ln 2, 0) and tau = 1; cost = (2, 1, 0); D = 2, h = (1,-1), A = (2,0), G = (-3,-1).
 
        e^(ln pi + g) = 2, 1, 1       w = y = (1/2, 1/4, 1/4)
        with tau = 1/2: 4, 1, 1       w = y = (2/3, 1/6, 1/6), not used below

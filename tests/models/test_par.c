@@ -1083,7 +1083,40 @@ static void mixture(void) {
             for (hot = 0; hot < 2; hot++) mixture_case(i, &shapes[i], norm, hot);
 }
 
-/* Tests the manual's example. */
+/* Tests the manual's example of attention. */
+static void attention_by_hand(void) {
+    static const double gradient[3] = {0.5, -5.0 / 3, 7.0 / 6};
+    const stx_real q[2] = {0, -1}, value[3] = {6, 0, 12}, u = 1, v = 2, pick[2] = {0, 1};
+    const stx_real k[3] = {0, (stx_real)log(2), 5}, r[3] = {(stx_real)log(3), (stx_real)log(2), 0};
+    stx_ctx *x = context(1, 1);
+    stx_attention_in in;
+    stx_attention_desc d;
+    stx_tensor *y;
+    stx_real got[3] = {0, 0, 0};
+    int t;
+    memset(&in, 0, sizeof in);
+    memset(&d, 0, sizeof d);
+    stx_begin(x, STX_TRAIN);
+    in.q = stx_input(x, q, 1, 2, 1, 0);
+    in.k = stx_input(x, k, 1, 3, 1, 0);
+    in.v = stx_input(x, value, 1, 3, 1, 0);
+    in.pe = stx_variable(x, r, 3, 1, 0, 0);     /* the largest distance first */
+    in.content_bias = stx_input(x, &u, 1, 0, 0, 0);
+    in.position_bias = stx_input(x, &v, 1, 0, 0, 0);
+    d.heads = 1;
+    y = stx_attention(x, &in, &d);
+    stx_backward(x, stx_sum(x, stx_mul(x, y, stx_input(x, pick, 1, 2, 1, 0))));
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    if (stx_ok(x)) stx_get(x, y, got);
+    CHECK(fabs((double)got[0] - 4) < 1e-5 && fabs((double)got[1] - 5) < 1e-5,
+          "attend %g, %g", (double)got[0], (double)got[1]);
+    if (stx_ok(x)) stx_get_grad(x, in.pe, got);
+    for (t = 0; t < 3; t++)
+        CHECK(fabs((double)got[t] - gradient[t]) < 1e-5, "dr_%d %g", 2 - t, (double)got[t]);
+    stx_destroy(x);
+}
+
+/* Tests the manual's example of a gate. */
 static void by_hand(void) {
     stx_par_gate_args a;
     stx_real al[3], tau = 1, u[3], w[3], y[3], cost[3] = {2, 1, 0}, lat, dw[3] = {1, 0, 1},
@@ -2457,6 +2490,7 @@ static void opened(void) {
 int main(void) {
     memory_errors();
     setvbuf(stdout, NULL, _IOLBF, 0);
+    attention_by_hand();
     by_hand();
     mixture();
     one_hot();

@@ -89,6 +89,7 @@ while [ -f "$work/docs/$n.py" ]; do
     n=$((n + 1))
 done
 check "there are examples" "[ $n -ge 6 ] && grep -q 'nats per byte; spans' said &&
+    grep -q '^\[4.0, 5.0\] \[0.5' said &&
     grep -q 'a divisor of\|heads: expected' said"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
