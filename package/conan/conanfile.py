@@ -1,6 +1,6 @@
 """Packages the checkout that contains this recipe, for Conan 2:
 
-    conan create package/conan --build=missing
+    conan create package/conan
 """
 import os
 import re

@@ -67,6 +67,9 @@ requires="$venv -c 'import seqtx_build; print(seqtx_build.get_requires_for_build
 check "with a compiler, the build requires nothing" "cd tree/python && $requires | grep -Fx '[]'"
 check "without a compiler, it requires ziglang" "cd tree/python && mkdir $work/none && unset CC &&
     PATH=$work/none $requires | grep -Fx \"['ziglang']\""
+check "without either, the error says what to do" "cd tree/python && unset CC &&
+    PATH=$work/none $venv -c 'import seqtx_build; seqtx_build.compile_library(\"x\")' 2>&1 |
+        grep -q 'install one, name it with CC, or .pip install ziglang'"
 
 limits="$limited $venv $root/tests/python/test_seqtx.py $build"
 (cd "$work" && $limits) > "$work/tests" 2>&1
