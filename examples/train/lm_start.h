@@ -246,12 +246,14 @@ TR_DEF void tr_lm_hello_training(tr_lm *t) {
                "model is saved and the run can be resumed");
 }
 
-/* Returns the number of processors that this process may use. */
-TR_DEF int tr_processors(void) {
-    stx_ctx *x = stx_create(NULL);
+/* Says it if there are more threads than processors. */
+TR_DEF void tr_lm_hello_threads(tr_lm *t, int threads) {
+    stx_ctx *x = stx_create(NULL);          /* its default: a thread per processor */
     const int n = stx_threads(x);
     stx_destroy(x);
-    return n;
+    if (threads > n)
+        tr_say(&t->term, "--threads %d, but %d processor%s: threads wait for each other; without "
+               "--threads, there is one per processor", threads, n, tr_s((uint64_t)n));
 }
 
 /* Prints the first lines of the run. */
@@ -264,11 +266,7 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
     tr_term_open(&t->term, stx_rank(t->x) ? NULL : stderr);
     if (tr_lm_ranks(t) > 1) tr_say(&t->term, "%d ranks; this is rank 0", tr_lm_ranks(t));
 
-    if (threads > tr_processors())
-        tr_say(&t->term, "--threads %d, but %d processor%s: threads wait for each other; without "
-               "--threads, there is one per processor", threads, tr_processors(),
-               tr_s((uint64_t)tr_processors()));
-
+    if (threads > 1) tr_lm_hello_threads(t, threads);
     tr_count(size, (double)stx_params_size(t->lm.params));
     tr_bytes(mem, (double)stx_bytes(t->x));
     trained = stx_params_trained_size(t->lm.params);
