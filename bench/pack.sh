@@ -10,18 +10,22 @@
 #     --minutes N     processor minutes of training for each kind of record (default 10)
 #     --sizes LIST    first bytes of ENWIK8 to pack (default 1000000,3000000)
 #     --test BYTES    at most this much of the records (default 300000)
+#     --tune          measure on the tuning records; DIR/tune.tsv gets the rows, no report
 #     --out DIR       data, models and results (default build/pack)
 #     --report        no runs
 #     --record        also write bench/results/pack.md
 #
-# Records are blocks of 2048 bytes, each packed by itself. Their model, and the dictionary
-# of zstd, see only the training text:
+# Records are blocks of 2048 bytes, each packed by itself. Each kind of text is divided into
+# three parts that have nothing in common: the text for training, which their model and the
+# dictionary of zstd see; tuning records, to choose the constants of pack.c; and the records
+# of the report, which no choice may depend on:
 #
-#     log    LOG (default /var/log/dpkg.log): the first four fifths of the file are for
-#            training, the records are from the last fifth
+#     log    LOG (default /var/log/dpkg.log): the first three fifths of the file are for
+#            training, the fourth for the report, the last for tuning
 #     json   files examples-1.json in the folder JSON, botocore/data of PyPI's botocore
-#            1.43.11: the records are from each fifth file
-#     code   the C and CUDA sources of this repository: from each 16th file
+#            1.43.11: of each ten files, the eighth is for the report, the last for tuning
+#     code   the C and CUDA sources of this repository: a hash of a file's name decides; a
+#            sixteenth for the report, another for tuning
 #
 # pack is measured with the model alone, and with the training text (the last five million
 # bytes of it) as its dictionary. zstd's sizes are those without magic number and checksum.
@@ -32,7 +36,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 only="log json code files check" minutes=10 sizes="1000000 3000000" test=300000
-out=build/pack report= record= script=pack.sh
+out=build/pack report= record= records=test script=pack.sh
 programs=${PROGRAMS:-${BUILD:-build}/processor_time}
 . bench/trainers/long.sh
 while [ $# -gt 0 ]; do
@@ -40,6 +44,7 @@ while [ $# -gt 0 ]; do
     --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' bench/pack.sh; exit 0 ;;
     --report) report=1 ;;
     --record) record=1 ;;
+    --tune) records=tune ;;
     --minutes | --test)
         number "$1" "${2:-}"
         if [ "$1" = --test ]; then test=$2; else minutes=$2; fi
@@ -58,6 +63,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 pack=$programs/pack rows=$out/rows.tsv
+[ $records = test ] || rows=$out/tune.tsv
 mkdir -p "$out"
 [ -s "$rows" ] || printf 'text\tsystem\tbytes\tpacked\tpack_s\tunpack_s\n' >"$rows"
 
@@ -90,28 +96,42 @@ packed() {
     row "$text" "$name" "$(size "$file")" "$(size "$out/p")" "$a" "$spent"
 }
 
-# split_text KIND: makes $out/KIND/train.txt and test.txt
+# split_text KIND: makes train.txt, tune.txt and test.txt in $out/KIND
 split_text() {
-    mkdir -p "$out/$1"
-    a=$out/$1/train.txt b=$out/$1/test.txt
+    a=$out/$1
+    mkdir -p "$a"
     case $1 in
     log)
         from=${LOG:-/var/log/dpkg.log}
         [ -r "$from" ] || refuse "set LOG=FILE: $from cannot be read"
-        n=$(($(wc -c <"$from") * 4 / 5))
-        head -c $n "$from" >"$a"
-        tail -c +$((n + 1)) "$from" >"$b" ;;
+        n=$(($(wc -c <"$from") / 5))
+        head -c $((3 * n)) "$from" >"$a/train.txt"
+        tail -c +$((3 * n + 1)) "$from" | head -c $n >"$a/test.txt"
+        tail -c +$((4 * n + 1)) "$from" >"$a/tune.txt" ;;
     json)
         [ -n "${JSON:-}" ] || refuse "set JSON=FOLDER (--help)"
-        find "$JSON" -name examples-1.json | sort >"$out/list"
-        awk 'NR % 5' "$out/list" | xargs cat >"$a"
-        awk 'NR % 5 == 0' "$out/list" | xargs cat >"$b" ;;
+        find "$JSON" -name examples-1.json | sort | awk '{ print NR % 10, $0 }' >"$out/list"
+        parts "$a" 8 0 ;;
     code)
-        git ls-files '*.c' '*.h' '*.cu' '*.cuh' | grep -v '^seqtx.h\|^seqtx_cuda.cu' >"$out/list"
-        awk 'NR % 16' "$out/list" | xargs cat >"$a"
-        awk 'NR % 16 == 0' "$out/list" | xargs cat >"$b" ;;
+        git ls-files '*.c' '*.h' '*.cu' '*.cuh' | grep -v '^seqtx.h\|^seqtx_cuda.cu' | awk '
+            {
+                h = 0
+                for (i = 1; i <= length($0); i++)
+                    h = (31 * h + index("abcdefghijklmnopqrstuvwxyz_./0123456789",
+                                        substr($0, i, 1))) % 9973
+                print h % 16, $0
+            }' >"$out/list"
+        parts "$a" 11 15 ;;
     esac
-    [ -s "$a" ] && [ -s "$b" ] || refuse "$1: there is no text"
+    [ -s "$a/train.txt" ] && [ -s "$a/tune.txt" ] && [ -s "$a/test.txt" ] \
+        || refuse "$1: there is no text"
+}
+
+# parts DIR TEST TUNE: joins the files of $out/list, lines NUMBER FILE, by their numbers
+parts() {
+    awk -v a="$2" -v b="$3" '$1 != a && $1 != b { print $2 }' "$out/list" | xargs cat >"$1/train.txt"
+    awk -v a="$2" '$1 == a { print $2 }' "$out/list" | xargs cat >"$1/test.txt"
+    awk -v b="$3" '$1 == b { print $2 }' "$out/list" | xargs cat >"$1/tune.txt"
 }
 
 records() { # KIND
@@ -122,7 +142,7 @@ records() { # KIND
         --minutes "$minutes" --nlayers 3 --hid-sz 384 --out "$out/$1/run" >"$out/$1/said" 2>&1 \
         || refuse "train_sru: $(tail -n 1 "$out/$1/said")"
     : >"$out/$1/trained"        # a repeated run uses the same model
-    head -c "$test" "$out/$1/test.txt" >"$file"
+    head -c "$test" "$out/$1/$records.txt" >"$file"
     tail -c 5000000 "$out/$1/train.txt" >"$out/$1/dictionary"
     packed "$1" pack -m "$model" --records 2048 -t 1
     packed "$1" "pack --dictionary" -m "$model" --dictionary "$out/$1/dictionary" \
@@ -218,12 +238,12 @@ checks() {
 }
 
 if [ -z "$report" ]; then
-    for part in $only; do
-        case $part in
-        log | json | code) records $part ;;
+    for what in $only; do
+        case $what in
+        log | json | code) records $what ;;
         files) files ;;
         check) checks ;;
-        *) refuse "--only $part: unknown (--help)" ;;
+        *) refuse "--only $what: unknown (--help)" ;;
         esac
     done
 fi
@@ -247,5 +267,6 @@ table() {
         print "\n" $1 " files were packed and unpacked, " $2 " of them on aarch64 (qemu)."
     }' "$out/checked.tsv"
 }
+[ $records = test ] || report='' record=
 table
 [ -z "$record" ] || table >bench/results/pack.md
