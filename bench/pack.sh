@@ -129,7 +129,8 @@ split_text() {
 
 # parts DIR TEST TUNE: joins the files of $out/list, lines NUMBER FILE, by their numbers
 parts() {
-    awk -v a="$2" -v b="$3" '$1 != a && $1 != b { print $2 }' "$out/list" | xargs cat >"$1/train.txt"
+    awk -v a="$2" -v b="$3" '$1 != a && $1 != b { print $2 }' "$out/list" |
+        xargs cat >"$1/train.txt"
     awk -v a="$2" '$1 == a { print $2 }' "$out/list" | xargs cat >"$1/test.txt"
     awk -v b="$3" '$1 == b { print $2 }' "$out/list" | xargs cat >"$1/tune.txt"
 }
@@ -217,8 +218,8 @@ checks() {
     if command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64-static >/dev/null
     then
         arm=$out/pack_aarch64
-        [ -s "$arm" ] && [ ! examples/pack.c -nt "$arm" ] || aarch64-linux-gnu-gcc -O2 -static \
-            -I. examples/pack.c -lm -pthread -o "$arm"
+        [ -s "$arm" ] && [ -z "$(find examples/pack* -newer "$arm")" ] ||
+            aarch64-linux-gnu-gcc -O2 -static examples/pack.c -lm -pthread -o "$arm"
     fi
     same=0 arms=0
     { git ls-files; find "$out/random" -type f; } >"$out/list"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # parts.sh [--graph] - tests the parts in src/, what tools/single.sh makes of them, the
-# parts of examples/train.h, and the parts of trainers, such as those of train_sru.c in
-# examples/sru/:
+# parts of examples/train.h, and the parts of programs, such as those of train_sru.c in
+# examples/sru/ and those of pack.c in examples/pack/:
 #
 #   - seqtx.h and seqtx_cuda.cu are up to date
 #   - a part directly includes each part whose names it uses, and no other (tools/parts.awk)
@@ -9,7 +9,8 @@
 #   - every part compiles alone, in C (by clang if there is one: two thirds of the time) or,
 #     for CUDA, as C++ with tests/cuda_host. With gcc, src/cuda/common.cuh is precompiled and
 #     included first: a third of the time
-#   - no part has more than 800 lines, and no trainer more than 250
+#   - no part has more than 800 lines, no trainer more than 250, and pack.c not
+#     more than 350
 #
 # Then breaks each rule in a copy, which must be detected. --graph only prints the folders,
 # their sizes, and the number of includes from folder to folder.
@@ -26,6 +27,9 @@ passed=0 failed=0
 # Which folders each folder may use, besides api.
 may="core: gemm:core ops:gemm,core train:ops,gemm,core io:train,core lm:ops,io,core top:io,gemm,core"
 
+# The programs that have parts.
+programs="examples/train_*.c examples/pack.c"
+
 # The parts in the order in which the root includes them. $1: a directory with src/.
 parts() {
     sed -n 's|^#include "\(.*/.*\.h\)"$|src/\1|p; s|^#include "\([a-z]*\.h\)"$|src/\1|p' \
@@ -41,7 +45,7 @@ trainer_parts() {       # FILE..: the parts of these trainers
     sed -n 's|^#include "\([a-z_]*/.*\.h\)"$|examples/\1|p' "$@"
 }
 trainer_facts() {       # their names have no prefix: includes of own parts are not checked
-    for f in examples/train_*.c; do
+    for f in $programs; do
         own=$(trainer_parts "$f")
         [ -z "$own" ] || awk -v prefixes="tr|TR" -f "$root/tools/parts.awk" $(train_parts .) $own |
             sed -e '/^[a-z]* examples\/train\//d' -e '/includes examples\/train\//b' \
@@ -70,10 +74,10 @@ up_to_date() {  # DIR: the generated files equal those of its parts
         cmp "$work/made/seqtx_cuda.cu" "$1/seqtx_cuda.cu"
 }
 own_folders() {         # the folders of the trainers' parts
-    trainer_parts examples/train_*.c | sed 's|/[^/]*$||' | sort -u
+    trainer_parts $programs | sed 's|/[^/]*$||' | sort -u
 }
 listed() {      # DIR: every file is a part, so that it is in the generated files
-    { parts "$1"; cuda_parts "$1"; train_parts "$1"; trainer_parts "$1"/examples/train_*.c
+    { parts "$1"; cuda_parts "$1"; train_parts "$1"; ( cd "$1" && trainer_parts $programs )
         echo src/seqtx.h; echo src/cuda/seqtx_cuda.cu; echo examples/train/win.h; } |
         sort > "$work/a"
     ( cd "$1" && find src examples/train $(own_folders) -type f ) | sort > "$work/b"
@@ -90,14 +94,14 @@ acyclic() {     # DIR
 }
 sizes() {       # DIR: lines and name of each part
     ( cd "$1" && wc -l $(parts .) $(cuda_parts .) $(train_parts .) \
-        $(trainer_parts examples/train_*.c) ) | sed '/ total$/d'
+        $(trainer_parts $programs) ) | sed '/ total$/d'
 }
 small() {       # DIR
     sizes "$1" | awk '$1 > 800 { print; bad = 1 } END { exit bad }'
 }
 short() {       # DIR
-    ( cd "$1" && wc -l examples/train_*.c ) |
-        awk '$2 != "total" && $1 > 250 { print; bad = 1 } END { exit bad }'
+    ( cd "$1" && wc -l $programs ) |
+        awk '$2 != "total" && $1 > ($2 ~ /pack/ ? 350 : 250) { print; bad = 1 } END { exit bad }'
 }
 alone() {       # DIR PART [FLAG]
     case $2 in
@@ -143,16 +147,16 @@ if [ "${1:-}" = --graph ]; then
 fi
 
 check "seqtx.h and seqtx_cuda.cu are made from src/ (if not: make single)" up_to_date "$root"
-check "every file in src/, examples/train/ and the folders of trainers is included" listed .
+check "every file in src/, examples/train/ and the folders of programs is included" listed .
 check "includes are exactly what is used" exact "$root"
 check "no parts include each other" acyclic "$root"
 check "no part has more than 800 lines" small .
-check "no trainer has more than 250 lines" short .
+check "no trainer has more than 250 lines, nor pack.c more than 350" short .
 mkdir "$work/tree" && cp -R src examples seqtx*.h "$work/tree"
 chmod -R u+w "$work/tree"
 CPLUS_INCLUDE_PATH="$root:$root/tests/cuda_host" $cxx -x c++-header src/cuda/common.cuh \
     -o "$work/tree/src/cuda/common.cuh.gch" 2> "$work/log"
-for part in $(parts .) $(cuda_parts .) $(train_parts .) $(trainer_parts examples/train_*.c); do
+for part in $(parts .) $(cuda_parts .) $(train_parts .) $(trainer_parts $programs); do
     check "$part alone" alone "$work/tree" "$part"
 done
 for part in $(grep -l SEQTX_CUDA $(parts .)) src/train/report.h; do
