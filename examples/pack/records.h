@@ -1,6 +1,5 @@
-/* pack/records.h - codes records, sorted by length, in groups of as many as there are
-   lanes: the lanes of a group begin together, after the prompt, and end at nearly the
-   same time. */
+/* pack/records.h - codes records, sorted by length, in groups: as many records as there
+   are lanes begin together, after the prompt, and end at nearly the same time. */
 #pragma once
 #include "base.h"
 #include "lanes.h"

@@ -5,7 +5,7 @@
 . "$(dirname "$0")/programs.sh"
 pack=$build/pack
 
-awk 'BEGIN { srand(1); for (i = 0; i < 400; i++)
+awk 'BEGIN { srand(1); for (i = 0; i < 200; i++)
     print "line " i ": the cat sat on mat " int(rand() * 7) " and ran" }' > text
 : > empty
 printf x > one
@@ -58,7 +58,7 @@ check "a dictionary helps" [ $((dictionary * 2)) -lt "$(wc -c < p)" ]
 
 # single records
 "$pack" -f -m sru.st --records lines --lanes 5 -o p text
-for n in 1 77 400; do
+for n in 1 77 200; do
     "$pack" -d -f -m sru.st --record $n -o u p
     check "record $n" [ "$(cat u)" = "$(sed -n ${n}p text)" ]
 done
@@ -84,7 +84,7 @@ head -c 4000 text > short
 "$pack" -d -m attn_span.st -t 2 -o - a1 > u
 check "--adapt, unpacked" cmp short u
 # a letter follows from the one three before, which counts learn slowly and a model fast
-awk 'BEGIN { srand(3); for (i = 0; i < 20000; i++) {
+awk 'BEGIN { srand(3); for (i = 0; i < 10000; i++) {
     s[i] = rand() < 0.9 ? (s[i - 3] + 1) % 26 : int(26 * rand()); printf "%c", 97 + s[i] } }' > third
 "$pack" -f --adapt --lanes 8 -o a4 third
 "$pack" -f -m sru.st --lanes 8 -o p third
