@@ -392,7 +392,8 @@ if there conan "the Conan recipe"; then
     # Conan refuses to detect a compiler that CC calls cc.
     check "the Conan recipe, as in docs/cookbook.md" \
         sh -c "cd '$work/tree' && export CONAN_HOME='$work/conan' CC='$CC' &&
-            (unset CC && conan profile detect) && sed 's/$/ -s build_type=Debug/' '$work/block3' | sh -e"
+            (unset CC && conan profile detect) &&
+            sed 's/$/ -s build_type=Debug/' '$work/block3' | sh -e"
 fi
 if there meson "the Meson project"; then
     mkdir -p "$work/meson/subprojects"
