@@ -19,11 +19,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Writes the prompt and `count` more tokens. */
+/* Writes the prompt and `count` more tokens. Without a prompt, they follow a line end. */
 static void generate(const stx_lm *lm, const stx_vocab *vocab, const char *prompt, long count,
                      uint64_t seed) {
-    const size_t V = stx_vocab_size(vocab), length = strlen(prompt);
-    const size_t n = stx_vocab_encode(vocab, prompt, length, NULL, 0);
+    const char *first = *prompt ? prompt : "\n";
+    const size_t V = stx_vocab_size(vocab), length = strlen(first);
+    const size_t n = stx_vocab_encode(vocab, first, length, NULL, 0);
     int32_t *ids = (int32_t *)stx_persist(lm->ctx, stx_bytes_of(n, sizeof *ids, 1));
     stx_real *work = (stx_real *)stx_persist(lm->ctx, V * sizeof *work);
     void *gen = lm->gen_create(lm->model, 1, 0);
@@ -33,12 +34,13 @@ static void generate(const stx_lm *lm, const stx_vocab *vocab, const char *promp
     how.seed = seed;
 
     if (!stx_ok(lm->ctx)) return;
-    stx_vocab_encode(vocab, prompt, length, ids, n);
-    fwrite(prompt, 1, length, stdout);
+    stx_vocab_encode(vocab, first, length, ids, n);
+    fputs(prompt, stdout);
     const stx_real *scores = lm->gen_feed(gen, ids, n);
     for (long i = 0; i < count && scores; i++) {
         char text[4096]; /* a longer piece is cut */
         int32_t token = stx_sample(&how, (uint64_t)i, scores, V, work);
+        if (token < 0) stx_fail(lm->ctx, STX_ERR_ARG, "the model's output is not finite");
         size_t bytes = stx_vocab_decode(vocab, &token, 1, text, sizeof text);
         if (bytes != STX_NPOS) fwrite(text, 1, STX_MIN(bytes, sizeof text), stdout);
         scores = lm->gen_feed(gen, &token, 1);
