@@ -147,6 +147,20 @@ static void train(const stx_lm *lm, const stx_vocab *vocab, const char *path, in
     stx_corpus_close(text);
 }
 
+/* Returns the length of a text without a character or word that was cut at its end. */
+static size_t whole(const char *text, size_t bytes, int kind) {
+    size_t last = bytes;
+    uint32_t c;
+    if (kind == STX_TOK_WORDS) {
+        while (last && !strchr(" \t\n", text[last - 1])) last--;
+        return last;
+    }
+    while (last && (text[last - 1] & 0xC0) == 0x80) last--;
+    if (last && !stx_utf8((const unsigned char *)text + last - 1, bytes - last + 1, &c)) last--;
+    else last = bytes;
+    return last;
+}
+
 /* Sets the tokens to those of `text` or, if it is NULL, of the beginning of the file: as
    many as fill three segments and T tokens more. */
 static void encode(reading *r, const char *text, const char *path) {
@@ -160,13 +174,13 @@ static void encode(reading *r, const char *text, const char *path) {
         if (!f) stx_fail(x, STX_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
         const size_t asked = bytes;
         bytes = f && first ? fread(first, 1, bytes, f) : 0;
-        const int words = bytes == asked && stx_vocab_kind(r->vocab) == STX_TOK_WORDS;
-        while (bytes && (first[bytes - 1] & 0x80)) bytes--; /* a character that was cut */
-        while (words && bytes && !strchr(" \t\n", first[bytes - 1])) bytes--;      /* a word */
+        if (f && ferror(f)) stx_fail(x, STX_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
+        if (bytes == asked) bytes = whole(first, bytes, stx_vocab_kind(r->vocab));
         if (f && !standard) fclose(f);
         text = first;
     }
     count = stx_ok(x) ? stx_vocab_encode(r->vocab, text, bytes, NULL, 0) : 0;
+    if (!count) stx_fail(x, STX_ERR_ARG, "%s: there is no text", from_file ? path : "-t");
     r->ids = (int32_t *)stx_persist(x, stx_bytes_of(count + 1, sizeof *r->ids, 1));
     if (!stx_ok(x)) return;
     stx_vocab_encode(r->vocab, text, bytes, r->ids, count);
@@ -522,6 +536,13 @@ static int write_weights(const char *path, const stx_attention_map *map) {
 
 // >>program
 
+/* Returns a number from 0 to a million, or -1. */
+static int number(const char *s) {
+    char *end;
+    const long v = strtol(s, &end, 10);
+    return end == s || *end || v < 0 || v > 1000000 ? -1 : (int)v;
+}
+
 /* Reads the options. Returns 0 if they are not valid. */
 static int options(int argc, char **argv, settings *o) {
     int c;
@@ -532,16 +553,19 @@ static int options(int argc, char **argv, settings *o) {
         switch (c) {
         case 'c': o->checkpoint = optarg; break;
         case 'm': o->family = optarg; break;
-        case 'l': o->layer = atoi(optarg); break;
+        case 'l':
+            if ((o->layer = number(optarg)) < 1) return 0;
+            break;
         case 't': o->text = optarg; break;
-        case 's': o->steps = atoi(optarg); break;
+        case 's': o->steps = number(optarg); break;
         case 'w': o->weights = optarg; break;
         case 'o': o->picture = optarg; break;
         default: return 0;
         }
     o->file = argv[optind];
+    if (o->file && optind + 1 < argc) return 0;
     if (!o->checkpoint && o->file && !strcmp(o->file, "-")) return 0;   /* it is read repeatedly */
-    return (o->file || (o->checkpoint && o->text)) && o->steps >= 0 && o->layer >= 0;
+    return (o->file || (o->checkpoint && o->text)) && o->steps >= 0;
 }
 
 int main(int argc, char **argv) {
@@ -572,7 +596,7 @@ int main(int argc, char **argv) {
     int layer = o.layer, ok = 0;
     const stx_lm *lm = &r.lm;
     if (stx_ok(x)) encode(&r, o.text, o.file);
-    if (stx_ok(x) && r.n) read_text(&r);
+    if (stx_ok(x)) read_text(&r);
     if (stx_ok(x) && (size_t)layer > lm->layers)
         stx_fail(x, STX_ERR_ARG, "-l: expected a layer from 1 to %zu, got %d", lm->layers, layer);
     if (stx_ok(x) && layer > 0) p.map = lm->attention_map(lm->model, (size_t)layer - 1, 0);
@@ -583,8 +607,10 @@ int main(int argc, char **argv) {
         summary(p.map);
         ok = draw(&o, &p, layer, lm->layers) && (!o.weights || write_weights(o.weights, p.map));
     } else {
-        fprintf(stderr, "attention_map: %s\n",
-                stx_ok(x) ? "this layer has no attention, or there is no text" : stx_error(x));
+        if (stx_ok(x))
+            stx_fail(x, STX_ERR_ARG, "%s has no attention", o.layer ? "this layer"
+                     : "the model (an SRU of train_sru has it with --attention)");
+        fprintf(stderr, "attention_map: %s\n", stx_error(x));
     }
     stx_vocab_free(r.vocab);
     stx_destroy(x);

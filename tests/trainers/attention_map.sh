@@ -92,6 +92,14 @@ check "a short text: the titles are apart" \
     [ "$(sed -n 's/^<text x="\([0-9]*\)[^>]*>head [12]:.*/\1/p' short.svg | tr '\n' ' ' |
         awk '{ print ($2 - $1 >= 260) }')" = 1 ]
 
+# text that ends in characters that are not ASCII
+"$build/train_compressive" --data t.txt --tokens bytes --steps 2 --block-sz 16 --nlayers 1 \
+    --checkpoint bytes.safetensors > log 2>&1
+printf 'ab\316\273\316\273' > greek.txt
+"$build/attention_map" -c bytes.safetensors -w greek.tsv -o greek.svg greek.txt 2> err
+"$build/attention_map" -c bytes.safetensors -w given.tsv -o greek.svg -t "$(cat greek.txt)" 2>> err
+check "all characters of a file: $(cat err)" cmp greek.tsv given.tsv
+
 # refused
 "$build/attention_map" -c . -t "hi" -o no.svg 2> err
 check "a directory" [ $? -eq 1 -a ! -e no.svg ]
@@ -115,6 +123,18 @@ check "a layer that does not exist" [ $? -eq 1 -a ! -e no.svg ]
 check "its message" grep -q -e '-l: expected a layer from 1 to 2, got 3' err
 "$build/attention_map" -s 1 -o no.svg missing.txt 2> err
 check "no text" [ $? -eq 1 -a ! -e no.svg ]
+for options in "-l x" "-l 0" "-s 1x"; do
+    "$build/attention_map" $options -o no.svg t.txt 2> err
+    check "$options" [ $? -eq 2 -a ! -e no.svg ]
+done
+"$build/attention_map" -s 1 t.txt -o no.svg 2> err
+check "an option after the file" [ $? -eq 2 -a ! -e no.svg ]
+: > empty
+for text in empty .; do
+    "$build/attention_map" -c words.safetensors -o no.svg $text 2> err
+    check "$text" [ $? -eq 1 -a ! -e no.svg ]
+    check "its message" grep -q -e 'there is no text' -e '[.]: cannot read' err
+done
 "$build/attention_map" -s 1 -o none/no.svg t.txt 2> err
 check "no directory" [ $? -eq 1 ]
 check "its message" grep -q 'none/no.svg' err
