@@ -14,7 +14,7 @@ import numpy as np
 
 from . import _checkpoint
 from ._context import Context, array_of, fill, lib
-from ._vocab import Text, Vocab, as_bytes, as_ids
+from ._vocab import Text, Vocab, as_bytes, as_ids, as_path
 
 Path = Union[str, "os.PathLike[str]"]
 M = TypeVar("M", bound="Model")
@@ -34,15 +34,17 @@ def _check(name: str, value: float, least: float, most: float = math.inf) -> Non
 
 
 class Score(NamedTuple):
-    """The likelihood of a text."""
+    """The likelihood of a text. bytes is 0 for ids of a model without a vocabulary."""
     tokens: int
     bytes: int
     nats: float
 
     @property
     def bits_per_byte(self) -> float:
-        """nats / ln 2 / bytes"""
-        return self.nats / math.log(2.0) / self.bytes if self.bytes else 0.0
+        """nats / ln 2 / bytes; NaN if the bytes are not known"""
+        if not self.bytes:
+            return math.nan if self.tokens else 0.0
+        return self.nats / math.log(2.0) / self.bytes
 
     @property
     def perplexity(self) -> float:
@@ -87,7 +89,7 @@ class Model:
     def _open(cls, path: Path, precision: Optional[str], **options: Any) -> "Model":
         context = Context(precision=precision or "f32", **options)
         with context.use() as x:
-            f = lib.stx_file_open(x, os.fsencode(path))
+            f = lib.stx_file_open(x, as_path(path))
         try:
             config = _checkpoint.options_of(f)
             wanted = str(config.get("precision", "f32"))
@@ -281,9 +283,9 @@ class Model:
                 out[i] = s[ids[i]] - (top + math.log(np.exp(s - top).sum()))
         return out
 
-    def score(self, text: Text, block: Optional[int] = None) -> Score:
-        """The likelihood of a text, as train_.. --score prints it. The model reads `block`
-        tokens at a time; None: as the evaluations of the checkpoint."""
+    def score(self, text: Union[Text, Iterable[int]], block: Optional[int] = None) -> Score:
+        """The likelihood of a text, or of token ids, as train_.. --score prints it. The model
+        reads `block` tokens at a time; None: as the evaluations of the checkpoint."""
         block = block or self._block
         _check("block", block, 1)
         ids = self._ids(text)
@@ -297,7 +299,10 @@ class Model:
             counted = part.size if pad is None else int((part != pad).sum())
             mean = self.evaluate(before[i:i + block], part, memory)
             nats += mean * counted if counted else 0.0
-        return Score(int(ids.size), len(as_bytes(text)), nats)
+        whole = b"" if self.vocab is None else self.vocab.decode_bytes(ids)
+        if isinstance(text, (str, bytes)):
+            whole = as_bytes(text)
+        return Score(int(ids.size), len(whole), nats)
 
     # ---- generation ----
 
@@ -400,13 +405,13 @@ class Model:
                 size = ctypes.c_size_t(len(blob))
                 lib.stx_writer_add(w, b"vocab", lib.STX_U8, 1, ctypes.byref(size), blob)
             lib.stx_writer_checksum(w)
-            lib.stx_writer_finish(w, os.fsencode(path))
+            lib.stx_writer_finish(w, as_path(path))
 
     def load(self, path: Path, optim: "Optional[Optim]" = None) -> None:
         """Reads the parameters, and the state of an optimiser if one is given, from a file."""
         state = optim._of(self) if optim is not None else None
         with self.context.use() as x:
-            f = lib.stx_file_open(x, os.fsencode(path))
+            f = lib.stx_file_open(x, as_path(path))
             for params in self._lists():
                 lib.stx_params_load(params, f, b"")
             if state:
@@ -509,7 +514,7 @@ class Memory:
     """What a model remembers of a batch of texts, from one step to the next."""
 
     def __init__(self, model: Model, batch: int, window: int = 0) -> None:
-        _check("batch", batch, 1)
+        _check("batch", batch, 1, 1 << 31)
         self._model, self.batch = model, batch
         self._views: "List[weakref.ref[Any]]" = []
         with model.context.use():
@@ -566,13 +571,13 @@ class Memory:
         with self._model.context.use() as x:
             w = lib.stx_writer_create(x)
             self._model._lm.state_save(w, self._address, b"")
-            lib.stx_writer_finish(w, os.fsencode(path))
+            lib.stx_writer_finish(w, as_path(path))
 
     def load(self, path: Path) -> None:
         """Reads a memory that save() wrote, of the same model and batch."""
         with self._model.context.use() as x:
             state = self._state(self._model)
-            f = lib.stx_file_open(x, os.fsencode(path))
+            f = lib.stx_file_open(x, as_path(path))
             if f:
                 self._model._lm.state_load(state, f, b"")
             lib.stx_file_close(f)
@@ -582,7 +587,7 @@ class Generator:
     """Reads texts token by token, with log p of the next token after each call."""
 
     def __init__(self, model: Model, batch: int = 1) -> None:
-        _check("batch", batch, 1)
+        _check("batch", batch, 1, 1 << 31)
         self._model, self.batch = model, batch
         with model.context.use():
             address = model._lm.gen_create(model._lm.model, batch, model._window)

@@ -20,6 +20,14 @@ def as_bytes(text: Text) -> bytes:
     return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else bytes(text)
 
 
+def as_path(path: "os.PathLike[str] | str") -> bytes:
+    """A path for C, which would end it at a zero byte."""
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise ValueError(f"path: expected no zero byte, got {name!r}")
+    return name
+
+
 class Vocab:
     """A vocabulary, as a checkpoint contains it or built from a text file.
 
@@ -34,7 +42,7 @@ class Vocab:
         d = fill(lib.stx_vocab_desc(), "STX", dict(desc, kind=getattr(lib, KINDS[kind])))
         size = os.path.getsize(path) if path is not None else 0
         self._make(lambda x: lib.stx_vocab_build(
-            x, ctypes.byref(d), os.fsencode(path) if path is not None else None, 0, size))
+            x, ctypes.byref(d), as_path(path) if path is not None else None, 0, size))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Vocab":

@@ -180,6 +180,8 @@ def compare(name, family, path, m):
     program = [f"train_{family}", "--checkpoint", path, "--threads", "1"]
     row = run(*program, "--score", work("score")).splitlines()[1]
     s = m.score(text)
+    check(f"{name}: score of ids", m.score(m.encode(text))[::2] == s[::2]
+          and m.score(m.encode(text)).bytes == len(m.vocab.decode_bytes(m.encode(text))))
     tokens = s.tokens - int((m.encode(text) == m.desc["pad_id"]).sum()
                             if m.desc.get("pads") else 0)
     mine = f"{s.nats:.6f}"
@@ -422,6 +424,7 @@ def errors():
                       ("repetition_window", -1)]:
         fails(f"{name}={bad}", ValueError, f"{name}: expected", lambda: list(
             m.generate_ids([1], **{name: bad})))
+    fails("a path with a zero byte", ValueError, "zero byte", m.save, "x\0.safetensors")
     fails("score in blocks of -1", ValueError, "block: expected 1", m.score, [1], -1)
     fails("log_probs in blocks of -1", ValueError, "block: expected 0", m.log_probs, [1], -1)
     fails("a memory of -1 texts", ValueError, "batch: expected 1", m.memory, -1)
