@@ -5001,9 +5001,14 @@ STX_DEF int stx_bad_value(stx_ctx *x, const char *op, const char *field, double 
 /* Nonzero unless c is a control character, or one that cannot be seen or that reorders
    the text around it, such as a byte-order mark. */
 static int stx__visible(uint32_t c) {
-    if (c < 0x20 || (c >= 0x7F && c < 0xA0) || c == 0xAD || c == 0xFEFF) return 0;
-    return !(c >= 0x200B && c <= 0x200F) && !(c >= 0x2028 && c <= 0x202E)
-           && !(c >= 0x2060 && c <= 0x206F);
+    static const uint32_t hidden[][2] = {
+        {0, 0x1F},        {0x7F, 0x9F},     {0xAD, 0xAD},     {0x61C, 0x61C},
+        {0x180E, 0x180E}, {0x200B, 0x200F}, {0x2028, 0x202E}, {0x2060, 0x206F},
+        {0xFEFF, 0xFEFF}, {0xFFF9, 0xFFFB}, {0xE0000, 0xE0FFF}};
+    size_t i;
+    for (i = 0; i < sizeof hidden / sizeof *hidden; i++)
+        if (c >= hidden[i][0] && c <= hidden[i][1]) return 0;
+    return 1;
 }
 
 STX_DEF const char *stx_quote(char *q, const void *s, size_t n) {
