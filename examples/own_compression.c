@@ -76,6 +76,10 @@ int main(int argc, char **argv) {
     static int32_t in[B * T], next[B * T];
     const char *path = argc > 1 ? argv[1] : "examples/own_compression.c";
     int steps = argc > 2 ? atoi(argv[2]) : 300;
+    if (steps < 1) {
+        fputs("usage: own_compression [TEXT [STEPS]]\n", stderr);
+        return 2;
+    }
 
     stx_ctx *x = stx_create(NULL);
     stx_vocab *bytes = stx_vocab_build(x, NULL, NULL, 0, 0);

@@ -152,7 +152,8 @@ static tr_opt table[] = {
     TR_LM_BATCH(opt.lm),
     TR_LM_PACE(opt.lm),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF,
-        "total number of steps, each of one segment per stream; without it: --epochs or --minutes"),
+        "total number of steps, each of one segment per stream; without it: --epochs, --minutes,"
+        " or the preset"),
     TR_LM_LENGTH(opt.lm),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF,
         "seed of initial values, dropout and positions in the text. If given, also the seed of "

@@ -163,7 +163,8 @@ static tr_opt table[] = {
     TR_SIZE("update-param-freq", TR_FIXED, &opt.update_param_freq, 1, 1u << 20,
         "blocks of each stream per update, processed one after the other"),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF,
-        "total number of updates; without it: --epochs or --minutes"),
+        "total number of updates; without it: --epochs, --minutes,"
+        " or the preset"),
     TR_LM_LENGTH(opt.lm),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF,
         "seed of initial values and dropout. If given, also the seed of sampling; otherwise "

@@ -34,7 +34,7 @@ TR_DEF int tr_not_option(const tr_options *o, const char *word, const tr_opt *fl
                        "expected an option, got '%.80s': give a text as --data %.80s, and a model "
                        "as --checkpoint FILE", word, word);
     return tr_fail(err, size,
-                   "expected an option, got '%.80s': options begin with --, and --help all lists "
+                   "expected an option, got '%.80s': options begin with - or --; --help all lists "
                    "them", word);
 }
 
