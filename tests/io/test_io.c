@@ -1391,6 +1391,7 @@ static void test_tools(void) {
     memset(many, '\xFF', sizeof many);
     EXPECT(!strcmp(stx_quote(q, "it is\n", 6), "it is\\x0A") && !strcmp(stx_quote(q, "", 0), ""));
     EXPECT(!strcmp(stx_quote(q, "\xC3\x9C\xC2\x85\xC3", 5), "\xC3\x9C\\xC2\\x85\\xC3"));
+    EXPECT(!strcmp(stx_quote(q, "\xD8\x9C", 2), "\\xD8\\x9C"));     /* U+061C */
     EXPECT(strlen(stx_quote(q, many, sizeof many)) == 4 * 60 + 3
            && !strcmp(q + 4 * 59, "\\xFF..."));
     memset(many, 'a', 59);
