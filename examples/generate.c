@@ -19,10 +19,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Writes the prompt and `count` more tokens. Without a prompt, they follow a line end. */
+/* Writes the prompt and `count` more tokens. They follow a line end if the prompt has no
+   tokens. */
 static void generate(const stx_lm *lm, const stx_vocab *vocab, const char *prompt, long count,
                      uint64_t seed) {
-    const char *first = *prompt ? prompt : "\n";
+    const int any = stx_vocab_encode(vocab, prompt, strlen(prompt), NULL, 0) > 0;
+    const char *first = any ? prompt : "\n";
     const size_t V = stx_vocab_size(vocab), length = strlen(first);
     const size_t n = stx_vocab_encode(vocab, first, length, NULL, 0);
     int32_t *ids = (int32_t *)stx_persist(lm->ctx, stx_bytes_of(n, sizeof *ids, 1));
