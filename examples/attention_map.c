@@ -153,7 +153,8 @@ static size_t whole(const char *text, size_t bytes, int kind) {
     uint32_t c;
     if (kind == STX_TOK_WORDS) {
         while (last && !strchr(" \t\n", text[last - 1])) last--;
-        return last;
+        if (last) return last;
+        last = bytes;       /* no blank: a part of a word */
     }
     while (last && (text[last - 1] & 0xC0) == 0x80) last--;
     if (last && !stx_utf8((const unsigned char *)text + last - 1, bytes - last + 1, &c)) last--;

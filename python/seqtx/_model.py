@@ -34,7 +34,8 @@ def _check(name: str, value: float, least: float, most: float = math.inf) -> Non
 
 
 class Score(NamedTuple):
-    """The likelihood of a text. bytes is 0 for ids of a model without a vocabulary."""
+    """The likelihood of a text. bytes: of token ids, those of the decoded text, which can
+    differ from the text before; 0 if the model has no vocabulary."""
     tokens: int
     bytes: int
     nats: float

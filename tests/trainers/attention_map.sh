@@ -99,6 +99,9 @@ printf 'ab\316\273\316\273' > greek.txt
 "$build/attention_map" -c bytes.safetensors -w greek.tsv -o greek.svg greek.txt 2> err
 "$build/attention_map" -c bytes.safetensors -w given.tsv -o greek.svg -t "$(cat greek.txt)" 2>> err
 check "all characters of a file: $(cat err)" cmp greek.tsv given.tsv
+awk 'BEGIN { for (i = 0; i < 2000; i++) printf "x" }' > long.txt
+"$build/attention_map" -c words.safetensors -o long.svg long.txt 2> err
+check "a word that is longer than what is read: $(cat err)" grep -q "the word 'xxx" err
 
 # refused
 "$build/attention_map" -c . -t "hi" -o no.svg 2> err
