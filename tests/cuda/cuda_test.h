@@ -171,6 +171,13 @@ static inline void cuda_check_memory(const char *name, stx_ctx *x, stx_memory *b
 
 // >>orders
 
+/* Nonzero if some tests run with half of their cases: on the host, which is slow, except
+   in `make test-all` (FULL). */
+static inline int cuda_fewer(void) {
+    const char *full = getenv("FULL");
+    return CUDA_ON_HOST && !(full && *full);
+}
+
 /* Calls run(user, &hash) several times. Under the shim, the calls use several orders of
    threads and blocks, and different patterns in unwritten memory. All hashes must be
    equal, and the shim must have nothing to report. CUDA_ORDERS=N in the environment sets

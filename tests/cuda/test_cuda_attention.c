@@ -1701,8 +1701,8 @@ static void rows_of_dR(void) {
 /* Tests windows that end inside or next to every 16-key group of a tile, for various
    first keys and last queries, with positions and persistent vectors. If a strip of
    queries skips a key group that its queries see, the results here are wrong. If it
-   computes an unnecessary group, counted() fails. On the host, half of the cases run in
-   f32, the others in bf16. */
+   computes an unnecessary group, counted() fails. Where cuda_fewer, half of the cases run
+   in f32, the others in bf16. */
 static void edges(int half) {
     static const size_t spans[] = {3, 8, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65, 80, 97, 129},
                         sizes[] = {16, 64, 96, 128};
@@ -1712,7 +1712,7 @@ static void edges(int half) {
     for (k = 0; k < sizeof spans / sizeof *spans; k++)
         for (n = 0; n < 4; n++) {
             attn c;
-            if (CUDA_ON_HOST && (k / 2 + n + (size_t)half) % 2) continue;
+            if (cuda_fewer() && (k / 2 + n + (size_t)half) % 2) continue;
             memset(&c, 0, sizeof c);
             c.B = 1;
             c.H = 1;
@@ -1911,13 +1911,13 @@ static int wanted(int section) {
     return only < 0 || only == section;
 }
 
-/* Each case runs with all versions on a GPU; on the host, which is slow, with every other
-   one; in the short form, with one. */
+/* Each case runs with all versions; where cuda_fewer, with every other one; in the short
+   form, with one. */
 static void table_cases(int half) {
     size_t i;
     for (i = 0; i < TABLE; i++) {
         size_t turn = i + (size_t)half;
-        unsigned which = CUDA_ON_HOST ? 21u << turn % 2 : 63;
+        unsigned which = cuda_fewer() ? 21u << turn % 2 : 63;
         if (brief) which = 1u << turn % versions_of(half);
         one_case(table + i, half, (int)(i % 3 == 1), which);
     }
